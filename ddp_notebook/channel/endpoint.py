@@ -1,0 +1,220 @@
+"""One end of the wire: a thread that owns the sockets, delivers messages in order and keeps the links alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from ddp_notebook.channel.keys import Address, Doorman, Keyring, unlock
+from ddp_notebook.channel.link import BEAT, RESEND, Header, Link, VersionError
+from ddp_notebook.events import Message, decode
+
+BEAT_S = 1.0  # a side that has nothing to say shows that it lives this often
+SILENT_S = 3.0  # a peer that was not heard for so long is silent
+_RESEND_S = 1.0  # what is not acknowledged for so long is sent again
+_ACK_S = 0.2  # a message is acknowledged at the latest after so long ...
+_ACK_EVERY = 64  # ... or together with so many others
+
+Receive = Callable[[str, int, Message], None]
+
+
+class Endpoint:
+    """A ROUTER with many peers (`listen`, the notebook) or a DEALER with one (`connect`, a rank).
+
+    `send` may be called from any thread. `receive(peer, epoch, message)` is called in this endpoint's thread, once
+    per message and in the order in which the peer sent them, across reconnects too; it must not block.
+    """
+
+    def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], receive: Receive, name: str) -> None:
+        self.context = context
+        self.doorman: Doorman | None = None
+        self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed again
+        self._socket = socket
+        self._routed = socket.type == zmq.ROUTER
+        self._receive = receive
+        self._links: dict[bytes, Link] = {}
+        self._outbox: deque[tuple[bytes, Sequence[bytes], int]] = deque()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._awake = False
+        self._closing = False
+        self._extra: dict[Any, Callable[[], None]] = {}  # further sockets served by this thread
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    # ---- making one
+
+    @classmethod
+    def listen(cls, keyring: Keyring, receive: Receive, *, host: str = "127.0.0.1") -> Endpoint:
+        """The notebook's end, on a port that the system chose. Its Context is its own."""
+        context = zmq.Context(io_threads=2)  # the second one carries bulk data, see `bulk`
+        doorman = Doorman(context, keyring)
+        socket = context.socket(zmq.ROUTER)
+        _tune(socket)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes its identity over
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to nobody is an error, not silence
+        keyring.guard(socket)
+        socket.bind(f"tcp://{host}:*")
+        self = cls(context, socket, receive, "ddp-wire")
+        self.doorman = doorman
+        self._extra[doorman.socket] = doorman.answer
+        return self
+
+    @classmethod
+    def connect(cls, address: Address, receive: Receive) -> Endpoint:
+        """A rank's end."""
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        _tune(socket)
+        socket.setsockopt(zmq.IDENTITY, address.identity.encode())
+        unlock(socket, address)
+        socket.connect(address.control)
+        self = cls(context, socket, receive, "ddp-agent")
+        self._links[b""] = Link(last_heard_s=time.monotonic())
+        return self
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where this end listens."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def serve(self, socket: zmq.Socket[Any], handle: Callable[[], None]) -> None:
+        """Let this endpoint's thread call `handle` whenever `socket` is readable. Before `start`."""
+        self._extra[socket] = handle
+
+    # ---- for any thread
+
+    def send(self, message: Message, peer: str = "", *, epoch: int | None = None) -> None:
+        """Send a message; it arrives once and in order, also across a cut of the connection."""
+        self._outbox.append((peer.encode(), message.encode(), self.epoch if epoch is None else epoch))
+        self._wake()
+
+    def expect(self, peer: str) -> None:
+        """Accept messages of this peer. Others are dropped even when their key is good."""
+        self._links[peer.encode()] = Link(last_heard_s=time.monotonic())
+
+    def forget(self, peer: str) -> None:
+        """Drop a peer that is gone, with what it has not acknowledged."""
+        self._links.pop(peer.encode(), None)
+
+    def silent_s(self, peer: str = "") -> float:
+        """Seconds since the peer was last heard; above `SILENT_S` it counts as silent."""
+        link = self._links.get(peer.encode())
+        return time.monotonic() - link.last_heard_s if link else float("inf")
+
+    def close(self) -> None:
+        """Stop the thread and close the sockets. What was not sent by then is lost."""
+        self._closing = True
+        self._wake(force=True)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    # ---- the thread
+
+    def _wake(self, force: bool = False) -> None:
+        if not self._awake or force:
+            self._awake = True
+            with contextlib.suppress(BlockingIOError, OSError):
+                os.write(self._wake_w, b"\0")
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_r, zmq.POLLIN)
+        for socket in self._extra:
+            poller.register(socket, zmq.POLLIN)
+        next_tick = 0.0
+        while not self._closing:
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + self._tick(now)
+            for ready, _ in poller.poll(max(0, round((next_tick - now) * 1000) + 1)):
+                if ready is self._socket:
+                    self._read_all()
+                elif ready == self._wake_r:
+                    self._write_all()
+                    next_tick = min(next_tick, time.monotonic() + _ACK_S)
+                else:
+                    self._extra[ready]()
+        for socket in (self._socket, *self._extra):
+            socket.close(linger=0)
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+        self.context.term()
+
+    def _read_all(self) -> None:
+        for _ in range(200):  # then let others have their turn
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            peer = frames.pop(0) if self._routed else b""
+            link = self._links.get(peer)
+            if link is None:
+                continue
+            try:
+                header = Header.unpack(frames[0])
+            except VersionError:
+                continue  # both sides come from one installation; a stray frame is not ours to answer
+            now = time.monotonic()
+            if link.heard(header, now):
+                if link.owes_ack >= _ACK_EVERY:
+                    self._transmit(peer, link.beat(now))
+                self._receive(peer.decode(), header.epoch, decode(frames[1:]))
+            elif link.is_gap(header):
+                self._transmit(peer, link.beat(now, RESEND))
+            elif header.kind == RESEND:
+                self._send_again(peer, link, now)
+
+    def _write_all(self) -> None:
+        self._awake = False  # before reading the outbox: a later append wakes us again
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        now = time.monotonic()
+        while self._outbox:
+            peer, message, epoch = self._outbox.popleft()
+            link = self._links.get(peer)
+            if link is not None:
+                self._transmit(peer, link.data(message, epoch, now))
+
+    def _transmit(self, peer: bytes, frames: Sequence[bytes]) -> None:
+        try:
+            self._socket.send_multipart([peer, *frames] if self._routed else frames, zmq.NOBLOCK)
+        except zmq.ZMQError:  # not connected (yet, or any more): the link keeps it and sends it again
+            return
+
+    def _send_again(self, peer: bytes, link: Link, now: float) -> None:
+        for frames in link.again(now):
+            self._transmit(peer, frames)
+
+    def _tick(self, now: float) -> float:
+        """Acknowledge, resend, show life. Seconds until the next tick."""
+        pause = BEAT_S
+        for peer, link in list(self._links.items()):
+            if link.unacknowledged:
+                pause = _ACK_S
+                if now - link.last_progress_s > _RESEND_S:
+                    self._send_again(peer, link, now)
+            if link.owes_ack or now - link.last_sent_s > BEAT_S:
+                self._transmit(peer, link.beat(now, BEAT))
+        return pause
+
+
+def _tune(socket: zmq.Socket[Any]) -> None:
+    """Never drop, never linger, notice a dead connection in `SILENT_S` and reconnect at once."""
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.linger = 0
+    socket.setsockopt(zmq.HEARTBEAT_IVL, round(BEAT_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(SILENT_S * 1000))
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

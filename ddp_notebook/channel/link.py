@@ -1,0 +1,110 @@
+"""One peer's count of messages: what was sent and not yet acknowledged, what was received in order.
+
+ZeroMQ loses what was sent between a cut of the connection and its detection. So every message carries a
+sequence number and the last number received in order; what is not acknowledged is kept and sent again
+(go-back-N: after a gap the receiver drops what follows and asks for the missing number).
+
+    header of a frame      version  kind  seq  ack  epoch
+    DATA                   a message of `events` follows; seq counts from 1
+    BEAT                   no message: acknowledges, and says that its sender lives
+    RESEND                 no message: send again from ack + 1
+
+Pure bookkeeping: no socket, no clock, no thread. `endpoint` drives it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddp_notebook.events import VERSION
+
+DATA, BEAT, RESEND = 1, 2, 3
+_HEADER = struct.Struct("!BBQQI")
+
+
+class VersionError(ValueError):
+    """The other side speaks another version of the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first frame of everything on the control socket."""
+
+    kind: int
+    seq: int
+    ack: int
+    epoch: int
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(VERSION, self.kind, self.seq, self.ack, self.epoch)
+
+    @classmethod
+    def unpack(cls, frame: bytes) -> Header:
+        """Raises:
+        VersionError: the frame is from another version, or no header at all.
+        """
+        if len(frame) != _HEADER.size or frame[0] != VERSION:
+            theirs = frame[0] if frame else None
+            raise VersionError(f"this side speaks version {VERSION} of the wire, the other one {theirs}")
+        _, kind, seq, ack, epoch = _HEADER.unpack(frame)
+        return cls(kind, seq, ack, epoch)
+
+
+@dataclass(slots=True)
+class Link:
+    """The state of one peer. Times are monotonic seconds, given by the caller."""
+
+    sent: int = 0  # number of the last message sent
+    received: int = 0  # number of the last message received in order
+    acknowledged: int = 0  # what we last told the peer that we received
+    last_sent_s: float = 0.0
+    last_heard_s: float = 0.0
+    last_progress_s: float = 0.0  # when the oldest unacknowledged message was sent, or last acknowledged
+    unacknowledged: deque[tuple[int, Sequence[bytes]]] = field(default_factory=deque)
+
+    def data(self, message: Sequence[bytes], epoch: int, now: float) -> list[bytes]:
+        """Frames of a new message, which is kept until it is acknowledged."""
+        self.sent += 1
+        if not self.unacknowledged:
+            self.last_progress_s = now
+        frames = [Header(DATA, self.sent, self._ack(), epoch).pack(), *message]
+        self.unacknowledged.append((self.sent, frames))
+        self.last_sent_s = now
+        return frames
+
+    def beat(self, now: float, kind: int = BEAT) -> list[bytes]:
+        """A frame that acknowledges and shows that we live; with `RESEND` it asks for what is missing."""
+        self.last_sent_s = now
+        return [Header(kind, 0, self._ack(), 0).pack()]
+
+    def again(self, now: float) -> list[Sequence[bytes]]:
+        """Everything that was not acknowledged, oldest first."""
+        self.last_sent_s = self.last_progress_s = now
+        return [frames for _, frames in self.unacknowledged]
+
+    def heard(self, header: Header, now: float) -> bool:
+        """Note what a header says. Whether its message is the next in order and is to be delivered."""
+        self.last_heard_s = now
+        while self.unacknowledged and self.unacknowledged[0][0] <= header.ack:
+            self.unacknowledged.popleft()
+            self.last_progress_s = now
+        if header.kind != DATA or header.seq != self.received + 1:
+            return False
+        self.received = header.seq
+        return True
+
+    def is_gap(self, header: Header) -> bool:
+        """Whether messages before this one are missing."""
+        return header.kind == DATA and header.seq > self.received + 1
+
+    @property
+    def owes_ack(self) -> int:
+        """How many messages were received and not acknowledged yet."""
+        return self.received - self.acknowledged
+
+    def _ack(self) -> int:
+        self.acknowledged = self.received
+        return self.received

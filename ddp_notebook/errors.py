@@ -1,0 +1,140 @@
+"""What can go wrong, as a tree.
+
+    DDPNotebookError
+    ├── UsageError              an option or argument that cannot be: says which, and what to write instead
+    ├── NoSessionError          no ranks are running
+    ├── SessionExistsError      ranks are running already
+    ├── StartError              the ranks did not come up: which stage, which rank, its last words
+    │   └── StartTimeoutError   ... because it took longer than `--timeout`
+    ├── SessionBrokenError      a rank is gone or still busy, so a cell for all ranks cannot run
+    ├── RankError               a cell failed on at least one rank
+    │   └── RankDiedError       ... because the rank's process ended
+    └── ClientError             ipyparallel's controller cannot be reached or started again
+
+Every message says what happened, where, the value that was wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddp_notebook.run.result import CellResult
+
+__all__ = [
+    "ClientError",
+    "DDPNotebookError",
+    "NoSessionError",
+    "RankDiedError",
+    "RankError",
+    "SessionBrokenError",
+    "SessionExistsError",
+    "StartError",
+    "StartTimeoutError",
+    "UsageError",
+]
+
+
+class DDPNotebookError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    In a notebook the message alone is shown: the frames inside this package would not help its reader.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UsageError(DDPNotebookError, ValueError):
+    """An option or argument that cannot be."""
+
+
+class NoSessionError(DDPNotebookError):
+    """No ranks are running."""
+
+    def __init__(self, message: str = "no ranks are running; start them with %ddp_start 4") -> None:
+        super().__init__(message)
+
+
+class SessionExistsError(DDPNotebookError):
+    """Ranks are running already."""
+
+
+class StartError(DDPNotebookError):
+    """The ranks did not come up."""
+
+
+class StartTimeoutError(StartError, TimeoutError):
+    """The ranks did not come up in time."""
+
+
+class SessionBrokenError(DDPNotebookError):
+    """A rank is gone, or still busy with an earlier cell."""
+
+
+class ClientError(DDPNotebookError):
+    """ipyparallel's controller cannot be reached or started again."""
+
+
+class RankError(DDPNotebookError):
+    """A cell failed on at least one rank.
+
+    Args:
+        tracebacks: rank -> the traceback as shown on that rank (lines, with ANSI colours).
+        summaries: rank -> `"ValueError: message"`.
+        result: what the cell left behind on every rank, the ones that succeeded included.
+
+    The same traceback from several ranks is shown once, under the set of its ranks.
+    """
+
+    def __init__(
+        self,
+        tracebacks: Mapping[int, Sequence[str]],
+        summaries: Mapping[int, str],
+        result: CellResult | None = None,
+    ) -> None:
+        self.tracebacks = dict(tracebacks)
+        self.summaries = dict(summaries)
+        self.result = result
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        grouped = "; ".join(
+            f"{text} (rank {format_ranks(ranks)})" for text, ranks in group_by_value(self.summaries).items()
+        )
+        succeeded = sorted(set(self.result.ranks) - set(self.summaries)) if self.result else []
+        return grouped + (f"; rank {format_ranks(succeeded)} succeeded" if succeeded else "")
+
+    def _render_traceback_(self) -> list[str]:
+        lines: list[str] = []
+        by_text = group_by_value({rank: "\n".join(tb) for rank, tb in self.tracebacks.items()})
+        for text, ranks in by_text.items():
+            lines += [f"--- rank {format_ranks(ranks)} ---", *text.split("\n"), ""]
+        return [*lines, f"{type(self).__name__}: {self}"]
+
+
+class RankDiedError(RankError):
+    """A rank's process ended while it ran a cell."""
+
+
+def group_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Ranks that hold the same text, keyed by that text, in the order of their first rank."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
+    return groups
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as a short set: `[0, 1, 2, 5]` -> `"0-2,5"`."""
+    parts: list[str] = []
+    run: list[int] = []
+    for rank in [*sorted(ranks), None]:
+        if run and rank is not None and rank == run[-1] + 1:
+            run.append(rank)
+            continue
+        if run:
+            parts += [str(run[0])] if len(run) == 1 else [f"{run[0]}-{run[-1]}"]
+        run = [] if rank is None else [rank]
+    return ",".join(parts)

@@ -1,0 +1,198 @@
+"""The vocabulary that the notebook and its ranks share: every message, and its binary form.
+
+A message is a frozen dataclass. On the wire it is one frame of JSON (its name and its small fields) followed
+by one frame per `bytes` field, so that pickles and tensors are never copied into text. Both sides import this
+module; it imports neither.
+
+    notebook -> rank                        rank -> notebook
+    ----------------                        ----------------
+    Form     take this place in a group     Hello    I exist: process, host, versions
+    Engine   become an ipyparallel engine   Formed   I am in the group of that epoch (or why not)
+    RunCell  run this code                  Ready    my shell can run a cell
+    Pull     pickle this variable           Display  something a cell displayed
+    Probe    how are you?                   CellDone the cell ended
+                                            Pulled   the pickle, or the transfer to fetch it from
+                                            Vitals   resident memory, device memory, what runs
+
+`VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all messages."""
+
+    def encode(self) -> list[bytes]:
+        """Frames: JSON of the name and the small fields, then the `bytes` fields in order of declaration."""
+        small: dict[str, Any] = {}
+        buffers: list[bytes] = []
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, bytes):
+                buffers.append(value)
+            else:
+                small[name] = value
+        return [json.dumps([type(self).__name__, small], default=str).encode(), *buffers]
+
+
+def decode(frames: Sequence[bytes]) -> Message:
+    """The message that `Message.encode` made these frames from.
+
+    Raises:
+        ValueError: the frames hold no message of this version.
+
+    Example:
+        >>> decode(Probe(request=3).encode())
+        Probe(request=3)
+    """
+    try:
+        name, small = json.loads(frames[0])
+        kind = _KINDS[name]
+        buffers = iter(frames[1:])
+        for f in dataclasses.fields(kind):
+            if f.name not in small:
+                small[f.name] = next(buffers)
+        return kind(**small)
+    except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
+        raise ValueError(f"not a message of version {VERSION}: {frames[0][:80]!r}") from error
+
+
+# ---- notebook -> rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form(Message):
+    """Take this place in the process group of `epoch`. Re-forming is the same message with a later epoch."""
+
+    epoch: int
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    group_rank: int  # number of this host among the hosts: torchrun's GROUP_RANK
+    backend: str  # "nccl" or "gloo"
+    device: str  # "cpu", "cuda:0", ...
+    store_host: str
+    store_port: int
+    store_prefix: str
+    interface: str  # network interface for gloo and NCCL, "lo" on one machine
+    form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
+    env: dict[str, str] = field(default_factory=dict)  # set before the group forms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine(Message):
+    """Become an ipyparallel engine of the controller that this connection file describes."""
+
+    connection_file: str
+    engine_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCell(Message):
+    """Run `code` on the rank's main thread, in the engine's own shell."""
+
+    cell: int
+    code: str
+    execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull(Message):
+    """Pickle the variable `name` of the rank's namespace."""
+
+    request: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Message):
+    """Answer with `Vitals`, from the agent's thread, whatever the main thread does."""
+
+    request: int
+
+
+# ---- rank -> notebook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """The first word of a rank's process: it exists and waits for its place."""
+
+    process: int
+    pid: int
+    host: str
+    python: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed(Message):
+    """The rank is in the group of `epoch`, or `error` says why not."""
+
+    epoch: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Message):
+    """The rank's shell exists: it can run a cell. Otherwise `error` says why not."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display(Message):
+    """What a cell sent to iopub: display_data, execute_result, update_display_data, clear_output or error."""
+
+    cell: int
+    msg_type: str
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellDone(Message):
+    """The cell ended on this rank. Its text ends where the marker comes through the rank's pipes."""
+
+    cell: int
+    status: str  # "ok", "error" or "interrupted"
+    duration_s: float
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = field(default_factory=list)
+    payload: list[dict[str, Any]] = field(default_factory=list)  # pages shown by `x?`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled(Message):
+    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from."""
+
+    request: int
+    error: str = ""
+    transfer: int = 0
+    nbytes: int = 0
+    pickle: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals(Message):
+    """Answer to `Probe`."""
+
+    request: int
+    rss_bytes: int
+    device_bytes: int  # allocated and cached by torch on the rank's GPU, 0 on the CPU
+    running_cell: int  # 0: idle
+    running_s: float
+
+
+_KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}

@@ -1,0 +1,343 @@
+"""The processes of one session: ranks, store and controller, and the wire to the ranks.
+
+A process has a number that it keeps; its rank belongs to an epoch of the group. Starting has two phases: every process
+says hello, then each is told its place and joins the group of the first epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from ddp_notebook.channel import BulkFetcher, Endpoint, Keyring
+from ddp_notebook.errors import ClientError, StartError, StartTimeoutError, format_ranks
+from ddp_notebook.events import Engine, Form, Formed, Hello, Message, Ready
+from ddp_notebook.launch import controller, environment, processes
+from ddp_notebook.launch.host import Host
+from ddp_notebook.launch.placement import Placement
+
+_LAST_WORDS_BYTES = 4000
+_RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
+_LOOPBACK = "127.0.0.1"
+_MARK = re.compile(rb"\x1e[0-9a-f]+[<>]\d+\x1e\n")  # the marks of `rank.streams` are not the user's words
+
+
+@dataclass(slots=True)
+class Process:
+    """A process of the session."""
+
+    number: int
+    kind: str  # "rank", "store" or "controller"
+    rank: int = -1
+    pid: int = 0
+    start_time: float = 0.0
+    port: int = 0
+    status: int | None = None  # exit status once it ended; negative: signal
+    said: set[str] = field(default_factory=set)  # names of the messages of its start
+    error: str = ""
+    tail: bytes = b""  # the end of what it wrote
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status is None
+
+    def how_it_ended(self) -> str:
+        """In words, with what it wrote last."""
+        words = _MARK.sub(b"", self.tail).decode(errors="replace").strip()
+        return f"{describe_status(self.status)}" + (f"; its last words:\n{words}" if words else "")
+
+
+class Listener(Protocol):
+    """Who is told what the ranks say. Called in I/O threads; must not block."""
+
+    def on_message(self, rank: int, message: Message) -> None: ...
+    def on_text(self, rank: int, fd: int, data: bytes) -> None: ...
+    def on_ended(self, rank: int, status: int) -> None: ...
+    def on_gone(self) -> None: ...
+
+
+class Cluster:
+    """Starts and ends the processes of a session.
+
+    Args:
+        host: the host server to start them with. The caller keeps it.
+        placement: which rank gets which device.
+        env: the environment of the ranks.
+        listener: who is told what the ranks say.
+    """
+
+    def __init__(self, host: Host, placement: Placement, env: Mapping[str, str], listener: Listener) -> None:
+        self.epoch = 0
+        self.mark_token = secrets.token_hex(8)
+        self._host = host
+        self._placement = placement
+        self._env = environment.rank_env(env, threads=placement.threads)
+        self._env[processes.TOKEN_VARIABLE] = host.token
+        if placement.cuda_visible_devices is not None:
+            self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
+        self._listener = listener
+        self._directory = tempfile.mkdtemp(prefix="session-", dir=host.directory)
+        self._controller_spec = controller.make_spec(self._directory)
+        self._processes: dict[int, Process] = {}
+        self._ranks: dict[int, Process] = {}
+        self._changed = threading.Condition()
+        self._started = False
+        self._keyring = Keyring()
+        self._endpoint = Endpoint.listen(self._keyring, self._on_message)
+        self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
+        self._endpoint.start()
+        host.attach(self._on_text, self._on_ended, listener.on_gone)
+
+    # ---- starting
+
+    def start(self, deadline: float, report: Callable[[str], None] = lambda _: None) -> None:
+        """Start all processes and wait until every rank can run a cell.
+
+        Args:
+            deadline: monotonic time by which it must be done.
+            report: told the name of each stage that is done.
+
+        Raises:
+            StartError: a process ended or could not do its part.
+            StartTimeoutError: the deadline passed; names the stage and the ranks that it waits for.
+        """
+        self._start_process(_CONTROLLER, self._controller_spec)
+        for rank in range(self._placement.world_size):
+            self._ranks[rank] = self._start_rank(rank)
+        self._wait("the processes to say hello", "Hello", deadline)
+        report("processes")
+        self.form(deadline)
+        report("group")
+        self._wait_for_controller(deadline)
+        connection_file = str(controller.connection_file(self._directory, "engine"))
+        for rank in self._ranks:
+            self.send(rank, Engine(connection_file=connection_file, engine_id=rank))
+        self._wait("the engines", "Ready", deadline)
+        report("engines")
+        self._started = True
+
+    def form(self, deadline: float) -> None:
+        """Form the group anew, in the next epoch: same ranks, same sizes, every variable kept.
+
+        A store that is gone is replaced first.
+        """
+        store = self._find(_STORE) or self._start_process(_STORE, {"kind": _STORE, "host": _LOOPBACK})
+        self.epoch += 1
+        self._endpoint.epoch = self.epoch
+        world_size = self._placement.world_size
+        for rank, process in self._ranks.items():
+            process.said.discard("Formed")
+            self.send(
+                rank,
+                Form(
+                    epoch=self.epoch,
+                    rank=rank,
+                    local_rank=rank,
+                    world_size=world_size,
+                    local_world_size=world_size,
+                    group_rank=0,
+                    backend=self._placement.backend,
+                    device=self._placement.devices[rank],
+                    store_host=_LOOPBACK,
+                    store_port=store.port,
+                    store_prefix=self.mark_token,
+                    interface="lo0" if sys.platform == "darwin" else "lo",
+                    form_timeout_s=max(10.0, world_size / 2),
+                ),
+            )
+        self._wait("the group to form", "Formed", deadline)
+
+    def _start_process(self, kind: str, spec: dict[str, Any], rank: int = -1) -> Process:
+        process = Process(number=len(self._processes), kind=kind, rank=rank)
+        self._processes[process.number] = process
+        everyone = {"env": self._env, "cwd": os.getcwd(), "sys_path": sys.path}
+        reply = self._host.start(process.number, {**everyone, **spec})
+        process.pid, process.start_time = reply["pid"], reply["start_time"]
+        process.port = reply.get("port", 0)
+        return process
+
+    def _start_rank(self, rank: int) -> Process:
+        number = len(self._processes)
+        peer = self._peer(number)
+        address = self._keyring.invite(peer, control=self._endpoint.url, bulk=self._bulk.url)
+        self._endpoint.expect(peer)
+        spec = {
+            "kind": _RANKS,
+            "process": number,
+            "address": asdict(address),
+            "mark_token": self.mark_token,
+            "threads": self._placement.threads,
+        }
+        return self._start_process(_RANKS, spec, rank)
+
+    def _peer(self, number: int) -> str:
+        return f"local/{number}"
+
+    def _wait(self, stage: str, said: str, deadline: float) -> None:
+        """Wait until every rank has sent the message `said`."""
+        with self._changed:
+            while True:
+                self._raise_failures(stage)
+                missing = [rank for rank, process in self._ranks.items() if said not in process.said]
+                if not missing:
+                    return
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    raise StartTimeoutError(
+                        f"the start took too long: it was waiting for {stage}, and rank {format_ranks(missing)} "
+                        "did not answer. Give it more time with --timeout, or look at the host's load and memory"
+                    )
+
+    def _raise_failures(self, stage: str) -> None:
+        if not self._host.is_alive:
+            raise StartError("the host server ended while the ranks were starting; try %ddp_start again")
+        for process in self._processes.values():
+            name = f"rank {process.rank}" if process.kind == _RANKS else f"the {process.kind}"
+            if not process.is_alive and (process.kind == _RANKS or not self._started):
+                raise StartError(f"{name} died while waiting for {stage}: {process.how_it_ended()}")
+            if process.error:
+                error, process.error = process.error, ""
+                raise StartError(f"{name} failed while waiting for {stage}: {error}")
+
+    def _wait_for_controller(self, deadline: float) -> None:
+        while not controller.is_up(self._directory):
+            with self._changed:
+                self._raise_failures("the controller")
+            if time.monotonic() > deadline:
+                raise StartTimeoutError("the start took too long: ipyparallel's controller did not come up")
+            time.sleep(0.005)
+
+    # ---- the ranks
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self._ranks)
+
+    def process(self, rank: int) -> Process:
+        """The process that has this rank now."""
+        return self._ranks[rank]
+
+    @property
+    def alive(self) -> list[int]:
+        return [rank for rank in self.ranks if self._ranks[rank].is_alive]
+
+    def send(self, rank: int, message: Message) -> None:
+        """Send a message to a rank, from any thread."""
+        self._endpoint.send(message, self._peer(self._ranks[rank].number))
+
+    def signal(self, ranks: list[int], number: int) -> None:
+        """Send a signal to ranks. They have it when this returns."""
+        self._host.signal([self._ranks[rank].number for rank in ranks], number)
+
+    def silent_s(self, rank: int) -> float:
+        """Seconds since the rank's agent was last heard."""
+        return self._endpoint.silent_s(self._peer(self._ranks[rank].number))
+
+    def fetch(self, rank: int, transfer: int, nbytes: int, check: Callable[[], None]) -> bytearray:
+        """Fetch bulk data that a rank holds."""
+        return self._bulk.fetch(self._peer(self._ranks[rank].number), transfer, nbytes, check)
+
+    # ---- ipyparallel
+
+    def client_file(self, timeout_s: float = 20.0) -> tuple[str, int]:
+        """The connection file for `ipp.Client`, and the controller's process id. A controller that is gone is
+        started again in its old place.
+
+        Raises:
+            ClientError: it does not come up.
+        """
+        try:
+            running = self._find(_CONTROLLER)
+            if running is None:
+                running = self._start_process(_CONTROLLER, {**self._controller_spec, "restore": True})
+            until = time.monotonic() + timeout_s
+            while not controller.is_up(self._directory):
+                if not running.is_alive or time.monotonic() > until:
+                    raise StartError(running.how_it_ended() if not running.is_alive else f"no answer in {timeout_s:g} s")
+                time.sleep(0.01)
+        except StartError as error:
+            raise ClientError(
+                f"ipyparallel's controller is gone and did not start again ({error}); cells go on without it, "
+                "and %ddp_restart brings it back"
+            ) from error
+        return str(controller.connection_file(self._directory, "client")), running.pid
+
+    def _find(self, kind: str) -> Process | None:
+        living = [p for p in self._processes.values() if p.kind == kind and p.is_alive]
+        return living[-1] if living else None
+
+    def pids(self, kind: str) -> list[int]:
+        """Ids of the living processes of a kind: "rank", "store" or "controller"."""
+        return [p.pid for p in self._processes.values() if p.kind == kind and p.is_alive]
+
+    # ---- ending
+
+    def stop(self, grace_s: float = 1.0) -> list[int]:
+        """End every process and all below them. Returns the ids of what could not be ended."""
+        left: list[int] = []
+        with contextlib.suppress(StartError):  # the host server is gone, and everything with it
+            ranks = [p.number for p in self._processes.values() if p.kind == _RANKS]
+            rest = [p.number for p in self._processes.values() if p.kind != _RANKS]
+            left += self._host.end(ranks, grace_s) + self._host.end(rest, 0.0)
+        self._host.release()
+        self._bulk.close()
+        self._endpoint.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return left
+
+    # ---- I/O threads
+
+    def _on_message(self, peer: str, epoch: int, message: Message) -> None:
+        process = self._processes[int(peer.rpartition("/")[2])]
+        if isinstance(message, Hello | Formed | Ready):
+            if isinstance(message, Formed) and message.epoch != self.epoch:
+                return  # an answer to an earlier attempt
+            with self._changed:
+                process.said.add(type(message).__name__)
+                process.error = process.error or getattr(message, "error", "")
+                self._changed.notify_all()
+        else:
+            self._listener.on_message(process.rank, message)
+
+    def _on_text(self, number: int, fd: int, data: bytes) -> None:
+        process = self._processes.get(number)
+        if process is None:
+            return
+        process.tail = (process.tail + data)[-_LAST_WORDS_BYTES:]
+        if process.kind == _RANKS:
+            self._listener.on_text(process.rank, fd, data)
+
+    def _on_ended(self, number: int, status: int) -> None:
+        process = self._processes[number]
+        with self._changed:
+            process.status = status
+            self._changed.notify_all()
+        if process.kind == _RANKS:
+            self._listener.on_ended(process.rank, status)
+
+
+def describe_status(status: int | None) -> str:
+    """An exit status in words.
+
+    Example:
+        >>> describe_status(-9)
+        'killed by SIGKILL'
+    """
+    if status is None:
+        return "it runs"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

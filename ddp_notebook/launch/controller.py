@@ -1,0 +1,104 @@
+"""ipyparallel's controller of a session: what `ipp.Client` and `%%px` talk to. Our cells do not pass through it.
+
+It is started with its own CURVE keys and its own blocks of ports, so that one that was killed can be started again
+in the same place: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from traitlets.config import Config
+
+_BLOCK = 20  # ports per pool: ipyparallel needs 8, 7 and 3
+_POOLS = ("engine_ports", "client_ports", "ports")
+
+
+def make_spec(directory: str) -> dict[str, Any]:
+    """What a controller in `directory` (mode 700) is started with, and started again with."""
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return {
+        "kind": "controller",
+        "directory": directory,
+        "first_port": find_ports(_BLOCK * len(_POOLS)),
+        "curve": [public.decode(), secret.decode()],
+        "restore": False,
+    }
+
+
+def find_ports(count: int, attempts: int = 200) -> int:
+    """The first of `count` free ports in a row, below those that the system hands out by itself.
+
+    ipyparallel chooses ports first and binds them later; in the system's own range another process could be given one
+    of them in between.
+    """
+    low, high = 10_000, _first_ephemeral_port() - count
+    for _ in range(attempts):
+        first = random.SystemRandom().randrange(low, max(low + 1, high))
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    listener = stack.enter_context(socket.socket())
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise OSError(f"found no {count} free ports in a row between {low} and {high}")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_000
+    return first if first > 12_000 else 32_000
+
+
+def connection_file(directory: str, side: str) -> Path:
+    """The file that `side` ("client" or "engine") connects by."""
+    return Path(directory) / "profile" / "security" / f"ipcontroller-{side}.json"
+
+
+def is_up(directory: str) -> bool:
+    """Whether the controller has written its connection files, whole."""
+    try:
+        for side in ("client", "engine"):
+            json.loads(connection_file(directory, side).read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Be the controller."""
+    import os
+
+    from ipyparallel.controller.app import IPController
+
+    os.umask(0o077)  # ipyparallel writes its connection files first and restricts them then
+    public, secret = spec["curve"]
+    blocks = range(spec["first_port"], spec["first_port"] + _BLOCK * len(_POOLS), _BLOCK)
+    config = Config()
+    config.IPController.enable_curve = True
+    config.IPController.curve_publickey = public.encode()
+    config.IPController.curve_secretkey = secret.encode()
+    config.IPController.db_class = "nodb"
+    config.IPController.reuse_files = True
+    config.IPController.restore_engines = spec["restore"]
+    for pool, first in zip(_POOLS, blocks, strict=True):
+        config.IPController[pool] = list(range(first, first + _BLOCK))
+    config.HeartMonitor.period = 100  # ms: an engine is known to the client after two beats
+    config.HeartMonitor.max_heartmonitor_misses = 3000  # 5 min: a rank in a long operation is not dead
+    sys.argv = ["ipcontroller"]
+    IPController.launch_instance(
+        [f"--profile-dir={spec['directory']}/profile", "--log-level=30"], config=config
+    )

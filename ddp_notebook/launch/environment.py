@@ -1,0 +1,51 @@
+"""Which environment a rank gets, and which variables have no effect any more once torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Read while a module is imported, or by the dynamic loader and Python itself before anything runs: a rank that is
+# forked from a process that has imported them would ignore a new value without a word.
+_READ_AT_IMPORT = (
+    "TORCH", "PYTORCH", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "DYLD_",
+    "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TRITON_",
+)  # fmt: skip
+# The preloader must import with one thread; each rank then raises its own count by call.
+THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def import_time(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that a preloader must have been started with."""
+    return {k: v for k, v in env.items() if k.startswith(_READ_AT_IMPORT) and k not in THREAD_COUNTS}
+
+
+def preloader_env(env: Mapping[str, str], token_variable: str, token: str) -> dict[str, str]:
+    """The environment of a host server."""
+    return {
+        **env,
+        **dict.fromkeys(THREAD_COUNTS, "1"),
+        token_variable: token,
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() then creates no context
+    }
+
+
+def threads_per_rank(env: Mapping[str, str], cores: int, local_world_size: int) -> int:
+    """Threads for each rank: what the user asked for, else an equal share of the cores."""
+    asked = env.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return max(1, cores // local_world_size)
+
+
+def rank_env(env: Mapping[str, str], *, threads: int) -> dict[str, str]:
+    """The notebook's environment with what every rank needs on top; what the user has set wins.
+
+    NCCL's watchdog would end the process on an error or a timeout before the session can tell which rank waited for
+    whom, so it only records. Source: https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
+    """
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+    }
+    return {**defaults, **env}

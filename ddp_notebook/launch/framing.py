@@ -1,0 +1,63 @@
+"""How a host server and its owner talk: frames on one stream, be it a socket pair, an ssh or an srun.
+
+    frame      length (4 bytes)  kind (1 byte)  body
+    COMMAND    JSON: a request, its reply, or an event
+    TEXT       process (4 bytes)  fd (1 byte)  bytes that the process wrote to its fd 1 or 2
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+_FRAME = struct.Struct("!IB")
+_TEXT = struct.Struct("!IB")
+_COMMAND_KIND, _TEXT_KIND = 0, 1
+
+Text = tuple[int, int, bytes]  # process, fd, bytes
+
+
+def pack_command(command: dict[str, Any]) -> bytes:
+    """A frame that holds JSON."""
+    body = json.dumps(command).encode()
+    return _FRAME.pack(len(body), _COMMAND_KIND) + body
+
+
+def pack_text(process: int, fd: int, data: bytes) -> bytes:
+    """A frame of text from a process."""
+    return _FRAME.pack(_TEXT.size + len(data), _TEXT_KIND) + _TEXT.pack(process, fd) + data
+
+
+class Unpacker:
+    """Cuts a stream of bytes into frames.
+
+    Example:
+        >>> unpacker = Unpacker()
+        >>> stream = pack_command({"op": "stop"}) + pack_text(3, 1, b"hello")
+        >>> list(unpacker.feed(stream[:9])), list(unpacker.feed(stream[9:]))
+        ([], [{'op': 'stop'}, (3, 1, b'hello')])
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | Text]:
+        """The frames that are complete now: a dict for a command, `(process, fd, bytes)` for text."""
+        self._buffer += data
+        at = 0
+        try:
+            while len(self._buffer) - at >= _FRAME.size:
+                size, kind = _FRAME.unpack_from(self._buffer, at)
+                if len(self._buffer) - at - _FRAME.size < size:
+                    break
+                body = bytes(self._buffer[at + _FRAME.size : at + _FRAME.size + size])
+                at += _FRAME.size + size
+                if kind == _TEXT_KIND:
+                    process, fd = _TEXT.unpack_from(body)
+                    yield process, fd, body[_TEXT.size :]
+                else:
+                    yield json.loads(body)
+        finally:
+            del self._buffer[:at]

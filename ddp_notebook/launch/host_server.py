@@ -1,0 +1,390 @@
+"""The host server: one process per host that starts the ranks of that host, and ends with its owner.
+
+It imports torch and the engine's modules, and nothing else happens in it: no tensor operation (one matmul on two
+threads, and the first matmul of every forked rank hangs), no process group, no CUDA, no thread. Ranks forked from
+it are ready in hundredths of a second and share its memory.
+
+It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last words of a dying rank are
+kept; it learns of a death at once; and when its owner is gone, by end of stream or by id and start time, it ends
+everything below it.
+
+    request                                        reply or event
+    {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
+    {"op": "start", "process", "spec"}             {"pid"}; for a store also {"port"}
+    {"op": "signal", "processes", "signal"}        {} once the signals are delivered
+    {"op": "end", "processes", "grace_s"}          {"left": [pids]} once the processes and all below them are gone
+                                                   {"event": "ended", "process", "status"} after its last text
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import platform
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from ddp_notebook.launch import child, devices, framing, processes
+
+_READ_BYTES = 1 << 16
+_HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
+_OWNER_CHECK_S = 1.0
+_END_CHECK_S = 0.01
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that this server started."""
+
+    process: int
+    pid: int
+    pipes: dict[int, int]  # read end -> the child's fd
+    spawned: subprocess.Popen[bytes] | None = None
+
+
+@dataclass(slots=True)
+class Ending:
+    """A request to end some children, under way."""
+
+    request: int
+    leaders: set[int]  # process ids, each leading an OS session
+    members: list[psutil.Process] = field(default_factory=list)
+    kill_at: float = 0.0
+    give_up_at: float = 0.0
+
+
+class HostServer:
+    """The server's loop. Single-threaded: a fork must copy no lock that another thread holds."""
+
+    def __init__(self, control: socket.socket, owner: processes.Identity, facts: dict[str, Any]) -> None:
+        self._control = control
+        self._owner = owner
+        self._facts = facts
+        self._unpacker = framing.Unpacker()
+        self._out = bytearray()
+        self._children: dict[int, Child] = {}  # by process id
+        self._endings: list[Ending] = []
+        self._serving = True
+        self._reading_text = True
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        control.setblocking(False)
+
+    def serve(self) -> None:
+        """Run until the owner closes the stream or is gone, then end every process below."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        next_owner_check = 0.0
+        while self._serving:
+            for key, events in self._selector.select(_END_CHECK_S if self._endings else _OWNER_CHECK_S):
+                if key.fileobj is self._control:
+                    if events & selectors.EVENT_WRITE:
+                        self._flush()
+                    if events & selectors.EVENT_READ:
+                        self._read_control()
+                elif key.fileobj == self._wake_r:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_r, 4096)
+                    self._reap()
+                elif isinstance(key.data, Child):
+                    self._read_text(key.data, key.fd)
+            self._advance_endings()
+            if time.monotonic() > next_owner_check:
+                next_owner_check = time.monotonic() + _OWNER_CHECK_S
+                self._serving &= processes.is_running(self._owner)
+        processes.end(processes.descendants(os.getpid())[1:])
+
+    # ---- the owner's side
+
+    def _read_control(self) -> None:
+        try:
+            data = self._control.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._serving = False
+            return
+        for request in self._unpacker.feed(data):
+            assert isinstance(request, dict), "the owner sends commands only"
+            try:
+                reply = getattr(self, f"_on_{request['op']}")(request)
+            except Exception as error:
+                reply = {"error": f"{type(error).__name__}: {error}"}
+            if reply is not None:
+                self._say({"id": request["id"], **reply})
+
+    def _say(self, command: dict[str, Any]) -> None:
+        self._out += framing.pack_command(command)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                sent = self._control.send(memoryview(self._out)[: 1 << 20])
+                del self._out[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._serving = False
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        self._selector.modify(self._control, wanted)
+        self._hold_back_text(len(self._out) > _HIGH_WATER_BYTES)
+
+    # ---- requests
+
+    def _on_facts(self, _: dict[str, Any]) -> dict[str, Any]:
+        return self._facts
+
+    def _on_start(self, request: dict[str, Any]) -> dict[str, Any]:
+        spec, reply = request["spec"], {}
+        listener = None
+        if spec["kind"] == "store":
+            listener = socket.create_server((spec["host"], 0), backlog=1024)
+            spec["fd"], spec["port"] = listener.fileno(), listener.getsockname()[1]
+            reply["port"] = spec["port"]
+        try:
+            started = (self._fork if self._facts["start_method"] == "fork" else self._spawn)(
+                request["process"], spec
+            )
+        finally:
+            if listener is not None:
+                listener.close()
+        self._children[started.pid] = started
+        if self._reading_text:
+            for pipe in started.pipes:
+                self._selector.register(pipe, selectors.EVENT_READ, started)
+        return {"pid": started.pid, "start_time": processes.identity(started.pid)[1], **reply}
+
+    def _on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
+        for known in list(self._children.values()):
+            if known.process in request["processes"]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(known.pid, request["signal"])
+        return {}
+
+    def _on_end(self, request: dict[str, Any]) -> None:
+        ending = Ending(request["id"], {c.pid for c in self._children.values() if c.process in request["processes"]})
+        for pid in ending.leaders:
+            tree = processes.descendants(pid)
+            ending.members += tree
+            for process in tree[:1]:  # the leader alone gets the chance to end in order
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+        ending.kill_at = time.monotonic() + request["grace_s"]
+        ending.give_up_at = ending.kill_at + 3.0
+        self._endings.append(ending)
+
+    def _advance_endings(self) -> None:
+        for ending in list(self._endings):
+            now = time.monotonic()
+            self._reap()
+            leaders_left = ending.leaders & self._children.keys()
+            alive = [p for p in ending.members if _alive(p)]
+            if alive and (now >= ending.kill_at or not leaders_left):
+                # whoever was started meanwhile is found by the OS session that its leader led
+                for process in {*alive, *self._of_sessions(ending.leaders)}:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+            if (not alive and not leaders_left) or now > ending.give_up_at:
+                self._endings.remove(ending)
+                self._say({"id": ending.request, "left": [p.pid for p in alive]})
+
+    # ---- children
+
+    def _fork(self, process: int, spec: child.Spec) -> Child:
+        pipes = [os.pipe() for _ in range(2)]
+        server = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self._close_in_child([r for r, _ in pipes])
+                child.enter(spec, pipes[0][1], pipes[1][1], server)
+                child.main(spec)
+                status = 0
+            except SystemExit as stop:
+                status = stop.code if isinstance(stop.code, int) else 1
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(status)
+        return self._adopt(process, pid, pipes)
+
+    def _spawn(self, process: int, spec: child.Spec) -> Child:
+        pipes = [os.pipe() for _ in range(2)]
+        spec_r, spec_w = os.pipe()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from ddp_notebook.launch.child import spawned; "
+        code += f"spawned({spec_r}, {os.getpid()})"
+        spawned = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=pipes[0][1],
+            stderr=pipes[1][1],
+            env=spec["env"],
+            cwd=spec["cwd"] if os.path.isdir(spec["cwd"]) else None,
+            pass_fds=[spec_r, *([spec["fd"]] if "fd" in spec else [])],
+            start_new_session=True,
+        )
+        os.close(spec_r)
+        with os.fdopen(spec_w, "w") as pipe:
+            json.dump(spec, pipe)
+        started = self._adopt(process, spawned.pid, pipes)
+        started.spawned = spawned
+        return started
+
+    def _adopt(self, process: int, pid: int, pipes: list[tuple[int, int]]) -> Child:
+        for read_end, write_end in pipes:
+            os.close(write_end)
+            os.set_blocking(read_end, False)
+        return Child(process, pid, {pipes[0][0]: 1, pipes[1][0]: 2})
+
+    def _close_in_child(self, own_pipes: list[int]) -> None:
+        self._selector.close()
+        self._control.close()
+        for fd in (self._wake_r, self._wake_w, *own_pipes):
+            os.close(fd)
+        for other in self._children.values():
+            for fd in other.pipes:
+                os.close(fd)
+
+    def _read_text(self, owner: Child, pipe: int) -> bool:
+        """Pass on what a pipe holds. False when it is empty or at its end."""
+        try:
+            data = os.read(pipe, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._drop_pipe(owner, pipe)
+            return False
+        self._out += framing.pack_text(owner.process, owner.pipes[pipe], data)
+        self._flush()
+        return True
+
+    def _drop_pipe(self, owner: Child, pipe: int) -> None:
+        if self._reading_text:
+            self._selector.unregister(pipe)
+        del owner.pipes[pipe]
+        os.close(pipe)
+
+    def _hold_back_text(self, hold: bool) -> None:
+        """Stop or resume reading the pipes: a flood waits in the rank that makes it, not in our memory."""
+        if hold != self._reading_text:
+            return
+        self._reading_text = not hold
+        for known in self._children.values():
+            for pipe in known.pipes:
+                if hold:
+                    self._selector.unregister(pipe)
+                else:
+                    self._selector.register(pipe, selectors.EVENT_READ, known)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            gone = self._children.get(pid)
+            if gone is None:
+                continue  # an orphan of a rank, which this server has adopted
+            if gone.spawned is not None:
+                gone.spawned.returncode = os.waitstatus_to_exitcode(status)
+            for process in self._of_sessions({pid}):  # what it leaves behind goes with it
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            for pipe in list(gone.pipes):
+                while self._read_text(gone, pipe):
+                    pass
+            for pipe in list(gone.pipes):  # a descendant may hold the other end open
+                self._drop_pipe(gone, pipe)
+            del self._children[pid]
+            self._say({"event": "ended", "process": gone.process, "status": os.waitstatus_to_exitcode(status)})
+
+    def _of_sessions(self, leaders: set[int]) -> list[psutil.Process]:
+        found = []
+        for process in processes.descendants(os.getpid())[1:]:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) in leaders and _alive(process):
+                    found.append(process)
+        return found
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def preload() -> dict[str, Any]:
+    """Import what every rank needs. Returns the facts about this host."""
+    query = devices.start_query()
+    import torch
+    import torch._dynamo  # the first DDP or optimizer of a process imports it: 1.0 s on two cores
+    import torch.distributed as dist
+    import torch.nn.parallel
+
+    import ddp_notebook.launch.controller
+    import ddp_notebook.rank.engine  # noqa: F401
+
+    gpus = devices.finish_query(query) if torch.version.cuda else []
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cores": devices.cores(),
+        "gpus": [gpu.to_json() for gpu in gpus],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "backends": [
+            name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()
+        ],
+    }
+
+
+def start_method(asked: str) -> tuple[str, str]:
+    """How ranks are started, "fork" or "spawn", and why."""
+    if asked == "spawn":
+        return "spawn", "DDP_NOTEBOOK_START_METHOD says so"
+    if sys.platform != "linux":
+        return "spawn", f"forking is not safe on {sys.platform}"
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return "spawn", f"importing torch left {threads - 1} threads running, and a fork would lose them"
+    return "fork", ""
+
+
+def main(control_fd: int, owner_pid: int, owner_start: float) -> None:
+    """Entry of the host server's process."""
+    processes.adopt_orphans()
+    owner = (owner_pid, owner_start)
+    facts = preload()
+    facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))
+    gc.collect()
+    gc.freeze()  # pages of these objects stay shared with the ranks
+    HostServer(socket.socket(fileno=control_fd), owner, facts).serve()

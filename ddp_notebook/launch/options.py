@@ -1,0 +1,103 @@
+"""What `%ddp_start` and `ddp_notebook.start` were asked for."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
+
+from ddp_notebook.errors import UsageError
+
+_Number = TypeVar("_Number", int, float)
+
+BACKENDS = ("auto", "nccl", "gloo", "mpi")
+USAGE = (
+    "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S]"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """How a session is to be started. Checks itself.
+
+    Args:
+        world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
+        backend: "auto" is nccl with one GPU per rank, else gloo.
+        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs; None: all.
+        share_gpus: allow more ranks than GPUs (gloo).
+        env: variables on top of the notebook's own.
+        timeout_s: how long the start may take, in seconds.
+
+    Raises:
+        UsageError: a value that cannot be.
+    """
+
+    world_size: int | None = None
+    backend: str = "auto"
+    gpus: tuple[str, ...] | None = None
+    share_gpus: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.world_size is not None and self.world_size < 1:
+            raise UsageError(f"{self.world_size} ranks cannot be started; give a number from 1 up: %ddp_start 2")
+        if self.backend not in BACKENDS:
+            raise UsageError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
+        if self.timeout_s <= 0:
+            raise UsageError(f"--timeout {self.timeout_s:g} leaves no time; give seconds, e.g. --timeout 60")
+        if self.gpus is not None and not self.gpus:
+            raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\nusage: {USAGE}")
+
+
+def parse(line: str) -> StartOptions:
+    """Read the line of `%ddp_start`.
+
+    Raises:
+        UsageError: says which option is wrong and how the line is to be written.
+
+    Example:
+        >>> parse("2 --gpus 3,4 --env A=1 B=2").env
+        {'A': '1', 'B': '2'}
+    """
+    parser = _Parser(prog="%ddp_start", add_help=False, allow_abbrev=False)
+    parser.add_argument("world_size", nargs="?")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--gpus")
+    parser.add_argument("--share-gpus", action="store_true")
+    parser.add_argument("--env", nargs="+", action="extend", default=[])
+    parser.add_argument("--timeout", default="120")
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        parser.error(f"{error}: {line!r}")
+    given = parser.parse_args(words)
+    return StartOptions(
+        world_size=None if given.world_size is None else _number(int, "N", given.world_size),
+        backend=given.backend,
+        gpus=None if given.gpus is None else tuple(part.strip() for part in given.gpus.split(",") if part.strip()),
+        share_gpus=given.share_gpus,
+        env=dict(_assignment(word) for word in given.env),
+        timeout_s=_number(float, "--timeout", given.timeout),
+    )
+
+
+def _number(kind: type[_Number], name: str, text: str) -> _Number:
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number of ranks" if kind is int else "seconds"
+        raise UsageError(f"{name} is {text!r}, which is no number; give {what}\nusage: {USAGE}") from None
+
+
+def _assignment(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--env takes NAME=VALUE, not {word!r} (the number of ranks comes first)\nusage: {USAGE}")
+    return name, value

@@ -1,0 +1,107 @@
+"""Which rank gets which device, and by which backend they talk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.devices import Gpu, find, visible
+from ddp_notebook.launch.environment import threads_per_rank
+from ddp_notebook.launch.options import StartOptions
+
+_MAX_DEFAULT_CPU_RANKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the ranks of one host go. Rank r is local rank r."""
+
+    backend: str
+    devices: tuple[str, ...]  # by rank: "cuda:0", "cpu"
+    names: tuple[str, ...]  # by rank: "NVIDIA H200", "CPU"
+    cuda_visible_devices: str | None  # the same for all ranks; LOCAL_RANK selects. None: not set
+    threads: int  # per rank
+
+    @property
+    def world_size(self) -> int:
+        return len(self.devices)
+
+
+def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str]) -> Placement:
+    """Place the ranks on one host.
+
+    Args:
+        options: what was asked for.
+        facts: what the host server told: "gpus", "cores", "backends", "torch".
+        env: the environment that the ranks will have.
+
+    Raises:
+        UsageError: it does not fit; says why and what would.
+    """
+    gpus = _choose_gpus(options, [Gpu(**gpu) for gpu in facts["gpus"]], env.get("CUDA_VISIBLE_DEVICES"))
+    world_size = options.world_size or len(gpus) or max(2, min(_MAX_DEFAULT_CPU_RANKS, facts["cores"]))
+    backend = _choose_backend(options, gpus, world_size, facts)
+    if gpus and world_size > len(gpus) and not options.share_gpus:
+        raise UsageError(
+            f"{world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
+            f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
+            "them over gloo"
+        )
+    return Placement(
+        backend=backend,
+        devices=tuple(f"cuda:{rank % len(gpus)}" if gpus else "cpu" for rank in range(world_size)),
+        names=tuple(gpus[rank % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
+        cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus else None,
+        threads=threads_per_rank(env, facts["cores"], world_size),
+    )
+
+
+def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str | None) -> list[Gpu]:
+    seen = visible(installed, setting)
+    if options.gpus is None:
+        return seen
+    if not seen:
+        hidden = f" (CUDA_VISIBLE_DEVICES={setting} hides {_count(len(installed), 'GPU')})" if installed else ""
+        raise UsageError(f"--gpus {','.join(options.gpus)}: this host shows no GPU{hidden}; leave --gpus out")
+    chosen: list[Gpu] = []
+    for name in options.gpus:
+        gpu = find(seen, name)
+        if gpu is None:
+            raise UsageError(
+                f"--gpus {','.join(options.gpus)}: there is no GPU {name!r}; "
+                f"choose within CUDA_VISIBLE_DEVICES from 0 to {len(seen) - 1}, or a UUID from `nvidia-smi -L`"
+            )
+        if gpu in chosen:
+            raise UsageError(f"--gpus {','.join(options.gpus)} names GPU {name!r} twice")
+        chosen.append(gpu)
+    return chosen
+
+
+def _choose_backend(
+    options: StartOptions, gpus: Sequence[Gpu], world_size: int, facts: Mapping[str, Any]
+) -> str:
+    built: Sequence[str] = facts["backends"]
+    if options.backend == "auto":
+        return "nccl" if gpus and world_size <= len(gpus) and "nccl" in built else "gloo"
+    if options.backend not in built:
+        raise UsageError(
+            f"this torch ({facts['torch']}) is built without {options.backend}; "
+            f"it has {', '.join(built)}: use --backend {built[0] if built else 'auto'}"
+        )
+    if options.backend == "mpi":
+        raise UsageError("mpi needs ranks that mpiexec has started, and these would not be; use --backend gloo")
+    if options.backend == "nccl" and not gpus:
+        raise UsageError("nccl needs GPUs, and this host shows none; use --backend gloo")
+    if options.backend == "nccl" and world_size > len(gpus):
+        shared = "--share-gpus works over gloo only. " if options.share_gpus else ""
+        raise UsageError(
+            f"{world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
+            f"('Duplicate GPU detected'). {shared}Start at most {len(gpus)}, or use --backend gloo --share-gpus"
+        )
+    return options.backend
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,154 @@
+"""Processes as this package knows them: by id *and* start time, so that a reused id is never mistaken.
+
+Everything of one session carries the session's token in its environment, and every rank leads a session of the
+operating system. Both are inherited, so descendants that have lost their parent are still found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+import psutil
+
+TOKEN_VARIABLE = "DDP_NOTEBOOK_TOKEN"
+
+Identity = tuple[int, float]  # process id, start time on a clock that is never set
+
+
+def identity(pid: int) -> Identity:
+    """The identity of a running process.
+
+    Raises:
+        ProcessLookupError: there is none.
+    """
+    return pid, _status(pid)[1]
+
+
+def is_running(who: Identity) -> bool:
+    """Whether the very process still runs; a zombie does not."""
+    pid, started = who
+    try:
+        state, start = _status(pid)
+    except ProcessLookupError:
+        return False
+    return start == started and state != "Z"
+
+
+def _status(pid: int) -> tuple[str, float]:
+    """State letter and start time. On Linux in clock ticks since boot: psutil's create_time() is in wall time,
+    which moves when the clock is set, and a rank must not take its living owner for a stranger then."""
+    if sys.platform == "linux":
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()  # the command before it may hold anything
+        except (FileNotFoundError, ProcessLookupError):
+            raise ProcessLookupError(f"no process {pid}") from None
+        return fields[0].decode(), float(fields[19])
+    try:
+        process = psutil.Process(pid)
+        return ("Z" if process.status() == psutil.STATUS_ZOMBIE else "R"), process.create_time()
+    except psutil.NoSuchProcess:
+        raise ProcessLookupError(f"no process {pid}") from None
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """The process and all below it, as far as the tree is unbroken."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def relatives(token: str, leaders: Iterable[int]) -> list[psutil.Process]:
+    """Processes that carry the token in their environment or belong to the OS session of one of `leaders`.
+
+    Used when the tree is broken: whoever forked them is gone.
+    """
+    leaders = set(leaders)
+    mark = f"{TOKEN_VARIABLE}={token}".encode()
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) in leaders or (token and mark in _environment_block(process)):
+                found.append(process)
+    return found
+
+
+def _environment_block(process: psutil.Process) -> bytes:
+    if sys.platform == "linux":  # several times faster than psutil's parsed form
+        with open(f"/proc/{process.pid}/environ", "rb") as file:
+            return file.read()
+    return "\0".join(f"{key}={value}" for key, value in process.environ().items()).encode()
+
+
+def end(processes: Iterable[psutil.Process], grace_s: float = 0.0, deadline_s: float = 3.0) -> list[psutil.Process]:
+    """SIGTERM, then SIGKILL after `grace_s`. Returns those that are still there after `deadline_s`.
+
+    psutil checks the start time before each signal, so no stranger is hit.
+    """
+    alive = list(processes)
+    if grace_s > 0:
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        alive = wait_gone(alive, grace_s)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return wait_gone(alive, deadline_s)
+
+
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until none of these runs. Children of this process are reaped. Returns those still running."""
+    until = time.monotonic() + timeout_s
+    alive = list(processes)
+    while True:
+        alive = [process for process in alive if _runs(process)]
+        if not alive or time.monotonic() > until:
+            return alive
+        time.sleep(0.005)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(ChildProcessError, OSError):
+        os.waitpid(process.pid, os.WNOHANG)
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere this does nothing).
+
+    Source: prctl(2), PR_SET_PDEATHSIG
+    """
+    if sys.platform == "linux":
+        _prctl(1, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it ended before we could ask
+            os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants that lose theirs, so that none of them is out of sight (Linux).
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER
+    """
+    if sys.platform == "linux":
+        _prctl(36, 1)
+
+
+def _prctl(option: int, argument: int) -> None:
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), f"prctl({option})")

@@ -1,0 +1,30 @@
+"""The process that holds the rendezvous store, so that every rank may die, rank 0 included."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from typing import Any
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Serve a TCPStore on the listening socket that the host server has bound.
+
+    `TCPStore` by itself listens on every interface; a socket handed over in `master_listen_fd` stays where it is.
+    Source: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
+    """
+    from torch.distributed import TCPStore
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    store = TCPStore(
+        spec["host"],
+        spec["port"],
+        world_size=None,
+        is_master=True,
+        timeout=timedelta(seconds=30),
+        wait_for_workers=False,
+        master_listen_fd=spec["fd"],
+    )
+    while True:
+        signal.pause()
+    del store

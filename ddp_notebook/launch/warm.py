@@ -1,0 +1,73 @@
+"""The host server that waits: started by `%load_ext`, so that `%ddp_start` finds torch imported.
+
+It holds no GPU and no port. It ends with the notebook's kernel. A variable that torch or Python reads at import
+would have no effect on ranks forked from it: when one differs, a fresh server is started with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Mapping
+
+from ddp_notebook.launch import environment
+from ddp_notebook.launch.host import Host
+
+_lock = threading.Lock()
+_waiting: Host | None = None
+
+
+def is_wanted() -> bool:
+    """Whether `%load_ext` is to start a server: DDP_NOTEBOOK_PRELOAD=0 turns that off."""
+    return os.environ.get("DDP_NOTEBOOK_PRELOAD", "1") != "0"
+
+
+def prepare(env: Mapping[str, str] | None = None) -> None:
+    """Start a server in the background, unless one waits already."""
+    global _waiting
+    with _lock:
+        if _waiting is None or not _waiting.is_alive:
+            _waiting = Host(dict(os.environ) if env is None else env)
+
+
+def take(env: Mapping[str, str]) -> tuple[Host, bool]:
+    """The waiting server if its imports saw the same variables, else a fresh one.
+
+    Returns:
+        The server, which is the caller's now, and whether it is to be given back when the session ends.
+    """
+    global _waiting
+    with _lock:
+        host, _waiting = _waiting, None
+    if host is None:
+        return Host(env), False
+    if host.is_alive and host.import_time_env == environment.import_time(env):
+        return host, True
+    host.close()
+    return Host(env), True
+
+
+def give_back(host: Host) -> None:
+    """Let the server of an ended session wait for the next one; one with other variables than ours is replaced."""
+    global _waiting
+    host.release()
+    fits = host.is_alive and host.import_time_env == environment.import_time(os.environ)
+    with _lock:
+        if fits and _waiting is None:
+            _waiting = host
+            return
+    host.close()
+    prepare()
+
+
+def drop() -> None:
+    """End the waiting server."""
+    global _waiting
+    with _lock:
+        host, _waiting = _waiting, None
+    if host is not None:
+        host.close()
+
+
+atexit.register(drop)

@@ -1,0 +1,199 @@
+"""The rank's process: an ipyparallel engine whose main thread forms groups and runs the notebook's cells."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ipykernel.iostream import OutStream
+from ipyparallel.engine.app import IPEngine
+
+from ddp_notebook.events import Engine, Form, Formed, Message, Pull, Pulled, Ready, RunCell
+from ddp_notebook.rank import group, kernel_api, values
+from ddp_notebook.rank.agent import Agent
+from ddp_notebook.rank.runner import Runner
+from ddp_notebook.rank.streams import Streams
+
+_INLINE_BYTES = 64 << 10  # a larger pickle is fetched in pieces
+
+
+class Rank:
+    """One rank: its place in the group, its agent, and its engine once it has one."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.place: Form | None = None
+        self.runner: Runner | None = None
+        self._streams = Streams(spec["mark_token"])
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
+        self.agent = Agent(spec["address"], spec["process"], self._pass_to_main)
+
+    def serve(self) -> None:
+        """The main thread's life: form a group, then be an engine until the end."""
+        while True:
+            message = self._to_do.get()
+            if isinstance(message, Engine):
+                break
+            self._handle(message)
+        app = RankEngine.instance(rank=self)
+        app.initialize(
+            [
+                f"--profile-dir={os.path.dirname(os.path.dirname(message.connection_file))}",
+                f"--file={message.connection_file}",
+                f"--IPEngine.id={message.engine_id}",
+                "--IPEngine.enable_nanny=False",  # the host server is our parent: it knows when we die
+                "--IPEngine.max_heartbeat_misses=0",  # a lost controller must not end us
+                "--IPEngine.timeout=60",
+                "--log-level=50",
+            ]
+        )
+        app.start()
+
+    def adopt(self, app: RankEngine) -> None:
+        """The engine has its kernel: cells can run from now on."""
+        assert self.place is not None
+        self.runner = Runner(app.kernel, self._streams, self.agent.send)
+        runner = self.runner
+        self.agent.running = lambda: runner.running
+        self._loop = asyncio.get_running_loop()
+        self._name_place()
+        while not self._to_do.empty():
+            self._pass_to_main(self._to_do.get())
+        self._loop.call_soon(self.agent.send, Ready())
+
+    def _pass_to_main(self, message: Message) -> None:
+        if self._loop is None:
+            self._to_do.put(message)
+        else:
+            self._loop.call_soon_threadsafe(self._handle, message)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Form):
+            self._form(message)
+        elif isinstance(message, RunCell) and self.runner is not None:
+            self.runner.submit(message)
+        elif isinstance(message, Pull) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
+
+    def _form(self, place: Form) -> None:
+        try:
+            group.form(place)
+        except Exception as error:
+            self.agent.send(Formed(epoch=place.epoch, error=f"{type(error).__name__}: {error}"))
+            return
+        self.place = place
+        if self.runner is not None:
+            self._name_place()
+        self.agent.send(Formed(epoch=place.epoch))
+
+    def _name_place(self) -> None:
+        """The names that every cell finds."""
+        assert self.place is not None
+        RankEngine.instance().kernel.shell.user_ns.update(
+            rank=self.place.rank,
+            local_rank=self.place.local_rank,
+            world_size=self.place.world_size,
+            device=torch.device(self.place.device),
+            torch=torch,
+            dist=dist,
+        )
+
+    async def _pull(self, message: Pull) -> None:
+        namespace = RankEngine.instance().kernel.shell.user_ns
+        if message.name not in namespace:
+            self.agent.send(Pulled(request=message.request, error=f"there is no variable {message.name!r}"))
+            return
+        try:
+            data = values.dumps(namespace[message.name])
+        except Exception as error:
+            kind = type(namespace[message.name]).__name__
+            why = f"{message.name!r} ({kind}) cannot be pickled: {error}"
+            self.agent.send(Pulled(request=message.request, error=why))
+            return
+        if len(data) <= _INLINE_BYTES:
+            self.agent.send(Pulled(request=message.request, nbytes=len(data), pickle=data))
+        else:
+            transfer = self.agent.bulk.hold(data)
+            self.agent.send(Pulled(request=message.request, nbytes=len(data), transfer=transfer))
+
+
+class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel is not typed
+    """An engine that lets `%%px` and our cells live side by side."""
+
+    def __init__(self, *, rank: Rank | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._rank = rank
+
+    def redirect_output(self, iopub_socket: Any) -> None:
+        """The last step of registration. ipyparallel sends all text to its client here; we do so for its own cells
+        only, since ours go to the pipes."""
+        streams = {
+            name: OutStream(self.session, iopub_socket, name, watchfd=False) for name in ("stdout", "stderr")
+        }
+        for name, stream in streams.items():
+            stream.topic = f"engine.{self.id}.{name}".encode()
+        sys.displayhook = self.display_hook_factory(self.session, iopub_socket)
+        sys.displayhook.topic = f"engine.{self.id}.execute_result".encode()
+        _capture_text(self.kernel, streams)
+        self.kernel.control_handlers["signal_request"] = self._on_signal_request
+        assert self._rank is not None
+        self._rank.adopt(self)
+
+    def restore_output(self) -> None:
+        """Nothing to restore: the standard streams were never replaced."""
+
+    def _on_signal_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """`Client.send_signal` and the interrupt of `%%px`: ipyparallel's nanny process would answer this."""
+        number = parent["content"]["sig"]
+        os.kill(os.getpid(), getattr(signal, number) if isinstance(number, str) else number)
+        self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
+
+
+def _capture_text(kernel: Any, streams: dict[str, Any]) -> None:
+    """Send the text of `%%px` cells and `apply` calls to ipyparallel's client."""
+
+    class to_client:
+        def __enter__(self) -> None:
+            self.saved = sys.stdout, sys.stderr
+            for stream in streams.values():
+                stream.set_parent(kernel.shell.parent_header)
+            sys.stdout, sys.stderr = streams["stdout"], streams["stderr"]
+
+        def __exit__(self, *_: object) -> None:
+            for stream in streams.values():
+                stream.flush()
+            sys.stdout, sys.stderr = self.saved
+
+    execute: Callable[..., Any] = kernel.do_execute
+    apply: Callable[..., Any] = kernel.do_apply
+
+    async def do_execute(*args: Any, **kwargs: Any) -> Any:
+        with to_client():
+            return await execute(*args, **kwargs)
+
+    def do_apply(*args: Any, **kwargs: Any) -> Any:
+        with to_client():
+            return apply(*args, **kwargs)
+
+    kernel.do_execute, kernel.do_apply = do_execute, do_apply
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Be a rank, from the first step after the fork (or spawn) to the end."""
+    faulthandler.enable(file=2)  # a segmentation fault leaves its Python lines among the last words
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the engine installs its own
+    torch.set_num_threads(spec["threads"])
+    if spec["threads"] > 1:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(limits=spec["threads"], user_api="blas")  # NumPy's pool was made with one thread
+    sys.argv = ["rank"]
+    Rank(spec).serve()

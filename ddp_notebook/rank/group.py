@@ -1,0 +1,72 @@
+"""Take a place in a process group. Forming, re-forming and resizing are the same step with another epoch."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddp_notebook.events import Form
+
+
+def form(place: Form) -> None:
+    """Leave the current group, if any, and join the one of `place.epoch`. Call it in the main thread.
+
+    The group forms with a short timeout, which is raised to torch's default afterwards: with a wrong interface one
+    rank fails at once and the others wait five times the timeout (measured: 25 s of 5), so half an hour would be 2.5.
+
+    Raises:
+        whatever `init_process_group` raises; then the rank is in no group.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.environ.update(_environment(place))
+    device = torch.device(place.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # per thread: cells run in this one
+    store = dist.TCPStore(
+        place.store_host,
+        place.store_port,
+        world_size=None,
+        is_master=False,
+        timeout=timedelta(seconds=place.form_timeout_s),
+        wait_for_workers=False,
+    )
+    dist.init_process_group(
+        place.backend,
+        store=dist.PrefixStore(f"{place.store_prefix}/{place.epoch}", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=place.form_timeout_s),
+        device_id=device if place.backend == "nccl" else None,
+    )
+    _raise_timeout(place.backend)
+
+
+def _raise_timeout(backend: str) -> None:
+    """Give the default group torch's default timeout. The only private name of torch used in this package."""
+    from torch.distributed import distributed_c10d as c10d
+
+    default = c10d.default_pg_nccl_timeout if backend == "nccl" else c10d.default_pg_timeout
+    c10d._set_pg_timeout(default, dist.group.WORLD)
+
+
+def _environment(place: Form) -> dict[str, str]:
+    """torchrun's variables, and the interface that gloo and NCCL are to use.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    defaults = {"GLOO_SOCKET_IFNAME": place.interface, "NCCL_SOCKET_IFNAME": place.interface}
+    return {
+        **{name: value for name, value in defaults.items() if name not in os.environ},
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.group_rank),
+        "MASTER_ADDR": place.store_host,
+        "MASTER_PORT": str(place.store_port),
+        **place.env,
+    }

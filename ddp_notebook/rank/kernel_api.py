@@ -1,0 +1,76 @@
+"""Every private interface of ipykernel and ipyparallel that a rank needs, in one place.
+
+| what | why nothing public does it | without it |
+|---|---|---|
+| `Kernel._main_asyncio_lock` (7.x) | a `%%px` or a second cell would run inside an `await` of our cell | own lock |
+| `Kernel.schedule_dispatch` (6.x) | the same | own lock |
+| `Kernel._forward_input`, `_restore_input` | `input()` in a rank must fail plainly, not read a null device | EOFError |
+| `Session.send` replaced on the instance | displays of our cells leave for our wire | displays stay in ipyparallel |
+
+`tests/test_private_interfaces.py` fails when one of them goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+_own_locks: dict[int, asyncio.Lock] = {}
+
+
+def run_in_turn(kernel: Any, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+    """Run a coroutine function when the kernel is done with what it has, and let nothing in until it is over."""
+    if not hasattr(kernel, "_main_asyncio_lock") and hasattr(kernel, "schedule_dispatch"):
+        kernel.schedule_dispatch(work, *args)
+        return
+    lock = getattr(kernel, "_main_asyncio_lock", None)
+    if lock is None:
+        lock = _own_locks.setdefault(id(kernel), asyncio.Lock())
+
+    async def in_turn() -> None:
+        async with lock:
+            await work(*args)
+
+    _keep(asyncio.ensure_future(in_turn()))
+
+
+_tasks: set[asyncio.Future[None]] = set()
+
+
+def _keep(task: asyncio.Future[None]) -> None:
+    """The event loop holds tasks weakly: keep this one until it is done."""
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+@contextlib.contextmanager
+def refuse_input(kernel: Any) -> Iterator[None]:
+    """`input()` and `getpass()` raise an error that says why."""
+    if not hasattr(kernel, "_forward_input"):
+        yield
+        return
+    kernel._forward_input(False)
+    try:
+        yield
+    finally:
+        kernel._restore_input()
+
+
+def intercept_sends(session: Any, take: Callable[[str, dict[str, Any], dict[str, Any]], bool]) -> None:
+    """Offer every message that the kernel sends to `take(msg_type, content, parent_header)`; True keeps it here."""
+    original = session.send
+
+    def send(stream: Any, msg_or_type: Any, content: Any = None, parent: Any = None, *rest: Any, **more: Any) -> Any:
+        if isinstance(msg_or_type, dict):
+            msg_type = msg_or_type["header"]["msg_type"]
+            body, header = msg_or_type.get("content"), msg_or_type.get("parent_header")
+        else:
+            msg_type, body = msg_or_type, content
+            header = parent.get("header", parent) if isinstance(parent, dict) else None
+        if take(msg_type, body or {}, header or {}):
+            return None
+        return original(stream, msg_or_type, content, parent, *rest, **more)
+
+    session.send = send

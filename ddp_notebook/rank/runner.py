@@ -1,0 +1,178 @@
+"""One cell on a rank: everything that ipykernel does around a cell, driven from our own wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from ddp_notebook.events import CellDone, Display, Message, RunCell
+from ddp_notebook.rank import kernel_api
+from ddp_notebook.rank.streams import Streams
+
+_PARENT = "ddp-cell-"
+_SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output"}
+
+
+class Runner:
+    """Runs cells one after the other on the engine's main thread.
+
+    Args:
+        kernel: the engine's kernel, whose shell runs the cells.
+        streams: where their text goes.
+        send: takes the messages for the notebook, from the main thread.
+    """
+
+    def __init__(self, kernel: Any, streams: Streams, send: Callable[[Message], None]) -> None:
+        self.running: tuple[int, float] | None = None  # the cell, and since when (monotonic seconds)
+        self._kernel = kernel
+        self._shell: Any = kernel.shell
+        self._streams = streams
+        self._send = send
+        self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
+        self._may_raise = False  # a plain cell under way: an interrupt raises in it
+        self._interrupted = False
+        kernel_api.intercept_sends(kernel.session, self._take)
+        self._shell.ask_exit = _refuse_exit
+
+    def submit(self, cell: RunCell) -> None:
+        """Run a cell in its turn. Call it on the event loop."""
+        kernel_api.run_in_turn(self._kernel, self._run, cell)
+
+    async def _run(self, cell: RunCell) -> None:
+        pid = os.getpid()
+        self.running = (cell.cell, time.monotonic())
+        self._streams.begin(cell.cell)
+        try:
+            done = await self._run_guarded(cell)
+        finally:
+            if os.getpid() != pid:  # a child that the cell forked came back: two processes would share our sockets
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+        self._streams.end(cell.cell)
+        self.running = None
+        self._send(done)
+
+    async def _run_guarded(self, cell: RunCell) -> CellDone:
+        started = time.perf_counter()
+        shell, kernel = self._shell, self._kernel
+        kernel.set_parent([], _parent_message(cell.cell))
+        shell.execution_count = cell.execution_count
+        self._interrupted = False
+        previous = signal.signal(signal.SIGINT, self._on_sigint)
+        result: ExecutionResult | None = None
+        failure: BaseException | None = None
+        try:
+            with kernel_api.refuse_input(kernel):
+                result = await self._execute(cell.code)
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            failure = error
+        finally:
+            self._may_raise = False
+            self._task = None
+            signal.signal(signal.SIGINT, previous)
+        if result is not None:
+            failure = result.error_before_exec or result.error_in_exec
+        return CellDone(
+            cell=cell.cell,
+            duration_s=time.perf_counter() - started,
+            payload=self._take_payload(),
+            **self._outcome(failure),
+        )
+
+    async def _execute(self, code: str) -> ExecutionResult:
+        shell = self._shell
+        problem = None
+        try:
+            transformed = shell.transform_cell(code)
+        except Exception:
+            transformed, problem = code, sys.exc_info()
+        if not shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem):
+            self._may_raise = True
+            try:
+                return shell.run_cell(code, store_history=True)
+            finally:
+                self._may_raise = False
+        result = None
+        self._task = asyncio.ensure_future(
+            shell.run_cell_async(
+                code, store_history=True, transformed_cell=transformed, preprocessing_exc_tuple=problem
+            )
+        )
+        try:
+            result = await self._task
+            return result
+        finally:
+            self._task = None
+            shell.events.trigger("post_execute")  # run_cell does this by itself
+            shell.events.trigger("post_run_cell", result)
+
+    def _on_sigint(self, _: int, frame: FrameType | None) -> None:
+        """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
+        self._interrupted = True
+        if self._task is None:
+            if self._may_raise:
+                raise KeyboardInterrupt
+            return
+        if asyncio.current_task() is self._task and _is_in_user_code(frame):
+            raise KeyboardInterrupt  # between two awaits; IPython's run_code catches it
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def _outcome(self, failure: BaseException | None) -> dict[str, Any]:
+        if failure is None:
+            return {"status": "ok"}
+        stopped = isinstance(failure, KeyboardInterrupt) or (
+            self._interrupted and isinstance(failure, asyncio.CancelledError)
+        )
+        return {
+            "status": "interrupted" if stopped else "error",
+            "ename": "KeyboardInterrupt" if stopped else type(failure).__name__,
+            "evalue": str(failure),
+            "traceback": list(self._shell._last_traceback or []),
+        }
+
+    def _take_payload(self) -> list[dict[str, Any]]:
+        manager = self._shell.payload_manager
+        payload = manager.read_payload()
+        manager.clear_payload()
+        return [part for part in payload if part.get("source") == "page"]
+
+    def _take(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> bool:
+        """Whether a message of the kernel belongs to one of our cells, and is sent to the notebook instead."""
+        parent_id = str(parent.get("msg_id", ""))
+        if not parent_id.startswith(_PARENT):
+            return False
+        if msg_type in _SHOWN:
+            self._send(Display(cell=int(parent_id.removeprefix(_PARENT)), msg_type=msg_type, content=content))
+        return True
+
+
+def _parent_message(cell: int) -> dict[str, Any]:
+    header = {
+        "msg_id": f"{_PARENT}{cell}",
+        "msg_type": "execute_request",
+        "session": "ddp_notebook",
+        "username": "",
+        "version": "5.3",
+    }
+    return {"header": header, "parent_header": {}, "metadata": {}, "content": {"code": "", "silent": False}}
+
+
+def _is_in_user_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is InteractiveShell.run_code.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _refuse_exit() -> None:
+    raise RuntimeError("exit() and quit() do not end a rank; %ddp_stop in the notebook ends them all")

@@ -1,0 +1,103 @@
+"""One cell under way on a set of ranks: collects what comes back, from I/O threads, for one who waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+
+from ddp_notebook.events import CellDone, Display
+from ddp_notebook.run.result import CellResult, RankResult
+
+_STREAMS = {1: "stdout", 2: "stderr"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Something to show: text of a stream, a page, or what a rank displayed."""
+
+    rank: int
+    text: str = ""
+    stream: str = "stdout"
+    display: Display | None = None
+
+
+class CellRun:
+    """A cell that was sent to ranks.
+
+    `shown` is a queue of what is to be shown, with None as a mere wake-up: when the cell is over, or when something
+    needs the waiting thread's attention.
+    """
+
+    def __init__(self, number: int, ranks: list[int]) -> None:
+        self.number = number
+        self.result = CellResult({rank: RankResult() for rank in ranks})
+        self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open = {rank: {1, 2, "done"} for rank in ranks}  # what is still to come, by rank
+
+    @property
+    def pending(self) -> list[int]:
+        """Ranks on which the cell has not ended."""
+        with self._lock:
+            return sorted(self._open)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._open
+
+    def wake(self) -> None:
+        """Wake the thread that waits. May be called from a signal handler."""
+        self.shown.put(None)
+
+    def on_text(self, rank: int, fd: int, text: str) -> None:
+        """Text that a rank wrote in this cell."""
+        stream = _STREAMS[fd]
+        self.result[rank].text[stream].append(text)
+        self.shown.put(Shown(rank, text, stream))
+
+    def on_text_end(self, rank: int, fd: int) -> None:
+        """All text of this cell has come through a pipe."""
+        self._close(rank, fd)
+
+    def on_display(self, rank: int, display: Display) -> None:
+        """Something that a rank displayed in this cell."""
+        data = display.content.get("data")
+        if display.msg_type == "execute_result" and data:
+            self.result[rank].result = data.get("text/plain")
+        elif data:
+            self.result[rank].displays.append(data)
+        self.shown.put(Shown(rank, display=display))
+
+    def on_done(self, rank: int, done: CellDone) -> None:
+        """The cell ended on a rank; its text may still be on its way."""
+        one = self.result[rank]
+        one.status, one.duration_s = done.status, done.duration_s
+        if done.status != "ok":
+            one.error = f"{done.ename}: {done.evalue}" if done.evalue else done.ename
+            one.traceback = done.traceback
+        for page in done.payload:
+            self.shown.put(Shown(rank, page["data"].get("text/plain", "") + "\n"))
+        self._close(rank, "done")
+
+    def on_died(self, rank: int, how: str) -> None:
+        """The rank's process ended. Its text has come."""
+        one = self.result[rank]
+        if rank in self._open and one.status == "running":
+            one.status, one.error = "died", how
+        for what in (1, 2, "done"):
+            self._close(rank, what)
+        self.wake()
+
+    def _close(self, rank: int, what: int | str) -> None:
+        with self._lock:
+            left = self._open.get(rank)
+            if left is None:
+                return
+            left.discard(what)
+            if left:
+                return
+            del self._open[rank]
+            over = not self._open
+        if over:
+            self.wake()

@@ -1,0 +1,47 @@
+"""The kernel's interrupt as a flag.
+
+Catching KeyboardInterrupt around the read of a queue loses what was being read; a handler that counts and wakes the
+reader loses nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupts:
+    """While active, counts interrupts instead of raising. Does nothing outside the main thread.
+
+    Args:
+        wake: called at each interrupt, in the signal handler.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.count = 0
+        self._wake = wake
+        self._previous: Any = None
+        self._active = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Interrupts:
+        if self._active:
+            self._previous = signal.signal(signal.SIGINT, self._on_sigint)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._active:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _on_sigint(self, _: int, __: FrameType | None) -> None:
+        self.count += 1
+        self._wake()
+
+
+def keyboard_interrupt(message: str) -> KeyboardInterrupt:
+    """A KeyboardInterrupt that shows its message in a notebook instead of this package's frames."""
+    error = KeyboardInterrupt(message)
+    error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]  # type: ignore[attr-defined]
+    return error

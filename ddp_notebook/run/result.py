@@ -1,0 +1,62 @@
+"""What a cell left behind, by rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_notebook.errors import format_ranks
+
+
+@dataclass(slots=True)
+class RankResult:
+    """What a cell left behind on one rank."""
+
+    status: str = "running"  # then "ok", "error", "interrupted" or "died"
+    duration_s: float = 0.0
+    text: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})  # as it came
+    displays: list[dict[str, Any]] = field(default_factory=list)  # MIME bundles, in order
+    result: str | None = None  # plain text of the last expression's value
+    error: str = ""  # "ValueError: message"
+    traceback: list[str] = field(default_factory=list)
+
+    @property
+    def stdout(self) -> str:
+        return "".join(self.text["stdout"])
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self.text["stderr"])
+
+
+@dataclass(slots=True)
+class CellResult:
+    """What a cell left behind on every rank that ran it.
+
+    Example:
+        >>> result = session.run("print('hi')")
+        >>> result[0].stdout, result.ok
+        ('hi\\n', True)
+    """
+
+    by_rank: dict[int, RankResult]
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.by_rank)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the cell ended well on every rank."""
+        return all(one.status == "ok" for one in self.by_rank.values())
+
+    def __getitem__(self, rank: int) -> RankResult:
+        return self.by_rank[rank]
+
+    def __repr__(self) -> str:
+        groups: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            groups.setdefault(self.by_rank[rank].status, []).append(rank)
+        slowest = max((one.duration_s for one in self.by_rank.values()), default=0.0)
+        states = ", ".join(f"{status} on rank {format_ranks(ranks)}" for status, ranks in groups.items())
+        return f"<CellResult: {states}; {slowest:.3f} s>"

@@ -1,0 +1,493 @@
+"""One running group of ranks as the notebook sees it: runs cells on them, pulls values, and owns what it started."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import (
+    ClientError,
+    DDPNotebookError,
+    RankDiedError,
+    RankError,
+    SessionBrokenError,
+    SessionExistsError,
+    StartError,
+    format_ranks,
+)
+from ddp_notebook.events import CellDone, Display, Message, Probe, Pull, Pulled, RunCell, Vitals
+from ddp_notebook.launch import warm
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.placement import Placement, place
+from ddp_notebook.run.cell import CellRun, Shown
+from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.result import CellResult
+from ddp_notebook.run.screen import Screen
+from ddp_notebook.run.text import TextSplitter
+from ddp_notebook.status import RankStatus, Status
+
+if TYPE_CHECKING:
+    import ipyparallel
+
+_AFTER_DEATH_S = 2.0  # what the others get to end when a rank has died
+_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
+
+Report = Callable[[str], None]
+_current: Session | None = None
+_current_lock = threading.Lock()
+
+
+def current() -> Session | None:
+    """The running session, or None."""
+    return _current
+
+
+def start(world_size: int | None = None, *, report: Report = lambda _: None, **options: Any) -> Session:
+    """Start ranks: one process per GPU, or CPU ranks, in an initialised process group.
+
+    Args:
+        world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
+        report: told a line about each stage that is done.
+        options: further fields of `StartOptions`: backend, gpus, share_gpus, env, timeout_s.
+
+    Raises:
+        UsageError: an option that cannot be, or does not fit this machine.
+        SessionExistsError: ranks are running already.
+        StartError: the ranks did not come up; nothing of them is left.
+
+    Example:
+        >>> with ddp_notebook.start(2) as session:
+        ...     session.run("print(rank)")[1].stdout
+        '1\\n'
+    """
+    return Session(StartOptions(world_size=world_size, **options), report=report)
+
+
+class Session:
+    """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
+
+    def __init__(self, options: StartOptions, *, report: Report = lambda _: None) -> None:
+        global _current
+        with _current_lock:
+            if _current is not None:
+                raise SessionExistsError(
+                    f"{_current!r} is running; use it, or end it with %ddp_stop (%ddp_restart starts it afresh)"
+                )
+            _current = self
+        self.options = options
+        self._requests = itertools.count(1)
+        self._cells = itertools.count(1)
+        self._answers: dict[int, Future[Any]] = {}
+        self._turn = threading.Lock()
+        self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self._last_rank_message: dict[int, str] = {}  # why a rank is gone
+        self._splitters: dict[tuple[int, int], TextSplitter] = {}
+        self._between: dict[tuple[int, int], str] = {}  # text written between cells
+        self._ready = False
+        self._host_ended = False  # closed, or given back
+        self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
+        try:
+            self._start(report)
+        except BaseException:
+            _current = None
+            raise
+
+    def _start(self, report: Report) -> None:
+        began = time.monotonic()
+
+        def stage(name: str) -> None:
+            report(f"{name} {time.monotonic() - began:.1f} s")
+
+        deadline = began + self.options.timeout_s
+        env = {**os.environ, **self.options.env}
+        self._host, self._give_back = warm.take(env)
+        self._cluster: Cluster | None = None
+        try:
+            facts = self._host.facts(self.options.timeout_s)
+            stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
+            self.placement: Placement = place(self.options, facts, env)
+            self._hostname: str = facts["host"]
+            self._cluster = Cluster(self._host, self.placement, env, self)
+            self._splitters = {
+                (rank, fd): TextSplitter(self._cluster.mark_token)
+                for rank in range(self.placement.world_size)
+                for fd in (1, 2)
+            }
+            self._cluster.start(deadline, stage)
+            self._ready = True
+        except BaseException:
+            self._end_processes()
+            raise
+
+    # ---- what the user does
+
+    @property
+    def world_size(self) -> int:
+        return self.placement.world_size
+
+    @property
+    def backend(self) -> str:
+        return self.placement.backend
+
+    @property
+    def epoch(self) -> int:
+        """Number of the group: raised each time it is formed again."""
+        return self._living.epoch
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the ranks were started and not stopped, and their fork server lives."""
+        return self._cluster is not None and self._host.is_alive
+
+    def run(self, code: str, *, execution_count: int = 1) -> CellResult:
+        """Run code on every rank, as a cell of a notebook would.
+
+        In the main thread the output appears live and the kernel's interrupt is passed on. A second call waits its
+        turn.
+
+        Args:
+            code: what an IPython cell may hold, magics and top-level `await` included.
+            execution_count: the number in `In [n]` that tracebacks show.
+
+        Raises:
+            RankError: it failed on at least one rank; holds the results of all.
+            RankDiedError: a rank's process ended.
+            KeyboardInterrupt: it was interrupted.
+            SessionBrokenError: a rank is gone, or still busy with an earlier cell.
+
+        Example:
+            >>> session.run("x = torch.ones(1) * rank; dist.all_reduce(x); x")[0].result
+            'tensor([6.])'
+        """
+        with self._turn:
+            cluster = self._check()
+            run = CellRun(next(self._cells), cluster.ranks)
+            self._runs[run.number] = run
+            shown = threading.current_thread() is threading.main_thread()
+            screen = Screen() if shown else None
+            self._show_text_between_cells(screen)
+            with Interrupts(run.wake) as interrupts:
+                message = RunCell(cell=run.number, code=code, execution_count=execution_count)
+                for rank in cluster.ranks:
+                    cluster.send(rank, message)
+                self._wait(run, interrupts, screen)
+            return self._conclude(run, interrupts)
+
+    def pull(self, name: str) -> dict[int, Any]:
+        """The value of a variable on every rank, by rank. Tensors of a GPU arrive on the CPU.
+
+        Raises:
+            DDPNotebookError: a rank has no such variable, or it cannot be pickled; names the rank and the type.
+
+        Example:
+            >>> session.pull("rank")
+            {0: 0, 1: 1}
+        """
+        with self._turn:
+            cluster = self._check()
+            asked = {rank: self._ask(rank, lambda n: Pull(request=n, name=name)) for rank in cluster.ranks}
+            answers = {rank: self._answer(rank, future) for rank, future in asked.items()}
+            if errors := [f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error]:
+                raise DDPNotebookError("; ".join(errors))
+            return {rank: pickle.loads(self._data(rank, answer)) for rank, answer in answers.items()}
+
+    @property
+    def client(self) -> ipyparallel.Client:
+        """A plain `ipp.Client` of the same engines, for `%%px`, views and ipyparallel's own tools.
+
+        A controller that is gone is started again at the next use.
+
+        Raises:
+            ClientError: it cannot be reached.
+        """
+        import ipyparallel
+
+        cluster = self._check()
+        file, pid = cluster.client_file()
+        if self._client is not None and self._client[1] == pid:
+            return self._client[0]
+        self._close_client()
+        try:
+            client = ipyparallel.Client(connection_info=file, timeout=20)
+            client.wait_for_engines(self.world_size, timeout=20, interactive=False)
+        except Exception as error:
+            raise ClientError(
+                f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
+                "%ddp_restart brings it back"
+            ) from error
+        self._client = (client, pid)
+        return client
+
+    def reform(self, timeout_s: float = 60.0) -> None:
+        """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.
+
+        Objects that hold the old group (a `DistributedDataParallel` model, a device mesh) are to be made again.
+
+        Raises:
+            StartError: it did not form.
+        """
+        with self._turn:
+            self._check().form(time.monotonic() + timeout_s)
+
+    def status(self) -> Status:
+        """Every rank's host, process, device, memory and state."""
+        cluster = self._living
+        asked = {rank: self._ask(rank, lambda n: Probe(request=n)) for rank in cluster.alive}
+        rows = []
+        deadline = time.monotonic() + 1.0
+        for rank in cluster.ranks:
+            process = cluster.process(rank)
+            vitals: Vitals | None = None
+            if rank in asked:
+                try:
+                    vitals = asked[rank].result(max(0.0, deadline - time.monotonic()))
+                except (FutureTimeoutError, DDPNotebookError):
+                    vitals = None
+            rows.append(
+                RankStatus(
+                    rank=rank,
+                    host=self._hostname,
+                    pid=process.pid,
+                    device=self.placement.devices[rank],
+                    device_name=self.placement.names[rank],
+                    state=self._state(rank, vitals),
+                    rss_bytes=vitals.rss_bytes if vitals else None,
+                    device_bytes=vitals.device_bytes if vitals else None,
+                )
+            )
+        return Status(backend=self.backend, epoch=cluster.epoch, rows=tuple(rows))
+
+    def pids(self, kind: str = "rank") -> list[int]:
+        """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
+        return [self._host.pid] if kind == "host server" else self._living.pids(kind)
+
+    def stop(self) -> None:
+        """End every process of the session and all below them. Doing it twice is no error."""
+        global _current
+        with _current_lock:
+            if _current is self:
+                _current = None
+        for run in list(self._runs.values()):
+            for rank in run.pending:
+                run.on_died(rank, "the session was stopped")
+        self._close_client()
+        self._end_processes()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        if self._cluster is None:
+            return "<Session: stopped>"
+        gone = sorted(set(self._cluster.ranks) - set(self._cluster.alive))
+        dead = f", rank {format_ranks(gone)} died" if gone else ""
+        return f"<Session: {self.world_size} ranks on {self._hostname}, {self.backend}{dead}>"
+
+    # ---- a cell
+
+    def _wait(self, run: CellRun, interrupts: Interrupts, screen: Screen | None) -> None:
+        """Show what comes until the cell is over, or until nothing more can be done about it."""
+        handled = 0
+        give_up_at = float("inf")
+        pause: float | None = None
+        while True:
+            item: Shown | None = None
+            try:
+                left = give_up_at - time.monotonic()
+                item = run.shown.get(timeout=max(0.0, min(left, 3600.0 if pause is None else pause)))
+            except queue.Empty:
+                pass
+            if screen is not None:
+                if item is not None:
+                    screen.show(item)
+                if run.shown.empty():
+                    pause = screen.refresh()
+            if run.is_over and run.shown.empty():
+                break
+            if time.monotonic() > give_up_at or not self.is_running:
+                break
+            if interrupts.count > handled:
+                handled = interrupts.count
+                if handled > 1:
+                    break
+                self._signal(run.pending)
+            if give_up_at == float("inf") and any(one.status == "died" for one in run.result.by_rank.values()):
+                self._signal(run.pending)
+                give_up_at = time.monotonic() + _AFTER_DEATH_S
+        if screen is not None:
+            screen.finish()
+
+    def _signal(self, ranks: list[int]) -> None:
+        """Interrupt ranks. They have the signal when this returns, so it cannot hit a later cell."""
+        if ranks and self._cluster is not None:
+            try:
+                self._cluster.signal(ranks, signal.SIGINT)
+            except StartError:
+                return  # the host server is gone: `_wait` sees that
+
+    def _conclude(self, run: CellRun, interrupts: Interrupts) -> CellResult:
+        pending = run.pending
+        if not pending:
+            self._runs.pop(run.number, None)
+        by_rank = run.result.by_rank
+        busy = (
+            f"; rank {format_ranks(pending)} has not answered: its cell goes on, and %ddp_restart ends it"
+            if pending
+            else ""
+        )
+        if not self.is_running:
+            raise SessionBrokenError("the fork server ended, and all ranks with it; start again with %ddp_start")
+        died = {rank: one.error for rank, one in by_rank.items() if one.status == "died"}
+        failed = {rank: one.error for rank, one in by_rank.items() if one.status in ("error", "interrupted")}
+        if died:
+            raise RankDiedError({rank: [words] for rank, words in died.items()}, died, run.result)
+        if interrupts.count:
+            answered = [rank for rank, one in by_rank.items() if one.status == "interrupted"]
+            where = f"rank {format_ranks(answered)} was interrupted" if answered else "no rank was interrupted"
+            raise keyboard_interrupt(where + busy)
+        if failed:
+            raise RankError({rank: by_rank[rank].traceback for rank in failed}, failed, run.result)
+        return run.result
+
+    def _show_text_between_cells(self, screen: Screen | None) -> None:
+        if screen is None:
+            return
+        for (rank, fd), text in sorted(self._between.items()):
+            stream = "stdout" if fd == 1 else "stderr"
+            screen.show(Shown(rank, f"(between cells) {text}", stream))
+        self._between.clear()
+        screen.finish()
+
+    def _check(self) -> Cluster:
+        """The cluster, if every rank can take a cell."""
+        cluster = self._living
+        if not self._host.is_alive:
+            raise SessionBrokenError("the fork server ended, and all ranks with it; start again with %ddp_restart")
+        gone = sorted(set(cluster.ranks) - set(cluster.alive))
+        if gone:
+            why = "; ".join(f"rank {rank} died: {self._last_rank_message.get(rank, '')}" for rank in gone)
+            raise SessionBrokenError(f"{why}\nThe ranks cannot run a cell together; start afresh with %ddp_restart")
+        for run in list(self._runs.values()):
+            if run.is_over:
+                del self._runs[run.number]
+            else:
+                raise SessionBrokenError(
+                    f"rank {format_ranks(run.pending)} is still in an earlier cell; wait, or end it with %ddp_restart"
+                )
+        return cluster
+
+    # ---- questions to ranks
+
+    def _ask(self, rank: int, make: Callable[[int], Message]) -> Future[Any]:
+        number = next(self._requests)
+        future: Future[Any] = Future()
+        self._answers[number] = future
+        self._living.send(rank, make(number))
+        return future
+
+    def _answer(self, rank: int, future: Future[Any]) -> Any:
+        while True:
+            try:
+                return future.result(timeout=0.5)
+            except FutureTimeoutError:
+                self._check_rank(rank)
+
+    def _check_rank(self, rank: int) -> None:
+        if not self._host.is_alive or not self._living.process(rank).is_alive:
+            raise SessionBrokenError(f"rank {rank} died: {self._last_rank_message.get(rank, 'its host server ended')}")
+
+    def _data(self, rank: int, answer: Pulled) -> bytes | bytearray:
+        if answer.pickle or not answer.transfer:
+            return answer.pickle
+        return self._living.fetch(rank, answer.transfer, answer.nbytes, lambda: self._check_rank(rank))
+
+    def _state(self, rank: int, vitals: Vitals | None) -> str:
+        if not self._living.process(rank).is_alive:
+            return "died"
+        if vitals is None:
+            return f"silent for {self._living.silent_s(rank):.0f} s"
+        return f"in a cell for {vitals.running_s:.1f} s" if vitals.running_cell else "idle"
+
+    # ---- what ranks say (I/O threads)
+
+    def on_message(self, rank: int, message: Message) -> None:
+        """A message of a rank. Part of `Listener`."""
+        if isinstance(message, CellDone):
+            if (run := self._runs.get(message.cell)) is not None:
+                run.on_done(rank, message)
+        elif isinstance(message, Display):
+            if (run := self._runs.get(message.cell)) is not None:
+                run.on_display(rank, message)
+        elif isinstance(message, Pulled | Vitals):
+            future = self._answers.pop(message.request, None)
+            if future is not None:
+                future.set_result(message)
+
+    def on_text(self, rank: int, fd: int, data: bytes) -> None:
+        """Text of a rank. Part of `Listener`."""
+        for piece in self._splitters[rank, fd].feed(data):
+            run = self._runs.get(piece.cell)
+            if run is not None and piece.ends:
+                run.on_text_end(rank, fd)
+            elif run is not None:
+                run.on_text(rank, fd, piece.text)
+            elif self._ready and not piece.ends:
+                kept = self._between.get((rank, fd), "") + piece.text
+                self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
+
+    def on_ended(self, rank: int, status: int) -> None:
+        """A rank's process ended. Part of `Listener`."""
+        if self._cluster is None:
+            return
+        words = self._cluster.process(rank).how_it_ended()
+        self._last_rank_message[rank] = words
+        for run in list(self._runs.values()):
+            run.on_died(rank, words)
+
+    def on_gone(self) -> None:
+        """The host server ended, and all with it. Part of `Listener`."""
+        for run in list(self._runs.values()):
+            for rank in run.pending:
+                run.on_died(rank, "the fork server ended")
+
+    # ---- ending
+
+    @property
+    def _living(self) -> Cluster:
+        if self._cluster is None:
+            raise SessionBrokenError("this session was stopped; start another with %ddp_start")
+        return self._cluster
+
+    def _close_client(self) -> None:
+        if self._client is not None:
+            client, self._client = self._client[0], None
+            try:
+                client.close(linger=0)
+            except Exception as error:
+                print(f"closing ipyparallel's client failed: {error}", file=sys.stderr)
+
+    def _end_processes(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is None and self._host_ended:
+            return
+        self._host_ended = True
+        if cluster is not None:
+            cluster.stop()
+        if self._give_back:
+            warm.give_back(self._host)
+        else:
+            self._host.close()

@@ -1,0 +1,44 @@
+"""How the ranks are, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """One rank."""
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    device_name: str
+    state: str
+    rss_bytes: int | None
+    device_bytes: int | None  # allocated and cached by torch on the rank's GPU
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        memory = "?" if self.rss_bytes is None else f"{self.rss_bytes / _MIB:.0f} MiB"
+        if self.device_bytes:
+            memory += f" + {self.device_bytes / _MIB:.0f} MiB on the GPU"
+        device = self.device if self.device == "cpu" else f"{self.device} ({self.device_name})"
+        return str(self.rank), self.host, str(self.pid), device, memory, self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """All ranks of a session. Its `repr` is the table that `%ddp_status` shows."""
+
+    backend: str
+    epoch: int
+    rows: tuple[RankStatus, ...]
+
+    def __repr__(self) -> str:
+        table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+        return "\n".join(line.rstrip() for line in lines) + f"\nbackend {self.backend}, group {self.epoch}"
