@@ -100,11 +100,13 @@ class RankError(DDPNotebookError):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        grouped = "; ".join(
-            f"{text} (rank {format_ranks(ranks)})" for text, ranks in group_by_value(self.summaries).items()
-        )
-        succeeded = sorted(set(self.result.ranks) - set(self.summaries)) if self.result else []
-        return grouped + (f"; rank {format_ranks(succeeded)} succeeded" if succeeded else "")
+        parts = [f"{text} (rank {format_ranks(ranks)})" for text, ranks in group_by_value(self.summaries).items()]
+        others = [] if self.result is None else [r for r in self.result.ranks if r not in self.summaries]
+        states = {rank: self.result[rank].status for rank in others} if self.result is not None else {}
+        words = {"ok": "succeeded", "interrupted": "was interrupted", "running": "has not answered"}
+        for status, ranks in group_by_value(states).items():
+            parts.append(f"rank {format_ranks(ranks)} {words.get(status, status)}")
+        return "; ".join(parts)
 
     def _render_traceback_(self) -> list[str]:
         lines: list[str] = []

@@ -4,15 +4,15 @@ A message is a frozen dataclass. On the wire it is one frame of JSON (its name a
 by one frame per `bytes` field, so that pickles and tensors are never copied into text. Both sides import this
 module; it imports neither.
 
-    notebook -> rank                        rank -> notebook
-    ----------------                        ----------------
-    Form     take this place in a group     Hello    I exist: process, host, versions
-    Engine   become an ipyparallel engine   Formed   I am in the group of that epoch (or why not)
-    RunCell  run this code                  Ready    my shell can run a cell
-    Pull     pickle this variable           Display  something a cell displayed
-    Probe    how are you?                   CellDone the cell ended
-                                            Pulled   the pickle, or the transfer to fetch it from
-                                            Vitals   resident memory, device memory, what runs
+    notebook -> rank                                 rank -> notebook
+    ----------------                                 ----------------
+    Form       take this place in a group            Hello     I exist: process, host, versions
+    Engine     become an ipyparallel engine          Formed    I am in the group of that epoch (or why not)
+    RunCell    run this code                         Ready     my shell can run a cell
+    Interrupt  stop that cell                        Display   something that a cell displayed
+    Pull       pickle this variable                  CellDone  the cell ended
+    Probe      how are you?                          Pulled    the pickle, or the transfer to fetch it from
+                                                     Vitals    resident memory, device memory, what runs
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
 """
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VERSION = 1
+_to_json = json.JSONEncoder(default=str).encode  # made once: `json.dumps` with an option makes an encoder per call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Message:
                 buffers.append(value)
             else:
                 small[name] = value
-        return [json.dumps([type(self).__name__, small], default=str).encode(), *buffers]
+        return [_to_json([type(self).__name__, small]).encode(), *buffers]
 
 
 def decode(frames: Sequence[bytes]) -> Message:
@@ -105,6 +106,13 @@ class RunCell(Message):
     cell: int
     code: str
     execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt(Message):
+    """Stop this cell. The signal from the host server is faster, but is lost on a cell that has not begun."""
+
+    cell: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -25,9 +26,9 @@ from ddp_notebook.errors import (
     StartError,
     format_ranks,
 )
-from ddp_notebook.events import CellDone, Display, Message, Probe, Pull, Pulled, RunCell, Vitals
+from ddp_notebook.events import CellDone, Display, Interrupt, Message, Probe, Pull, Pulled, RunCell, Vitals
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.cluster import Cluster, describe_status
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
 from ddp_notebook.run.cell import CellRun, Shown
@@ -91,7 +92,6 @@ class Session:
         self._answers: dict[int, Future[Any]] = {}
         self._turn = threading.Lock()
         self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
-        self._last_rank_message: dict[int, str] = {}  # why a rank is gone
         self._splitters: dict[tuple[int, int], TextSplitter] = {}
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
         self._ready = False
@@ -179,8 +179,7 @@ class Session:
             self._show_text_between_cells(screen)
             with Interrupts(run.wake) as interrupts:
                 message = RunCell(cell=run.number, code=code, execution_count=execution_count)
-                for rank in cluster.ranks:
-                    cluster.send(rank, message)
+                cluster.send_all(message)
                 self._wait(run, interrupts, screen)
             return self._conclude(run, interrupts)
 
@@ -324,20 +323,24 @@ class Session:
                 handled = interrupts.count
                 if handled > 1:
                     break
-                self._signal(run.pending)
+                self._interrupt(run)
             if give_up_at == float("inf") and any(one.status == "died" for one in run.result.by_rank.values()):
-                self._signal(run.pending)
+                self._interrupt(run)
                 give_up_at = time.monotonic() + _AFTER_DEATH_S
         if screen is not None:
             screen.finish()
 
-    def _signal(self, ranks: list[int]) -> None:
-        """Interrupt ranks. They have the signal when this returns, so it cannot hit a later cell."""
-        if ranks and self._cluster is not None:
-            try:
-                self._cluster.signal(ranks, signal.SIGINT)
-            except StartError:
-                return  # the host server is gone: `_wait` sees that
+    def _interrupt(self, run: CellRun) -> None:
+        """Interrupt the cell on every rank that has not ended it.
+
+        The signal comes from the host server, so it reaches a rank whose agent cannot run; ranks have it when
+        `signal` returns, so it cannot hit a later cell. The message stops a cell that has not begun.
+        """
+        cluster, pending = self._living, run.pending
+        with contextlib.suppress(StartError):  # the host server is gone: `_wait` sees that
+            cluster.signal(pending, signal.SIGINT)
+            for rank in pending:
+                cluster.send(rank, Interrupt(cell=run.number))
 
     def _conclude(self, run: CellRun, interrupts: Interrupts) -> CellResult:
         pending = run.pending
@@ -354,7 +357,7 @@ class Session:
         died = {rank: one.error for rank, one in by_rank.items() if one.status == "died"}
         failed = {rank: one.error for rank, one in by_rank.items() if one.status in ("error", "interrupted")}
         if died:
-            raise RankDiedError({rank: [words] for rank, words in died.items()}, died, run.result)
+            raise RankDiedError({rank: by_rank[rank].traceback for rank in died}, died, run.result)
         if interrupts.count:
             answered = [rank for rank, one in by_rank.items() if one.status == "interrupted"]
             where = f"rank {format_ranks(answered)} was interrupted" if answered else "no rank was interrupted"
@@ -379,7 +382,7 @@ class Session:
             raise SessionBrokenError("the fork server ended, and all ranks with it; start again with %ddp_restart")
         gone = sorted(set(cluster.ranks) - set(cluster.alive))
         if gone:
-            why = "; ".join(f"rank {rank} died: {self._last_rank_message.get(rank, '')}" for rank in gone)
+            why = "; ".join(f"rank {rank} died: {cluster.process(rank).how_it_ended()}" for rank in gone)
             raise SessionBrokenError(f"{why}\nThe ranks cannot run a cell together; start afresh with %ddp_restart")
         for run in list(self._runs.values()):
             if run.is_over:
@@ -408,7 +411,7 @@ class Session:
 
     def _check_rank(self, rank: int) -> None:
         if not self._host.is_alive or not self._living.process(rank).is_alive:
-            raise SessionBrokenError(f"rank {rank} died: {self._last_rank_message.get(rank, 'its host server ended')}")
+            raise SessionBrokenError(f"rank {rank} died: {self._living.process(rank).how_it_ended()}")
 
     def _data(self, rank: int, answer: Pulled) -> bytes | bytearray:
         if answer.pickle or not answer.transfer:
@@ -440,23 +443,26 @@ class Session:
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank. Part of `Listener`."""
         for piece in self._splitters[rank, fd].feed(data):
-            run = self._runs.get(piece.cell)
-            if run is not None and piece.ends:
-                run.on_text_end(rank, fd)
-            elif run is not None:
-                run.on_text(rank, fd, piece.text)
-            elif self._ready and not piece.ends:
-                kept = self._between.get((rank, fd), "") + piece.text
+            if isinstance(piece, int):
+                if (ended := self._runs.get(piece)) is not None:
+                    ended.on_text_end(rank)
+            elif (run := self._cell_of(rank)) is not None:
+                run.on_text(rank, fd, piece)
+            elif self._ready:
+                kept = self._between.get((rank, fd), "") + piece
                 self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
+
+    def _cell_of(self, rank: int) -> CellRun | None:
+        """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
+        return next((run for run in list(self._runs.values()) if run.reads(rank)), None)
 
     def on_ended(self, rank: int, status: int) -> None:
         """A rank's process ended. Part of `Listener`."""
         if self._cluster is None:
             return
-        words = self._cluster.process(rank).how_it_ended()
-        self._last_rank_message[rank] = words
+        process = self._cluster.process(rank)
         for run in list(self._runs.values()):
-            run.on_died(rank, words)
+            run.on_died(rank, describe_status(status), process.last_words)
 
     def on_gone(self) -> None:
         """The host server ended, and all with it. Part of `Listener`."""

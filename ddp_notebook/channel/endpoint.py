@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -96,7 +96,13 @@ class Endpoint:
 
     def send(self, message: Message, peer: str = "", *, epoch: int | None = None) -> None:
         """Send a message; it arrives once and in order, also across a cut of the connection."""
-        self._outbox.append((peer.encode(), message.encode(), self.epoch if epoch is None else epoch))
+        self.send_all(message, [peer], epoch=epoch)
+
+    def send_all(self, message: Message, peers: Iterable[str], *, epoch: int | None = None) -> None:
+        """Send a message to several peers; it is encoded once."""
+        frames = message.encode()
+        for peer in peers:
+            self._outbox.append((peer.encode(), frames, self.epoch if epoch is None else epoch))
         self._wake()
 
     def expect(self, peer: str) -> None:
@@ -154,10 +160,9 @@ class Endpoint:
 
     def _read_all(self) -> None:
         for _ in range(200):  # then let others have their turn
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 return
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
             peer = frames.pop(0) if self._routed else b""
             link = self._links.get(peer)
             if link is None:

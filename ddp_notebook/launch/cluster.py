@@ -27,10 +27,17 @@ from ddp_notebook.launch import controller, environment, processes
 from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
 
-_LAST_WORDS_BYTES = 4000
+_LAST_WORDS_BYTES = 8000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
-_MARK = re.compile(rb"\x1e[0-9a-f]+[<>]\d+\x1e\n")  # the marks of `rank.streams` are not the user's words
+_MARK = re.compile(rb"\x1e[0-9a-f]+:\d+\x1e\n")  # the marks of `rank.streams` are not the user's words
+
+
+# faulthandler's lines from IPython's run_code on, and its list of extension modules
+_BELOW_THE_CELL = re.compile(
+    r'(  File "[^"]*interactiveshell\.py", line \d+ in run_code\n(  File .*\n|  \.\.\.\n)*)'
+    r'|(Extension modules: .*\n?)'
+)
 
 
 @dataclass(slots=True)
@@ -52,10 +59,16 @@ class Process:
     def is_alive(self) -> bool:
         return self.status is None
 
+    @property
+    def last_words(self) -> str:
+        """What it wrote last, without what faulthandler says of frames below the cell."""
+        words = _MARK.sub(b"", self.tail).decode(errors="replace")
+        return _BELOW_THE_CELL.sub("", words).strip()
+
     def how_it_ended(self) -> str:
         """In words, with what it wrote last."""
-        words = _MARK.sub(b"", self.tail).decode(errors="replace").strip()
-        return f"{describe_status(self.status)}" + (f"; its last words:\n{words}" if words else "")
+        words = self.last_words
+        return describe_status(self.status) + (f"; its last words:\n{words}" if words else "")
 
 
 class Listener(Protocol):
@@ -117,12 +130,13 @@ class Cluster:
             self._ranks[rank] = self._start_rank(rank)
         self._wait("the processes to say hello", "Hello", deadline)
         report("processes")
-        self.form(deadline)
-        report("group")
+        self._call_to_form()
         self._wait_for_controller(deadline)
         connection_file = str(controller.connection_file(self._directory, "engine"))
         for rank in self._ranks:
             self.send(rank, Engine(connection_file=connection_file, engine_id=rank))
+        self._wait("the group to form", "Formed", deadline)
+        report("group")
         self._wait("the engines", "Ready", deadline)
         report("engines")
         self._started = True
@@ -132,6 +146,11 @@ class Cluster:
 
         A store that is gone is replaced first.
         """
+        self._call_to_form()
+        self._wait("the group to form", "Formed", deadline)
+
+    def _call_to_form(self) -> None:
+        """Tell every rank its place in the next epoch's group."""
         store = self._find(_STORE) or self._start_process(_STORE, {"kind": _STORE, "host": _LOOPBACK})
         self.epoch += 1
         self._endpoint.epoch = self.epoch
@@ -156,7 +175,6 @@ class Cluster:
                     form_timeout_s=max(10.0, world_size / 2),
                 ),
             )
-        self._wait("the group to form", "Formed", deadline)
 
     def _start_process(self, kind: str, spec: dict[str, Any], rank: int = -1) -> Process:
         process = Process(number=len(self._processes), kind=kind, rank=rank)
@@ -234,6 +252,10 @@ class Cluster:
     def send(self, rank: int, message: Message) -> None:
         """Send a message to a rank, from any thread."""
         self._endpoint.send(message, self._peer(self._ranks[rank].number))
+
+    def send_all(self, message: Message) -> None:
+        """Send a message to every rank."""
+        self._endpoint.send_all(message, [self._peer(process.number) for process in self._ranks.values()])
 
     def signal(self, ranks: list[int], number: int) -> None:
         """Send a signal to ranks. They have it when this returns."""

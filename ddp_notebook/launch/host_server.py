@@ -18,7 +18,9 @@ everything below it.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -28,6 +30,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,8 +104,10 @@ class HostServer:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_r, 4096)
                     self._reap()
-                elif isinstance(key.data, Child):
+                elif isinstance(key.data, Child) and key.fd in key.data.pipes:
                     self._read_text(key.data, key.fd)
+            if self._out:
+                self._flush()
             self._advance_endings()
             if time.monotonic() > next_owner_check:
                 next_owner_check = time.monotonic() + _OWNER_CHECK_S
@@ -272,7 +277,10 @@ class HostServer:
                 os.close(fd)
 
     def _read_text(self, owner: Child, pipe: int) -> bool:
-        """Pass on what a pipe holds. False when it is empty or at its end."""
+        """Pass on what a pipe holds. False when it is empty or at its end.
+
+        What was written to fd 2 before it goes first: the end of a cell is marked in the pipe of fd 1 alone.
+        """
         try:
             data = os.read(pipe, _READ_BYTES)
         except BlockingIOError:
@@ -280,8 +288,12 @@ class HostServer:
         if not data:
             self._drop_pipe(owner, pipe)
             return False
-        self._out += framing.pack_text(owner.process, owner.pipes[pipe], data)
-        self._flush()
+        if owner.pipes[pipe] == 1:
+            for other in [p for p, fd in owner.pipes.items() if fd == 2]:
+                waiting = _bytes_in(other)
+                while waiting > 0 and other in owner.pipes and self._read_text(owner, other):
+                    waiting -= _READ_BYTES
+        self._out += framing.pack_text(owner.process, owner.pipes[pipe], data)  # flushed once per round
         return True
 
     def _drop_pipe(self, owner: Child, pipe: int) -> None:
@@ -333,6 +345,12 @@ class HostServer:
                 if os.getsid(process.pid) in leaders and _alive(process):
                     found.append(process)
         return found
+
+
+def _bytes_in(pipe: int) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 def _alive(process: psutil.Process) -> bool:

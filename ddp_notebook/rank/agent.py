@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from ddp_notebook.channel import Address, BulkServer, Endpoint
-from ddp_notebook.events import Hello, Message, Probe, Vitals
+from ddp_notebook.events import Hello, Interrupt, Message, Probe, Vitals
 
 
 class Agent:
@@ -28,6 +28,7 @@ class Agent:
     def __init__(self, address: dict[str, Any], process: int, on_message: Callable[[Message], None]) -> None:
         self._on_message = on_message
         self.running: Callable[[], tuple[int, float] | None] = lambda: None
+        self.stop_cell: Callable[[int], None] = lambda _: None
         where = Address(**address)
         self.endpoint = Endpoint.connect(where, self._receive)
         self.bulk = BulkServer(self.endpoint.context, where)
@@ -51,6 +52,8 @@ class Agent:
         self.endpoint.epoch = epoch
         if isinstance(message, Probe):
             self.send(self._vitals(message.request))
+        elif isinstance(message, Interrupt):
+            self.stop_cell(message.cell)
         else:
             self._on_message(message)
 

@@ -12,7 +12,7 @@ from ddp_notebook.events import Form
 
 
 def form(place: Form) -> None:
-    """Leave the current group, if any, and join the one of `place.epoch`. Call it in the main thread.
+    """Leave the current group, if any, and join the one of `place.epoch`. Cells find it when it returns.
 
     The group forms with a short timeout, which is raised to torch's default afterwards: with a wrong interface one
     rank fails at once and the others wait five times the timeout (measured: 25 s of 5), so half an hour would be 2.5.
@@ -25,7 +25,7 @@ def form(place: Form) -> None:
     os.environ.update(_environment(place))
     device = torch.device(place.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # per thread: cells run in this one
+        torch.cuda.set_device(device)  # of this thread; the main thread's is set by the engine
     store = dist.TCPStore(
         place.store_host,
         place.store_port,

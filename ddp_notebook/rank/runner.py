@@ -39,6 +39,7 @@ class Runner:
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a plain cell under way: an interrupt raises in it
         self._interrupted = False
+        self._stopped = 0  # the last cell that was told to stop, be it before it began
         kernel_api.intercept_sends(kernel.session, self._take)
         self._shell.ask_exit = _refuse_exit
 
@@ -46,10 +47,16 @@ class Runner:
         """Run a cell in its turn. Call it on the event loop."""
         kernel_api.run_in_turn(self._kernel, self._run, cell)
 
+    def stop(self, cell: int) -> None:
+        """Stop a cell that has not begun, or whose interrupt came too early to be noticed. Called by the agent."""
+        self._stopped = cell
+        if self.running is not None and self.running[0] == cell and not self._interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+
     async def _run(self, cell: RunCell) -> None:
         pid = os.getpid()
         self.running = (cell.cell, time.monotonic())
-        self._streams.begin(cell.cell)
+        self._streams.begin()
         try:
             done = await self._run_guarded(cell)
         finally:
@@ -72,6 +79,8 @@ class Runner:
         failure: BaseException | None = None
         try:
             with kernel_api.refuse_input(kernel):
+                if self._stopped == cell.cell:
+                    raise KeyboardInterrupt
                 result = await self._execute(cell.code)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             failure = error
@@ -90,17 +99,22 @@ class Runner:
 
     async def _execute(self, code: str) -> ExecutionResult:
         shell = self._shell
-        problem = None
-        try:
-            transformed = shell.transform_cell(code)
-        except Exception:
-            transformed, problem = code, sys.exc_info()
-        if not shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem):
+        transformed, problem = code, None
+        is_async = "await" in code or "async" in code  # else spare the cell a second transformation
+        if is_async:
+            try:
+                transformed = shell.transform_cell(code)
+            except Exception:
+                problem = sys.exc_info()
+            is_async = shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem)
+        if not is_async:
             self._may_raise = True
             try:
+                self._raise_if_interrupted()
                 return shell.run_cell(code, store_history=True)
             finally:
                 self._may_raise = False
+        self._raise_if_interrupted()
         result = None
         self._task = asyncio.ensure_future(
             shell.run_cell_async(
@@ -114,6 +128,10 @@ class Runner:
             self._task = None
             shell.events.trigger("post_execute")  # run_cell does this by itself
             shell.events.trigger("post_run_cell", result)
+
+    def _raise_if_interrupted(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def _on_sigint(self, _: int, frame: FrameType | None) -> None:
         """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""

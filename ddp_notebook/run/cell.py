@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ddp_notebook.events import CellDone, Display
 from ddp_notebook.run.result import CellResult, RankResult
 
+_LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
@@ -34,7 +35,7 @@ class CellRun:
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._open = {rank: {1, 2, "done"} for rank in ranks}  # what is still to come, by rank
+        self._open = {rank: {"text", "done"} for rank in ranks}  # what is still to come, by rank
 
     @property
     def pending(self) -> list[int]:
@@ -46,6 +47,10 @@ class CellRun:
     def is_over(self) -> bool:
         return not self._open
 
+    def reads(self, rank: int) -> bool:
+        """Whether text of this rank is still to come."""
+        return "text" in self._open.get(rank, ())
+
     def wake(self) -> None:
         """Wake the thread that waits. May be called from a signal handler."""
         self.shown.put(None)
@@ -56,9 +61,9 @@ class CellRun:
         self.result[rank].text[stream].append(text)
         self.shown.put(Shown(rank, text, stream))
 
-    def on_text_end(self, rank: int, fd: int) -> None:
-        """All text of this cell has come through a pipe."""
-        self._close(rank, fd)
+    def on_text_end(self, rank: int) -> None:
+        """All text of this cell has come."""
+        self._close(rank, "text")
 
     def on_display(self, rank: int, display: Display) -> None:
         """Something that a rank displayed in this cell."""
@@ -80,16 +85,17 @@ class CellRun:
             self.shown.put(Shown(rank, page["data"].get("text/plain", "") + "\n"))
         self._close(rank, "done")
 
-    def on_died(self, rank: int, how: str) -> None:
+    def on_died(self, rank: int, how: str, last_words: str = "") -> None:
         """The rank's process ended. Its text has come."""
         one = self.result[rank]
         if rank in self._open and one.status == "running":
             one.status, one.error = "died", how
-        for what in (1, 2, "done"):
+            one.traceback = [f"the rank's process ended: {how}", *last_words.splitlines()[-_LAST_LINES:]]
+        for what in ("text", "done"):
             self._close(rank, what)
         self.wake()
 
-    def _close(self, rank: int, what: int | str) -> None:
+    def _close(self, rank: int, what: str) -> None:
         with self._lock:
             left = self._open.get(rank)
             if left is None:

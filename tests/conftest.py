@@ -1,0 +1,103 @@
+"""What all tests share: sessions and kernels that are real, and a check that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Every process that a test starts, directly or not, inherits this and is found by it.
+_RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
+os.environ.update([_RUN_MARK.split("=")])
+os.environ.pop("PYTHONUNBUFFERED", None)  # it hides that C's output waits in a buffer
+os.environ.setdefault("IPYTHONDIR", tempfile.mkdtemp(prefix="ipython-"))
+_LEFTOVER_DEADLINE_S = 5.0
+
+
+def marked_processes() -> set[psutil.Process]:
+    """Living processes of this test run, and those of their OS sessions; not this process itself."""
+    found, sessions = set(), set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            block = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if _RUN_MARK.encode() in block and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+                sessions.add(os.getsid(process.pid))
+    sessions.discard(os.getsid(0))
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+    return {p for p in found if p.pid != os.getpid()}
+
+
+def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:
+    """Wait for a condition with a deadline."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, f"not within {timeout_s:g} s: {what or condition}"
+        time.sleep(0.01)
+
+
+def _directories() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("ddp_notebook-*"))
+
+
+def _sockets() -> int:
+    links = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(fd))
+    return sum(link.startswith("socket:") for link in links)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sessions of this run make their directories where nobody else does."""
+    previous, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("tmp"))
+    os.environ["TMPDIR"] = tempfile.tempdir
+    yield
+    tempfile.tempdir = previous
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """After every test: no process, socket or directory that was not there before (module fixtures were)."""
+    before, directories, sockets = marked_processes(), _directories(), _sockets()
+    yield
+    wait_until(
+        lambda: not (marked_processes() - before),
+        _LEFTOVER_DEADLINE_S,
+        f"processes are left: {[(p.pid, p.name()) for p in marked_processes() - before]}",
+    )
+    wait_until(lambda: not (_directories() - directories), what="directories are left")
+    wait_until(lambda: _sockets() <= sockets, what="sockets are left")
+
+
+@pytest.fixture
+def make_session() -> Iterator:
+    """Start a session; it is stopped when the test ends."""
+    from ddp_notebook import session as sessions
+
+    def make(world_size: int = 2, **options):
+        return sessions.start(world_size, **options)
+
+    yield make
+    if (running := sessions.current()) is not None:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator:
+    """Two CPU ranks for all tests of a module."""
+    from ddp_notebook import session as sessions
+
+    with sessions.start(2) as running:
+        yield running

@@ -1,0 +1,111 @@
+"""A real notebook kernel, driven as a front end drives it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Reply:
+    """What a cell showed and how it ended."""
+
+    status: str = ""
+    ename: str = ""
+    evalue: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    traceback: str = ""
+    displays: list[dict[str, Any]] = field(default_factory=list)
+    duration_s: float = 0.0
+
+
+class NotebookKernel:
+    """An ipykernel process of its own. `pythonpath` puts other packages first, such as an older ipykernel."""
+
+    def __init__(self, env: Mapping[str, str] | None = None, pythonpath: str = "") -> None:
+        environment = {**os.environ, **(env or {})}
+        if pythonpath:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [pythonpath, environment.get("PYTHONPATH", "")])
+            )
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.kernel_spec.argv[0] = sys.executable
+        self.manager.start_kernel(env=environment)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.process.pid
+
+    def start(self, code: str) -> str:
+        """Send a cell and do not wait for it. Returns its message id."""
+        return self.client.execute(code)
+
+    def wait_for_text(self, text: str, timeout_s: float = 30.0) -> str:
+        """Read the cell's output until `text` was shown. Returns what was shown so far."""
+        shown, until = "", time.monotonic() + timeout_s
+        while text not in shown:
+            message = self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
+            shown += message["content"].get("text", "")
+        return shown
+
+    def finish(self, message_id: str, timeout_s: float = 60.0) -> Reply:
+        """Wait until a cell has ended, and read all that it showed."""
+        reply, started, until = Reply(), time.monotonic(), time.monotonic() + timeout_s
+        while True:
+            try:
+                message = self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"the cell did not end in {timeout_s:g} s; so far: {reply}") from None
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                setattr(reply, content["name"], getattr(reply, content["name"]) + content["text"])
+            elif kind == "error":
+                reply.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
+            elif "data" in content:
+                reply.displays.append(content["data"])
+            elif kind == "status" and content["execution_state"] == "idle":
+                break
+        while True:
+            answer = self.client.get_shell_msg(timeout=max(0.1, until - time.monotonic()))
+            if answer["parent_header"].get("msg_id") == message_id:
+                break
+        reply.status = answer["content"]["status"]
+        reply.ename, reply.evalue = answer["content"].get("ename", ""), answer["content"].get("evalue", "")
+        reply.duration_s = time.monotonic() - started
+        return reply
+
+    def run(self, code: str, timeout_s: float = 60.0) -> Reply:
+        """Run a cell to its end."""
+        return self.finish(self.start(code), timeout_s)
+
+    def interrupt(self) -> None:
+        """The stop button."""
+        self.manager.interrupt_kernel()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.manager.shutdown_kernel(now=True)
+        self.client.stop_channels()
+
+    def close(self) -> None:
+        """Shut down as a front end does."""
+        self.client.stop_channels()
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel()
+        self.manager.cleanup_resources()
