@@ -100,19 +100,19 @@ class RankError(DDPNotebookError):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        parts = [f"{text} (rank {format_ranks(ranks)})" for text, ranks in group_by_value(self.summaries).items()]
+        parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in group_by_value(self.summaries).items()]
         others = [] if self.result is None else [r for r in self.result.ranks if r not in self.summaries]
         states = {rank: self.result[rank].status for rank in others} if self.result is not None else {}
-        words = {"ok": "succeeded", "interrupted": "was interrupted", "running": "has not answered"}
+        words = {"ok": "succeeded", "running": "not ended yet"}
         for status, ranks in group_by_value(states).items():
-            parts.append(f"rank {format_ranks(ranks)} {words.get(status, status)}")
+            parts.append(f"{words.get(status, status)}: {name_ranks(ranks)}")
         return "; ".join(parts)
 
     def _render_traceback_(self) -> list[str]:
         lines: list[str] = []
         by_text = group_by_value({rank: "\n".join(tb) for rank, tb in self.tracebacks.items()})
         for text, ranks in by_text.items():
-            lines += [f"--- rank {format_ranks(ranks)} ---", *text.split("\n"), ""]
+            lines += [f"--- {name_ranks(ranks)} ---", *text.split("\n"), ""]
         return [*lines, f"{type(self).__name__}: {self}"]
 
 
@@ -140,3 +140,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
             parts += [str(run[0])] if len(run) == 1 else [f"{run[0]}-{run[-1]}"]
         run = [] if rank is None else [rank]
     return ",".join(parts)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`[2]` -> `"rank 2"`, `[0, 1, 3]` -> `"ranks 0-1,3"`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"

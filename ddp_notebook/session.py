@@ -24,7 +24,7 @@ from ddp_notebook.errors import (
     SessionBrokenError,
     SessionExistsError,
     StartError,
-    format_ranks,
+    name_ranks,
 )
 from ddp_notebook.events import CellDone, Display, Interrupt, Message, Probe, Pull, Pulled, RunCell, Vitals
 from ddp_notebook.launch import warm
@@ -80,12 +80,7 @@ class Session:
 
     def __init__(self, options: StartOptions, *, report: Report = lambda _: None) -> None:
         global _current
-        with _current_lock:
-            if _current is not None:
-                raise SessionExistsError(
-                    f"{_current!r} is running; use it, or end it with %ddp_stop (%ddp_restart starts it afresh)"
-                )
-            _current = self
+        self._cluster: Cluster | None = None
         self.options = options
         self._requests = itertools.count(1)
         self._cells = itertools.count(1)
@@ -97,6 +92,12 @@ class Session:
         self._ready = False
         self._host_ended = False  # closed, or given back
         self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
+        with _current_lock:
+            if _current is not None:
+                raise SessionExistsError(
+                    f"{_current!r} is running; use it, or end it with %ddp_stop (%ddp_restart starts it afresh)"
+                )
+            _current = self
         try:
             self._start(report)
         except BaseException:
@@ -112,7 +113,6 @@ class Session:
         deadline = began + self.options.timeout_s
         env = {**os.environ, **self.options.env}
         self._host, self._give_back = warm.take(env)
-        self._cluster: Cluster | None = None
         try:
             facts = self._host.facts(self.options.timeout_s)
             stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
@@ -220,6 +220,7 @@ class Session:
         try:
             client = ipyparallel.Client(connection_info=file, timeout=20)
             client.wait_for_engines(self.world_size, timeout=20, interactive=False)
+            _wait_for_answers(client, timeout_s=20)
         except Exception as error:
             raise ClientError(
                 f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
@@ -293,7 +294,7 @@ class Session:
         if self._cluster is None:
             return "<Session: stopped>"
         gone = sorted(set(self._cluster.ranks) - set(self._cluster.alive))
-        dead = f", rank {format_ranks(gone)} died" if gone else ""
+        dead = f", {name_ranks(gone)} died" if gone else ""
         return f"<Session: {self.world_size} ranks on {self._hostname}, {self.backend}{dead}>"
 
     # ---- a cell
@@ -348,7 +349,7 @@ class Session:
             self._runs.pop(run.number, None)
         by_rank = run.result.by_rank
         busy = (
-            f"; rank {format_ranks(pending)} has not answered: its cell goes on, and %ddp_restart ends it"
+            f"; not answered yet: {name_ranks(pending)}, where the cell goes on until %ddp_restart"
             if pending
             else ""
         )
@@ -360,7 +361,7 @@ class Session:
             raise RankDiedError({rank: by_rank[rank].traceback for rank in died}, died, run.result)
         if interrupts.count:
             answered = [rank for rank, one in by_rank.items() if one.status == "interrupted"]
-            where = f"rank {format_ranks(answered)} was interrupted" if answered else "no rank was interrupted"
+            where = f"interrupted: {name_ranks(answered)}" if answered else "no rank was interrupted"
             raise keyboard_interrupt(where + busy)
         if failed:
             raise RankError({rank: by_rank[rank].traceback for rank in failed}, failed, run.result)
@@ -389,7 +390,7 @@ class Session:
                 del self._runs[run.number]
             else:
                 raise SessionBrokenError(
-                    f"rank {format_ranks(run.pending)} is still in an earlier cell; wait, or end it with %ddp_restart"
+                    f"{name_ranks(run.pending)} still in an earlier cell: wait, or end it with %ddp_restart"
                 )
         return cluster
 
@@ -497,3 +498,16 @@ class Session:
             warm.give_back(self._host)
         else:
             self._host.close()
+
+
+def _wait_for_answers(client: ipyparallel.Client, timeout_s: float) -> None:
+    """Wait until every engine answers. A controller that was started again knows them from its file before their
+    connections are back, and drops what is sent to them until then."""
+    until = time.monotonic() + timeout_s
+    while True:
+        answers = client[:].apply_async(int)
+        answers.wait(0.5)
+        if answers.ready():
+            return
+        if time.monotonic() > until:
+            raise TimeoutError(f"its engines did not answer in {timeout_s:g} s")

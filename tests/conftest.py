@@ -8,6 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -94,6 +95,20 @@ def make_session() -> Iterator:
         running.stop()
 
 
+@pytest.fixture
+def make_session_alone(make_session):
+    """As `make_session`, in a module whose session runs: that one is stopped, so put such tests last."""
+    if (running := _current()) is not None:
+        running.stop()
+    return make_session
+
+
+def _current():
+    from ddp_notebook import session as sessions
+
+    return sessions.current()
+
+
 @pytest.fixture(scope="module")
 def session() -> Iterator:
     """Two CPU ranks for all tests of a module."""
@@ -101,3 +116,35 @@ def session() -> Iterator:
 
     with sessions.start(2) as running:
         yield running
+
+
+def _ipykernel6() -> str:
+    """Where ipykernel 6.31 lies, without its dependencies, to be put before the installed one."""
+    return os.environ.get("DDP_NOTEBOOK_TEST_IPYKERNEL6", "")
+
+
+@pytest.fixture(scope="module", params=["newest", "6.31"])
+def kernel(request) -> Iterator:
+    """A real notebook kernel with the extension loaded, on the newest ipykernel and on the oldest that is supported."""
+    from tests.kernels import NotebookKernel
+
+    if request.param == "6.31" and not _ipykernel6():
+        pytest.skip("DDP_NOTEBOOK_TEST_IPYKERNEL6 names no folder with ipykernel 6.31; `make test` sets it")
+    with closing(NotebookKernel(pythonpath=_ipykernel6() if request.param == "6.31" else "")) as running:
+        running.run("%load_ext ddp_notebook")
+        version = running.run("import ipykernel; print(ipykernel.__version__)").stdout
+        assert version.startswith("6.31") == (request.param == "6.31")
+        yield running
+
+
+@pytest.fixture
+def make_kernel() -> Iterator:
+    """Start notebook kernels; they are shut down when the test ends."""
+    from tests.kernels import NotebookKernel
+
+    with ExitStack() as stack:
+
+        def make(**options):
+            return stack.enter_context(closing(NotebookKernel(**options)))
+
+        yield make

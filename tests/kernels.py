@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,9 +32,29 @@ class Reply:
 
 
 class NotebookKernel:
-    """An ipykernel process of its own. `pythonpath` puts other packages first, such as an older ipykernel."""
+    """An ipykernel process of its own, or one that a server has started (`connection_file` and `pid`).
 
-    def __init__(self, env: Mapping[str, str] | None = None, pythonpath: str = "") -> None:
+    `pythonpath` puts other packages first, such as an older ipykernel.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, str] | None = None,
+        pythonpath: str = "",
+        connection_file: str = "",
+        pid: int = 0,
+    ) -> None:
+        self.manager: KernelManager | None = None
+        self.pid = pid
+        if connection_file:
+            self.client = BlockingKernelClient(connection_file=connection_file)
+            self.client.load_connection_file()
+        else:
+            self.client = self._launch(env, pythonpath)
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def _launch(self, env: Mapping[str, str] | None, pythonpath: str) -> BlockingKernelClient:
         environment = {**os.environ, **(env or {})}
         if pythonpath:
             environment["PYTHONPATH"] = os.pathsep.join(
@@ -42,13 +63,8 @@ class NotebookKernel:
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
         self.manager.start_kernel(env=environment)
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-
-    @property
-    def pid(self) -> int:
-        return self.manager.provisioner.process.pid
+        self.pid = self.manager.provisioner.process.pid
+        return self.manager.client()
 
     def start(self, code: str) -> str:
         """Send a cell and do not wait for it. Returns its message id."""
@@ -98,14 +114,9 @@ class NotebookKernel:
         """The stop button."""
         self.manager.interrupt_kernel()
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.manager.shutdown_kernel(now=True)
-        self.client.stop_channels()
-
     def close(self) -> None:
-        """Shut down as a front end does."""
+        """Shut down as a front end does. Doing it twice is no error."""
         self.client.stop_channels()
-        if self.manager.is_alive():
+        if self.manager is not None and self.manager.has_kernel:
             self.manager.shutdown_kernel()
-        self.manager.cleanup_resources()
+        self.client.context.destroy(linger=0)

@@ -35,9 +35,10 @@ def enter(spec: Spec, stdout: int, stderr: int, parent: int) -> None:
     importlib.invalidate_caches()
     _enter_directory(spec["cwd"])
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()  # the parent's was drawn at import; a fresh process draws its own
 
 
 def main(spec: Spec) -> None:

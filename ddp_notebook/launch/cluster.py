@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from ddp_notebook.channel import BulkFetcher, Endpoint, Keyring
-from ddp_notebook.errors import ClientError, StartError, StartTimeoutError, format_ranks
+from ddp_notebook.errors import ClientError, StartError, StartTimeoutError, name_ranks
 from ddp_notebook.events import Engine, Form, Formed, Hello, Message, Ready
 from ddp_notebook.launch import controller, environment, processes
 from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
 
-_LAST_WORDS_BYTES = 8000
+_LAST_WORDS_BYTES = 4000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
 _MARK = re.compile(rb"\x1e[0-9a-f]+:\d+\x1e\n")  # the marks of `rank.streams` are not the user's words
@@ -53,7 +53,7 @@ class Process:
     status: int | None = None  # exit status once it ended; negative: signal
     said: set[str] = field(default_factory=set)  # names of the messages of its start
     error: str = ""
-    tail: bytes = b""  # the end of what it wrote
+    tails: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})  # the end of what it wrote, by fd
 
     @property
     def is_alive(self) -> bool:
@@ -61,9 +61,15 @@ class Process:
 
     @property
     def last_words(self) -> str:
-        """What it wrote last, without what faulthandler says of frames below the cell."""
-        words = _MARK.sub(b"", self.tail).decode(errors="replace")
+        """What it wrote since its last cell, without what faulthandler says of frames below the cell."""
+        words = "\n".join(tail.decode(errors="replace").strip() for tail in self.tails.values())
         return _BELOW_THE_CELL.sub("", words).strip()
+
+    def note_text(self, fd: int, data: bytes) -> None:
+        """Remember the end of what it wrote."""
+        if marks := list(_MARK.finditer(data)):  # a cell ended: what came before is not its last word
+            self.tails, data = {1: b"", 2: b""}, data[marks[-1].end() :]
+        self.tails[fd] = (self.tails[fd] + data)[-_LAST_WORDS_BYTES:]
 
     def how_it_ended(self) -> str:
         """In words, with what it wrote last."""
@@ -212,7 +218,7 @@ class Cluster:
                     return
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise StartTimeoutError(
-                        f"the start took too long: it was waiting for {stage}, and rank {format_ranks(missing)} "
+                        f"the start took too long: it was waiting for {stage}, and {name_ranks(missing)} "
                         "did not answer. Give it more time with --timeout, or look at the host's load and memory"
                     )
 
@@ -310,7 +316,7 @@ class Cluster:
         with contextlib.suppress(StartError):  # the host server is gone, and everything with it
             ranks = [p.number for p in self._processes.values() if p.kind == _RANKS]
             rest = [p.number for p in self._processes.values() if p.kind != _RANKS]
-            left += self._host.end(ranks, grace_s) + self._host.end(rest, 0.0)
+            left += self._host.end(ranks, grace_s, orphans=True) + self._host.end(rest, 0.0)
         self._host.release()
         self._bulk.close()
         self._endpoint.close()
@@ -335,7 +341,7 @@ class Cluster:
         process = self._processes.get(number)
         if process is None:
             return
-        process.tail = (process.tail + data)[-_LAST_WORDS_BYTES:]
+        process.note_text(fd, data)
         if process.kind == _RANKS:
             self._listener.on_text(process.rank, fd, data)
 

@@ -130,9 +130,18 @@ class Host:
         """Send a signal to processes; they have it when this returns."""
         self.request("signal", processes=targets, signal=int(number))
 
-    def end(self, targets: list[int], grace_s: float = 1.0) -> list[int]:
-        """End processes and all below them: SIGTERM, then SIGKILL. Returns the ids of what could not be ended."""
-        left: list[int] = self.request("end", processes=targets, grace_s=grace_s)["left"]
+    def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
+        """End processes and all below them: SIGTERM, then SIGKILL after `grace_s`.
+
+        Args:
+            targets: numbers of the processes.
+            grace_s: seconds.
+            orphans: also end descendants that have left their rank's process group and lost their parent.
+
+        Returns:
+            The ids of what could not be ended.
+        """
+        left: list[int] = self.request("end", processes=targets, grace_s=grace_s, orphans=orphans)["left"]
         return left
 
     def attach(self, on_text: TextCallback, on_ended: EndedCallback, on_gone: Callable[[], None]) -> None:

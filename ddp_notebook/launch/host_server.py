@@ -12,7 +12,8 @@ everything below it.
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
     {"op": "start", "process", "spec"}             {"pid"}; for a store also {"port"}
     {"op": "signal", "processes", "signal"}        {} once the signals are delivered
-    {"op": "end", "processes", "grace_s"}          {"left": [pids]} once the processes and all below them are gone
+    {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
+     "orphans"}                                    with orphans also those whose rank is not known any more
                                                    {"event": "ended", "process", "status"} after its last text
 """
 
@@ -192,6 +193,10 @@ class HostServer:
             for process in tree[:1]:  # the leader alone gets the chance to end in order
                 with contextlib.suppress(psutil.Error):
                     process.terminate()
+        if request["orphans"]:
+            for process in psutil.Process().children():
+                if process.pid not in self._children:  # adopted when its parent ended
+                    ending.members += processes.descendants(process.pid)
         ending.kill_at = time.monotonic() + request["grace_s"]
         ending.give_up_at = ending.kill_at + 3.0
         self._endings.append(ending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_notebook.errors import format_ranks
+from ddp_notebook.errors import name_ranks
 
 
 @dataclass(slots=True)
@@ -58,5 +58,5 @@ class CellResult:
         for rank in self.ranks:
             groups.setdefault(self.by_rank[rank].status, []).append(rank)
         slowest = max((one.duration_s for one in self.by_rank.values()), default=0.0)
-        states = ", ".join(f"{status} on rank {format_ranks(ranks)}" for status, ranks in groups.items())
+        states = ", ".join(f"{status} on {name_ranks(ranks)}" for status, ranks in groups.items())
         return f"<CellResult: {states}; {slowest:.3f} s>"

@@ -1,0 +1,70 @@
+# One environment in .venv for everything. It is made on first use and brought up to date when pyproject.toml or
+# constraints.txt change; apart from that no target needs a network.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq
+
+# ipykernel 6.31 without its dependencies: put first on PYTHONPATH it lies over the newer one in $(VENV).
+IPYKERNEL6 := .venv-ipykernel6
+IPYKERNEL6_VERSION := 6.31.0
+IPYKERNEL6_INSTALLED := $(IPYKERNEL6)/.installed-$(IPYKERNEL6_VERSION)
+
+# PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.
+PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6=$(CURDIR)/$(IPYKERNEL6) $(BIN)/python -m pytest
+
+.PHONY: help demo lab test lint types test-long bench clean
+
+help:
+	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
+	@echo "make lab        open JupyterLab on the notebooks"
+	@echo "make test       lint, types and tests"
+	@echo "make test-long  the tests that repeat, soak and measure for long"
+	@echo "make bench      the benchmarks, with their tables"
+	@echo "make clean      remove the environment and all caches"
+
+demo: $(INSTALLED)
+	@$(BIN)/python tools/demo.py
+
+lab: $(INSTALLED)
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+test: lint types $(IPYKERNEL6_INSTALLED)
+	$(PYTEST)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+# A long test sets a limit of its own where half an hour is not enough.
+test-long: $(INSTALLED) $(IPYKERNEL6_INSTALLED)
+	$(PYTEST) -m long --timeout 1800
+
+bench: $(INSTALLED) $(IPYKERNEL6_INSTALLED)
+	$(PYTEST) -m "long or not long" --timeout 1800 -s tests/benchmarks
+
+# torch comes first and by its exact version: a range would take whatever build is the newest.
+# hatchling is in the environment so that building the package needs no further download.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	    { echo "ddp_notebook needs Python 3.11, 3.12 or 3.13; choose one: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV); the first time takes some minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -c constraints.txt torch==2.13.0 hatchling
+	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[lab,notebooks,test]'
+	@touch $@
+
+$(IPYKERNEL6_INSTALLED): $(INSTALLED)
+	@rm -rf $(IPYKERNEL6)
+	@$(PIP_INSTALL) --no-deps --target $(IPYKERNEL6) ipykernel==$(IPYKERNEL6_VERSION)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(IPYKERNEL6) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -f notebooks/*.executed.ipynb
+	find ddp_notebook tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

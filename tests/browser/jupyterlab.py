@@ -1,0 +1,207 @@
+"""A real JupyterLab in a real browser, for tests that assert on what a user sees.
+
+    with open_notebook(path) as lab:
+        lab.run_all()
+        lab.wait_for_text(2, "tensor([1., 1.])")
+        lab.press_stop()
+
+Server and browser listen on loopback only, keep their files in a folder of their own, and are gone when the
+block is left, with all processes that the server started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+from tests.browser import chromium
+
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 15
+RUN_TIMEOUT_S = 60
+
+SCREENSHOTS = Path(__file__).parent / "screenshots"
+
+# What a fresh JupyterLab would fetch or ask, and what keeps cells off the screen out of the page.
+SETTINGS: dict[str, dict[str, object]] = {
+    "apputils-extension/notification": {
+        "fetchNews": "false",
+        "checkForUpdates": False,
+        "doNotDisturbMode": True,
+    },
+    "extensionmanager-extension/plugin": {"enabled": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A Jupyter server that we started."""
+
+    process: psutil.Popen
+    url: str  # http://127.0.0.1:PORT/
+    token: str
+
+
+class JupyterLab:
+    """One notebook, open in JupyterLab. Its cells are counted from 0, text cells included."""
+
+    def __init__(self, page: Page, server: Server) -> None:
+        self.page = page
+        self.server = server
+
+    def run_all(self) -> None:
+        """Start all cells through the Run menu, without waiting for them."""
+        self.page.locator(".lm-MenuBar-item", has_text=re.compile("^Run$")).click()
+        self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
+
+    def run_cell(self, index: int) -> None:
+        """Start one cell with Ctrl+Enter, without waiting for it."""
+        self._cell(index).locator(".jp-InputPrompt").click()
+        self.page.keyboard.press("Control+Enter")
+
+    def press_stop(self) -> None:
+        """Press the toolbar's stop button, which interrupts the kernel."""
+        self.page.locator(".jp-NotebookPanel-toolbar [data-command='notebook:interrupt-kernel']").click()
+
+    def text(self, index: int) -> str:
+        """The text of a cell's outputs as it stands on the page now."""
+        return "\n".join(self._cell(index).locator(".jp-OutputArea-output").all_inner_texts())
+
+    def wait_for_text(self, index: int, text: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
+        """Wait until a cell's outputs contain the text."""
+        outputs = self._cell(index).locator(".jp-Cell-outputArea")
+        try:
+            expect(outputs).to_contain_text(text, timeout=timeout_s * 1000)
+        except AssertionError:
+            # playwright's own message repeats the whole output several times
+            found = self.text(index)
+            raise AssertionError(f"no {text!r} in cell {index} after {timeout_s} s, but:\n{found}") from None
+
+    def wait_until_done(self, index: int, timeout_s: float = RUN_TIMEOUT_S) -> None:
+        """Wait until a cell has run: a number has taken the place of the star in its prompt."""
+        prompt = self._cell(index).locator(".jp-InputPrompt")
+        try:
+            expect(prompt).to_have_text(re.compile(r"^\[\d+\]:$"), timeout=timeout_s * 1000)
+        except AssertionError:
+            found = prompt.inner_text()
+            raise AssertionError(f"cell {index} still shows {found!r} after {timeout_s} s") from None
+
+    def screenshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)
+
+    def _cell(self, index: int) -> Locator:
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(index)
+
+
+@contextmanager
+def open_notebook(notebook: Path, env: Mapping[str, str] | None = None) -> Iterator[JupyterLab]:
+    """Open a notebook, with its kernel started and idle.
+
+    The server's root is the notebook's folder, and JupyterLab may write there. `env` is added to the
+    environment of the server and its kernels. When the block fails, a screenshot is left in `SCREENSHOTS`.
+    Skips the test where there is no chromium (see `chromium.executable`).
+    """
+    executable = chromium.executable()
+    with (
+        tempfile.TemporaryDirectory(prefix="ddp_notebook_lab_") as folder,
+        _running_server(notebook.parent, Path(folder), env or {}) as server,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(
+            executable_path=executable,
+            args=list(chromium.ARGUMENTS),
+            env={**os.environ, "HOME": folder},  # chromium keeps caches and certificates there
+        )
+        try:
+            page = browser.new_page(viewport={"width": 1280, "height": 1000})
+            lab = JupyterLab(page, server)
+            try:
+                page.goto(f"{server.url}lab/tree/{notebook.name}?token={server.token}")
+                # The toolbar's circle is idle before there is a kernel; the status bar is not.
+                status = page.locator("#jp-main-statusbar")
+                expect(status).to_contain_text("(ipykernel) | Idle", timeout=START_TIMEOUT_S * 1000)
+                yield lab
+            except BaseException:
+                lab.screenshot(SCREENSHOTS / f"{notebook.stem}.png")
+                raise
+        finally:
+            browser.close()
+
+
+@contextmanager
+def _running_server(root: Path, folder: Path, extra_env: Mapping[str, str]) -> Iterator[Server]:
+    token = secrets.token_hex(16)
+    runtime, settings = folder / "runtime", folder / "settings"
+    for name, values in SETTINGS.items():
+        file = settings / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    env |= {
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "JUPYTERLAB_SETTINGS_DIR": str(settings),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "JUPYTER_TOKEN": token,
+        **extra_env,
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--ServerApp.root_dir={root}"]
+    command += ["--LabApp.extension_manager=readonly", "--LabApp.news_url=None"]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = psutil.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield Server(process, _wait_for_url(process, runtime, log), token)
+    finally:
+        _end(process)
+
+
+def _wait_for_url(process: psutil.Popen, runtime: Path, log: Path) -> str:
+    """The server chooses its port itself, and writes its address to a file once it listens."""
+    info = runtime / f"jpserver-{process.pid}.json"
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            return str(json.loads(info.read_text())["url"])
+        except (FileNotFoundError, json.JSONDecodeError):
+            time.sleep(0.05)
+    how = "did not start in time" if process.poll() is None else f"ended with code {process.returncode}"
+    raise RuntimeError(f"JupyterLab {how}; its log:\n{log.read_text()}")
+
+
+def _end(process: psutil.Popen) -> None:
+    """End the server, which ends its kernels, and fail if anything of its process tree outlives it."""
+    tree = [process]
+    with suppress(psutil.NoSuchProcess):  # a test may have ended the server itself
+        tree += process.children(recursive=True)
+        process.terminate()
+    _, left = psutil.wait_procs(tree, timeout=STOP_TIMEOUT_S)
+    for survivor in left:
+        with suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    process.wait()
+    if left:
+        raise RuntimeError(f"alive {STOP_TIMEOUT_S} s after the Jupyter server was told to end: {left}")

@@ -1,0 +1,223 @@
+"""One cell on the ranks: what comes back, what it may do, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError, SessionBrokenError
+
+
+def test_result_text_and_displays_by_rank(session):
+    result = session.run(
+        "import sys\nprint('out', rank)\nprint('err', rank, file=sys.stderr)\n"
+        "from IPython.display import display, HTML\ndisplay(HTML(f'<b>{rank}</b>'))\nrank * 10"
+    )
+    assert result.ok and result.ranks == [0, 1]
+    for rank in result.ranks:
+        assert (result[rank].stdout, result[rank].stderr) == (f"out {rank}\n", f"err {rank}\n")
+        assert result[rank].displays[0]["text/html"] == f"<b>{rank}</b>"
+        assert result[rank].result == str(rank * 10)
+    assert "ok on ranks 0-1" in repr(result)
+
+
+def test_text_keeps_its_order_whoever_writes_it(session):
+    """Python, C, a subprocess and a forked child; nobody flushes."""
+    result = session.run(
+        "import ctypes, os, subprocess\n"
+        "print('python')\n"
+        "ctypes.CDLL(None).puts(b'C')\n"
+        "subprocess.run(['echo', 'subprocess'])\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    print('child', flush=True); os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "os.system('echo shell')\n"
+        "print('python again', end='')"
+    )
+    assert result[0].stdout == "python\nC\nsubprocess\nchild\nshell\npython again"
+
+
+def test_text_of_loader_workers_arrives(session):
+    result = session.run(
+        "from torch.utils.data import DataLoader\n"
+        "class Data:\n"
+        "    def __len__(self): return 2\n"
+        "    def __getitem__(self, i):\n"
+        "        print('item', i, flush=True)\n"
+        "        return i\n"
+        "total = sum(int(i) for i in DataLoader(Data(), batch_size=None, num_workers=1))"
+    )
+    assert result[1].stdout == "item 0\nitem 1\n"
+    assert session.pull("total") == {0: 1, 1: 1}
+
+
+def test_a_megabyte_of_text_is_complete_before_the_cell_is_done(session):
+    result = session.run("for i in range(20000): print(rank, i, 'x' * 40)")
+    for rank in (0, 1):
+        lines = result[rank].stdout.splitlines()
+        assert len(lines) == 20000 and lines[-1] == f"{rank} 19999 {'x' * 40}"
+
+
+def test_top_level_await(session):
+    result = session.run("import asyncio\nawait asyncio.sleep(0.01)\nprint('waited')\nrank")
+    assert result[1].stdout == "waited\n" and result[1].result == "1"
+
+
+def test_cells_share_names_and_ipython(session):
+    session.run("def f(): return rank + 1\nvalue = f()")
+    result = session.run("!echo from the shell\n%time value\nvalue")
+    assert "from the shell" in result[0].stdout and "Wall time" in result[0].stdout
+    assert result[1].result == "2"
+    assert session.run("_")[1].result == "2"
+
+
+def test_a_page_is_shown_as_text(session, capsys):
+    session.run("x = 1")
+    session.run("x?")
+    assert "Type:" in capsys.readouterr().out
+
+
+def test_a_failing_cell_names_the_rank_and_the_line(session):
+    with pytest.raises(RankError) as caught:
+        session.run("a = 1\nif rank == 1:\n    raise ValueError(f'bad {a}')\nrank", execution_count=7)
+    error = caught.value
+    assert str(error) == "ValueError: bad 1 (rank 1); succeeded: rank 0"
+    shown = "\n".join(error._render_traceback_())
+    assert "--- rank 1 ---" in shown and "In[7]" in shown.replace("\x1b[32m", "").replace("\x1b[39m", "")
+    assert error.result[0].result == "0"
+
+
+def test_the_same_traceback_is_shown_once(session):
+    with pytest.raises(RankError) as caught:
+        session.run("1 / 0")
+    assert "\n".join(caught.value._render_traceback_()).count(": division by zero") == 2
+    assert str(caught.value) == "ZeroDivisionError: division by zero (ranks 0-1)"
+
+
+def test_a_syntax_error_is_an_error(session):
+    with pytest.raises(RankError, match="SyntaxError"):
+        session.run("def")
+
+
+@pytest.mark.parametrize("code", ["exit()", "quit()", "import sys; sys.exit(1)"])
+def test_leaving_python_ends_no_rank(session, code):
+    before = session.pids()
+    with pytest.raises(RankError):
+        session.run(code)
+    assert session.run("dist.barrier()").ok
+    assert session.pids() == before
+
+
+def test_input_is_refused_plainly(session):
+    with pytest.raises(RankError, match="raw_input was called, but this frontend does not support input"):
+        session.run("input('name? ')")
+
+
+def test_a_forked_child_that_comes_back_is_ended(session):
+    """Without that two processes would share the rank's sockets."""
+    result = session.run("import os\nchild = os.fork()\nprint('here')")
+    assert sorted(result[0].stdout.splitlines()) == ["here", "here"]
+    result = session.run("print(os.waitpid(child, 0)[1] if child else 'this is the child')")
+    assert result[0].stdout == "0\n"
+
+
+def test_a_cell_may_close_or_redirect_its_output(session):
+    """The end of the cell is still noticed, and the next cell prints."""
+    session.run("import os, sys\nsaved = os.dup(1)\nos.close(1)")
+    session.run("os.dup2(saved, 1)\nos.close(saved)")
+    assert session.run("print('back')")[0].stdout == "back\n"
+
+
+def test_the_signal_handler_of_a_cell_does_not_outlive_it(session):
+    session.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")
+    handlers = session.run("signal.getsignal(signal.SIGINT).__qualname__")
+    assert handlers[0].result == "'Runner._on_sigint'"
+
+
+def test_text_between_cells_heads_the_next_cell(session, capsys):
+    session.run(
+        "import threading, time, os\n"
+        "gate = threading.Event()\n"
+        "def late():\n    gate.wait(); print('late words', flush=True); done.set()\n"
+        "done = threading.Event()\n"
+        "threading.Thread(target=late).start()\n"
+        "threading.Timer(0.05, gate.set).start()"
+    )
+    session.run("pass")  # the thread may write before, during or after this cell
+    session.run("assert done.wait(5)")
+    session.run("pass")
+    assert capsys.readouterr().out.count("late words") == 2
+
+
+def test_run_from_another_thread_shows_nothing_and_returns_everything(session, capsys):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(session.run("print('from a thread'); rank")))
+    thread.start()
+    thread.join(30)
+    assert results[0][1].stdout == "from a thread\n" and results[0][1].result == "1"
+    assert "from a thread" not in capsys.readouterr().out
+
+
+def test_cells_of_several_threads_take_turns(session):
+    session.run("order = []")
+    code = "order.append('in'); import time; time.sleep(0.02); order.append('out')"
+    threads = [threading.Thread(target=session.run, args=(code,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert session.pull("order")[0] == ["in", "out"] * 4
+
+
+def test_pull_small_and_large(session):
+    session.run("small = {'a': rank}\nlarge = torch.full((1_500_000,), float(rank))")
+    assert session.pull("small") == {0: {"a": 0}, 1: {"a": 1}}
+    large = session.pull("large")
+    assert large[1].shape == (1_500_000,) and float(large[1].sum()) == 1_500_000.0
+
+
+def test_pull_names_what_cannot_be_had(session):
+    with pytest.raises(DDPNotebookError, match="rank 0: there is no variable 'nowhere'"):
+        session.pull("nowhere")
+    session.run("import threading\nlock = threading.Lock()")
+    with pytest.raises(DDPNotebookError, match=r"rank 1: 'lock' \(lock\) cannot be pickled"):
+        session.pull("lock")
+
+
+def test_a_function_of_a_cell_travels_by_value(session):
+    session.run("def double(x): return 2 * x")
+    assert session.pull("double")[1](21) == 42
+
+
+def test_status_tells_of_every_rank(session):
+    status = session.status()
+    assert [row.pid for row in status.rows] == session.pids()
+    text = repr(status)
+    assert text.startswith("rank  host") and "idle" in text and "backend gloo, group 1" in text
+
+
+def test_a_rank_that_dies_ends_the_cell_with_its_last_words(make_session_alone):
+    session = make_session_alone(2)
+    with pytest.raises(RankDiedError) as caught:
+        session.run(
+            "import os, time\n"
+            "if rank == 1:\n    print('about to'); os.write(2, b'last words'); os.abort()\n"
+            "time.sleep(60)"
+        )
+    assert str(caught.value) == "killed by SIGABRT (rank 1); interrupted: rank 0"
+    shown = "\n".join(caught.value._render_traceback_())
+    assert "last words" in shown and "about to" in shown
+    with pytest.raises(SessionBrokenError, match=r"rank 1 died: killed by SIGABRT(.|\n)*%ddp_restart"):
+        session.run("1")
+    assert [row.state for row in session.status().rows] == ["idle", "died"]
+
+
+def test_importing_the_package_stays_light():
+    """The notebook's side imports no torch: a kernel without ranks stays small."""
+    code = "import sys, ddp_notebook.session, ddp_notebook.magics; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,77 @@
+"""ipyparallel's own tools on the same engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.conftest import wait_until
+
+
+@pytest.fixture(autouse=True)
+def close_the_client(session):
+    """Its sockets belong to one test."""
+    yield
+    session._close_client()
+
+
+def test_a_plain_client_of_the_same_processes(session):
+    client = session.client
+    assert client is session.client
+    assert client.ids == [0, 1]
+    assert client[:].apply_sync(os.getpid) == session.pids()
+    client[:].push({"pushed": 5}, block=True)
+    assert session.run("pushed + rank")[1].result == "6"
+
+
+def test_px_text_goes_to_its_client_and_ours_to_us(session):
+    ours = session.run("print('ours')")
+    theirs = session.client[:].execute("print('theirs', rank)", block=True)
+    theirs.wait_for_output(10)
+    assert sorted(theirs.stdout) == ["theirs 0\n", "theirs 1\n"]
+    assert ours[0].stdout == "ours\n"
+    assert session.run("print('ours again')")[1].stdout == "ours again\n"
+
+
+def test_px_waits_while_our_cell_awaits(session):
+    """It must not run inside our cell."""
+    view = session.client[:]
+    session.run("import asyncio; order = []")
+    started = session.run(
+        "order.append('begin')\nloop_time = asyncio.get_running_loop().time()\n"
+        "await asyncio.sleep(0)\norder.append('end')"
+    )
+    assert started.ok
+    theirs = view.execute("order.append('px')", block=False)
+    session.run("order.append('a'); await asyncio.sleep(0.3); order.append('b')")
+    theirs.get(10)
+    for order in session.pull("order").values():
+        assert "ab" in "".join(order) and sorted(order) == sorted(["begin", "end", "px", "a", "b"])
+
+
+def test_its_interrupt_reaches_a_px_cell(session):
+    client = session.client
+    running = client[:].execute("started = True\nimport time\ntime.sleep(60)", block=False)
+    deadline = time.monotonic() + 10
+    time.sleep(0.2)  # the interrupt of an idle engine is ignored: give the cell time to begin
+    while not running.ready() and time.monotonic() < deadline:
+        client.send_signal(signal.SIGINT, block=True)
+        running.wait(0.5)
+    assert running.ready() and not running.successful()
+    assert session.run("dist.barrier()").ok
+
+
+def test_without_a_controller_all_else_goes_on(session):
+    """And it is started again, with the same engines, at the next use of `client`."""
+    assert session.client.ids == [0, 1]
+    controller = psutil.Process(session.pids("controller")[0])
+    for process in [*controller.children(recursive=True), controller]:
+        process.kill()
+    wait_until(lambda: not session.pids("controller"))
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
+    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert session.run("x")[0].result == "tensor([2.])"

@@ -1,0 +1,169 @@
+"""Nothing outlives its owner, and whatever is killed takes with it no more than it must."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from ddp_notebook.errors import SessionBrokenError
+from tests.conftest import marked_processes, wait_until
+
+WITH_DESCENDANTS = """%%on_all_ranks
+import os, subprocess, time
+import torch.multiprocessing as mp
+children = [
+    subprocess.Popen(['sleep', '600']),                            # a plain child
+    subprocess.Popen(['sleep', '600'], start_new_session=True),    # one that left the process group
+    mp.get_context('fork').Process(target=time.sleep, args=(600,)),
+]
+children[2].start()
+os.system('sleep 600 &')                                           # one whose parent is gone
+os.system('env -i sleep 600 &')                                    # and its environment cleared
+os.system('setsid sleep 600 &')                                    # or its OS session left
+"""
+LEFT_IN_EVERY_WAY = "%%on_all_ranks\nos.system('env -i setsid sleep 600 &')"
+
+
+def start_in(kernel) -> set[psutil.Process]:
+    """Start ranks with descendants in a kernel. Returns all processes but the kernel itself."""
+    assert kernel.run("%load_ext ddp_notebook").status == "ok"
+    reply = kernel.run("%ddp_start 2")
+    assert reply.status == "ok", reply.traceback
+    assert kernel.run(WITH_DESCENDANTS).status == "ok"
+    found = marked_processes() | set(psutil.Process(fork_server_of(kernel)).children(recursive=True))
+    return {process for process in found if process.pid != kernel.pid}
+
+
+def fork_server_of(kernel) -> int:
+    code = "import ddp_notebook; print(*ddp_notebook.current().pids('host server'))"
+    return int(kernel.run(code).stdout)
+
+
+def expect_all_gone(processes, but=()) -> None:
+    left = [process for process in processes if process.pid not in but]
+    assert len(left) > 10
+    wait_until(lambda: not any(map(_runs, left)), 5.0, "processes outlive their owner")
+
+
+def _runs(process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def test_stop_ends_the_session_and_its_descendants(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    known = marked_processes()
+    assert kernel.run(LEFT_IN_EVERY_WAY).status == "ok"  # the fork server has adopted these, so it finds them
+    processes |= set(psutil.Process(fork_server_of(kernel)).children(recursive=True)) - known
+    server = fork_server_of(kernel)
+    assert kernel.run("%ddp_stop").status == "ok"
+    expect_all_gone(processes, but=(server,))  # which `%load_ext` had started, and which waits for the next start
+
+
+def test_shutdown_of_the_kernel(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    kernel.close()
+    expect_all_gone(processes)
+
+
+def test_restart_of_the_kernel(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    kernel.manager.restart_kernel(now=True)
+    expect_all_gone(processes)
+
+
+def test_sigkill_of_the_kernel(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    os.kill(kernel.pid, signal.SIGKILL)
+    expect_all_gone(processes)
+
+
+def test_sigkill_of_the_kernel_while_ranks_are_blocked(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    kernel.start("%%on_all_ranks\nprint('go')\nif rank: dist.recv(torch.ones(1), 0)\nelse: sum(range(10**10))")
+    kernel.wait_for_text("] go")
+    os.kill(kernel.pid, signal.SIGKILL)
+    expect_all_gone(processes)
+
+
+def test_sigkill_of_the_fork_server(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    os.kill(fork_server_of(kernel), signal.SIGKILL)
+    expect_all_gone(processes)
+    reply = kernel.run("%%on_all_ranks\n1")
+    assert reply.ename == "SessionBrokenError" and "%ddp_restart" in reply.evalue
+    assert kernel.run("%ddp_restart").status == "ok"
+    assert kernel.run("%%on_all_ranks\nrank").status == "ok"
+
+
+def test_sigkill_of_the_fork_server_during_a_cell(make_session):
+    session = make_session(2)
+    (server,) = session.pids("host server")
+    with pytest.raises(SessionBrokenError, match="the fork server ended"):
+        session.run(f"import os, signal, time\nif rank == 0: os.kill({server}, signal.SIGKILL)\ntime.sleep(60)")
+
+
+def test_crash_of_the_jupyter_server(make_kernel):
+    """A server of its own starts the kernel and is killed; the kernel notices and ends, and all else follows."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        pid, connection_file = server.stdout.readline().split()
+        kernel = make_kernel(connection_file=connection_file, pid=int(pid))
+        processes = start_in(kernel)
+        server.kill()
+        server.wait()
+        expect_all_gone({*processes, psutil.Process(int(pid))} if psutil.pid_exists(int(pid)) else processes)
+    os.unlink(connection_file)
+
+
+SERVER = """
+import sys
+from jupyter_client.manager import KernelManager
+manager = KernelManager()
+manager.start_kernel()
+print(manager.provisioner.process.pid, manager.connection_file, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
+    session = make_session(2)
+    session.run("import os, subprocess\nchild = subprocess.Popen(['sleep', '600']).pid; me = os.getpid()")
+    children = session.pull("child")
+    os.kill(session.pids()[1], signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(children[1]))
+    assert psutil.pid_exists(children[0])
+
+
+def test_unloading_the_extension_ends_everything(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    assert kernel.run("%unload_ext ddp_notebook").status == "ok"
+    expect_all_gone(processes)
+
+
+def test_two_notebooks_start_at_the_same_moment(make_kernel):
+    kernels = [make_kernel() for _ in range(2)]
+    for kernel in kernels:
+        kernel.run("%load_ext ddp_notebook")
+    messages = [kernel.start("%ddp_start 2") for kernel in kernels]
+    for kernel, message in zip(kernels, messages, strict=True):
+        assert kernel.finish(message).status == "ok"
+    messages = [k.start("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); x") for k in kernels]
+    for kernel, message in zip(kernels, messages, strict=True):
+        assert kernel.finish(message).stdout.count("tensor([2.])") == 2

@@ -1,0 +1,119 @@
+"""The magics in a real kernel, as a front end sees them, on the newest ipykernel and on 6.31."""
+
+from __future__ import annotations
+
+import pytest
+
+SLEEPS = {
+    "a sleep": "import time\nprint('go')\ntime.sleep(60)",
+    "a loop": "print('go')\nwhile True: pass",
+    "an await": "import asyncio\nprint('go')\nawait asyncio.sleep(60)",
+    "a loop between awaits": "import asyncio\nawait asyncio.sleep(0)\nprint('go')\nwhile True: pass",
+    "a task of an await": "import asyncio\nprint('go')\nawait asyncio.gather(*[asyncio.sleep(60) for _ in range(2)])",
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel):
+    """A kernel with two ranks, started by the magic."""
+    reply = kernel.run("%ddp_start 2")
+    assert reply.status == "ok", reply.traceback
+    assert reply.stdout.startswith("starting:  fork server") and "engines" in reply.stdout
+    assert "rank  host" in reply.stdout and "backend gloo" in reply.stdout
+    yield kernel
+    assert kernel.run("%ddp_stop").stdout == "stopped 2 ranks\n"
+
+
+def test_the_first_cell(ranks):
+    reply = ranks.run(
+        "%%on_all_ranks\nx = torch.full((2,), float(rank), device=device)\ndist.all_reduce(x)\nx"
+    )
+    assert sorted(reply.stdout.splitlines()) == ["[0] tensor([1., 1.])", "[1] tensor([1., 1.])"]
+
+
+def test_a_figure_of_a_rank_is_shown(ranks):
+    code = "%%on_all_ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+    reply = ranks.run(code)
+    assert sum("image/png" in data for data in reply.displays) == 2
+
+
+def test_text_appears_while_the_cell_runs(ranks):
+    message = ranks.start("%%on_all_ranks\nprint('early')\nimport time\ntime.sleep(30)")
+    ranks.wait_for_text("[1] early", timeout_s=5)
+    ranks.interrupt()
+    assert ranks.finish(message).ename == "KeyboardInterrupt"
+
+
+def test_a_failing_cell_stops_the_notebook(ranks):
+    reply = ranks.run("%%on_all_ranks\nif rank == 1: raise ValueError('no')")
+    assert (reply.status, reply.ename) == ("error", "RankError")
+    assert "--- rank 1 ---" in reply.traceback and "ValueError: no" in reply.traceback
+    assert "ddp_notebook/" not in reply.traceback  # our own frames would not help
+
+
+@pytest.mark.parametrize("code", SLEEPS.values(), ids=SLEEPS)
+def test_the_interrupt_reaches_every_rank(ranks, code):
+    ranks.run("%%on_all_ranks\nkept = rank")
+    message = ranks.start("%%on_all_ranks\n" + code)
+    ranks.wait_for_text("] go")
+    ranks.interrupt()
+    reply = ranks.finish(message, timeout_s=10)
+    assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "interrupted: ranks 0-1")
+    reply = ranks.run("%%on_all_ranks\nx = torch.tensor([kept]); dist.all_reduce(x); x.item()")
+    assert sorted(reply.stdout.split()) == ["1", "1", "[0]", "[1]"]
+
+
+def test_an_interrupt_before_the_cell_began(ranks):
+    """A `%%px` cell holds the rank; ours waits behind it and is stopped there."""
+    setup = "import ddp_notebook; ddp_notebook.current().client.activate()"
+    assert ranks.run(setup).status == "ok"
+    ranks.run("%px ran = False")
+    ranks.run(
+        "%%px --noblock\nimport time\n"
+        "try: time.sleep(30)\n"
+        "except KeyboardInterrupt: time.sleep(0.5)  # the signal; the message follows it"
+    )
+    message = ranks.start("print('sent')\nget_ipython().run_cell_magic('on_all_ranks', '', 'ran = True')")
+    ranks.wait_for_text("sent")
+    ranks.interrupt()
+    assert ranks.finish(message, timeout_s=10).ename == "KeyboardInterrupt"
+    assert ranks.run("%%on_all_ranks\nran").stdout.count("False") == 2
+
+
+def test_status_and_the_words_for_mistakes(ranks):
+    status = ranks.run("%ddp_status").stdout
+    assert status.startswith("rank  host") and status.count("idle") == 2
+    for code, ename, words in [
+        ("%ddp_start 2", "SessionExistsError", "2 ranks"),
+        ("%ddp_status now", "UsageError", "%ddp_status takes no 'now'"),
+        ("%%on_all_ranks --fast\n1", "UsageError", "%%on_all_ranks takes no '--fast'"),
+    ]:
+        reply = ranks.run(code)
+        assert reply.ename == ename and words in reply.evalue, reply
+    assert ranks.run("%%on_all_ranks\nrank").status == "ok"
+
+
+def test_restart_and_stop(make_kernel):
+    kernel = make_kernel(env={"DDP_NOTEBOOK_PRELOAD": "0"})
+    kernel.run("%load_ext ddp_notebook")
+    for code in ("%ddp_status", "%ddp_stop", "%ddp_restart", "%%on_all_ranks\n1"):
+        reply = kernel.run(code)
+        assert reply.ename == "NoSessionError" and "%ddp_start 4" in reply.evalue
+    for line, words in [
+        ("0", "0 ranks cannot be started"),
+        ("many", "N is 'many', which is no number"),
+        ("2 --fast", "unrecognized arguments: --fast"),
+        ("2 --backend smoke", "unknown backend 'smoke'"),
+        ("2 --env A", "--env takes NAME=VALUE"),
+        ("2 --backend mpi", "built without mpi"),
+    ]:
+        reply = kernel.run(f"%ddp_start {line}")
+        assert reply.ename == "UsageError" and words in reply.evalue, reply
+    assert kernel.run("%ddp_start 1 --env MINE=1").status == "ok"
+    first = kernel.run("%%on_all_ranks\nimport os; os.getpid(), os.environ['MINE']").stdout
+    assert "'1'" in first
+    assert kernel.run("%ddp_restart").status == "ok"
+    again = kernel.run("%%on_all_ranks\nimport os; os.getpid(), os.environ['MINE']").stdout
+    assert "'1'" in again and again != first
+    assert kernel.run("%ddp_stop").stdout == "stopped 1 ranks\n"
+    assert kernel.run("import ddp_notebook; print(ddp_notebook.current())").stdout == "None\n"

@@ -1,0 +1,98 @@
+"""Ranks that were started: their place, their group, their processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import SessionExistsError
+from ddp_notebook.launch import processes
+
+def test_ranks_are_in_a_group(session):
+    result = session.run("x = torch.full((2,), float(rank + 1), device=device)\ndist.all_reduce(x)\nx")
+    assert [result[rank].result for rank in (0, 1)] == ["tensor([3., 3.])"] * 2
+    assert ddp_notebook.current() is session
+    assert "2 ranks" in repr(session) and "gloo" in repr(session)
+
+
+def test_torchrun_conventions(session):
+    code = "import os; env = {k: os.environ.get(k) for k in %r}" % (
+        ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"],
+    )
+    session.run(code)
+    for rank, env in session.pull("env").items():
+        port = env.pop("MASTER_PORT")
+        assert port.isdigit()
+        assert env == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+
+
+def test_names_in_the_namespace(session):
+    session.run("names = (rank, local_rank, world_size, str(device), torch.__name__, dist.__name__)")
+    assert session.pull("names")[1] == (1, 1, 2, "cpu", "torch", "torch.distributed")
+
+
+def test_the_group_timeout_is_torchs_own_once_formed(session):
+    session.run("seconds = dist.group.WORLD._get_backend(device).options._timeout.total_seconds()")
+    assert set(session.pull("seconds").values()) == {1800.0}
+
+
+def test_cores_are_shared_between_ranks(session):
+    session.run("threads = torch.get_num_threads()")
+    expected = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert set(session.pull("threads").values()) == {expected}
+
+
+def test_the_fork_server_imports_and_nothing_else(session):
+    (server,) = session.pids("host server")
+    threads = os.listdir(f"/proc/{server}/task")
+    assert len(threads) == 1, [Path(f"/proc/{server}/task/{t}/comm").read_text() for t in threads]
+    maps = Path(f"/proc/{server}/maps").read_text()
+    assert "libtorch_cpu" in maps and "libcuda.so" not in maps
+
+
+def test_every_listening_socket_is_on_loopback(session):
+    assert len(session.client.ids) == 2  # its sockets too
+    session.run("pg = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=pg)")
+    everyone = {os.getpid(), *(p.pid for pid in session.pids("host server") for p in processes.descendants(pid))}
+    assert len(everyone) > 10
+    listening = [
+        (pid, connection.laddr.ip)
+        for pid in everyone
+        for connection in psutil.Process(pid).net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) > 20
+    assert {ip for _, ip in listening} == {"127.0.0.1"}
+    session._close_client()
+
+
+def test_files_are_private(session):
+    directory = Path(session._host.directory)
+    assert directory.stat().st_mode & 0o077 == 0
+    files = list(directory.rglob("ipcontroller-*.json"))
+    assert files and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+
+
+def test_no_key_on_any_command_line(session):
+    spec = session._cluster._controller_spec
+    secrets = [*spec["curve"], session._cluster._keyring._secret.decode()]
+    for process in processes.descendants(session.pids("host server")[0]):
+        line = " ".join(process.cmdline())
+        assert not any(secret in line for secret in secrets)
+
+
+def test_a_second_session_is_refused_and_harms_nothing(session):
+    with pytest.raises(SessionExistsError, match=r"2 ranks.*%ddp_stop"):
+        ddp_notebook.start(2)
+    assert session.run("1").ok

@@ -1,0 +1,135 @@
+"""Starting and ending ranks, each time afresh."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import psutil
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import StartError, StartTimeoutError, UsageError
+from tests.conftest import wait_until
+
+FORK = pytest.param({}, id="fork")
+SPAWN = pytest.param({"DDP_NOTEBOOK_START_METHOD": "spawn"}, id="spawn")
+
+
+@pytest.mark.parametrize("env", [FORK, SPAWN])
+def test_both_start_paths(make_session, monkeypatch, tmp_path, env):
+    """The notebook's present environment, directory and module path; own stdin; own seeds."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SET_AFTER_IMPORT", "yes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "of_the_user.py").write_text("answer = 42")
+    stages = []
+    session = make_session(2, report=stages.append)
+    assert ("spawned" in stages[0]) == bool(env)
+    session.run(
+        "import os, sys, random, numpy, of_the_user\n"
+        "seen = os.environ['SET_AFTER_IMPORT'], os.getcwd(), of_the_user.answer, sys.stdin.read()\n"
+        "drawn = random.random(), float(numpy.random.rand()), torch.rand(1).item()\n"
+        "threads = torch.get_num_threads(), (torch.ones(600, 600) @ torch.ones(600, 600)).sum().item()\n"
+        "x = torch.ones(1); dist.all_reduce(x)"
+    )
+    assert session.pull("seen")[1] == ("yes", str(tmp_path), 42, "")
+    drawn = session.pull("drawn")
+    assert all(mine != theirs for mine, theirs in zip(drawn[0], drawn[1], strict=True))
+    assert session.pull("threads")[0][1] == 600.0**3
+    assert session.pull("x")[0].item() == 2.0
+
+
+def test_threads_of_the_ranks_are_raised_after_the_fork(make_session):
+    session = make_session(2, env={"OMP_NUM_THREADS": "2"})
+    session.run(
+        "from threadpoolctl import threadpool_info\n"
+        "import numpy\n"
+        "(torch.ones(600, 600) @ torch.ones(600, 600)).sum(); numpy.ones((600, 600)) @ numpy.ones((600, 600))\n"
+        "found = torch.get_num_threads(), {p['num_threads'] for p in threadpool_info() if p['user_api'] == 'blas'}"
+    )
+    assert session.pull("found") == {0: (2, {2}), 1: (2, {2})}
+
+
+@pytest.mark.parametrize("env", [FORK, SPAWN])
+def test_a_variable_that_torch_reads_at_import_reaches_the_ranks(make_session, monkeypatch, env):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    session = make_session(1, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    session.run("level = str(dist.get_debug_level())")
+    assert session.pull("level")[0] == "DebugLevel.DETAIL"
+
+
+def test_stop_twice(make_session):
+    session = make_session(1)
+    pids = [*session.pids(), *session.pids("store"), *session.pids("controller")]
+    session.stop()
+    session.stop()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert ddp_notebook.current() is None
+    assert repr(session) == "<Session: stopped>"
+
+
+def test_a_bad_option_starts_nothing():
+    for options, text in [
+        ({"world_size": 0}, "0 ranks cannot be started"),
+        ({"world_size": 2, "backend": "smoke"}, "unknown backend 'smoke'"),
+        ({"world_size": 2, "backend": "mpi"}, "built without mpi"),
+        ({"world_size": 2, "backend": "nccl"}, "nccl"),
+        ({"world_size": 2, "gpus": ("0",)}, "shows no GPU"),
+    ]:
+        with pytest.raises(UsageError, match=text):
+            ddp_notebook.start(**options)
+        assert ddp_notebook.current() is None
+
+
+def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeypatch):
+    """A sitecustomize of the user's that breaks the rank: the spawned process ends before its first word."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'spawned' in ' '.join(sys.orig_argv):\n"
+        "    os.write(2, b'the disk is on fire\\n'); os._exit(3)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("DDP_NOTEBOOK_START_METHOD", "spawn")
+    with pytest.raises(StartError, match=r"died while waiting for.*exited with status 3(.|\n)*the disk is on fire"):
+        ddp_notebook.start(2)
+
+
+def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\nif 'spawned' in ' '.join(sys.orig_argv): signal.pause()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("DDP_NOTEBOOK_START_METHOD", "spawn")
+    with pytest.raises(StartTimeoutError, match=r"waiting for the processes to say hello, and ranks 0-1 did not"):
+        ddp_notebook.start(2, timeout_s=8.0)
+
+
+def test_a_rank_that_is_killed_while_starting(make_session):
+    def kill_one(stage: str) -> None:
+        if stage.startswith("processes"):
+            session = ddp_notebook.current()
+            os.kill(session.pids()[1], 9)
+
+    with pytest.raises(StartError, match=r"rank 1 died while waiting for .*killed by SIGKILL"):
+        make_session(2, report=kill_one)
+    assert ddp_notebook.current() is None
+
+
+def test_a_new_group_on_a_new_store(make_session):
+    """SIGKILL of the store: cells and group go on, and the next group gets a new store."""
+    session = make_session(2)
+    session.run("kept = torch.arange(3.)")
+    (store,) = session.pids("store")
+    os.kill(store, 9)
+    wait_until(lambda: not session.pids("store"))
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
+    session.reform()
+    assert session.epoch == 2
+    assert session.pids("store") not in ([], [store])
+    result = session.run("x = kept.clone(); dist.all_reduce(x); g = dist.new_group([0, 1]); x")
+    assert result[1].result == "tensor([0., 2., 4.])"

@@ -1,0 +1,63 @@
+"""The notebooks as `make demo` runs them, and as they are committed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted(
+    path for path in (ROOT / "notebooks").glob("*.ipynb") if not path.name.endswith(".executed.ipynb")
+)
+
+
+def run_demo(notebook: Path, executed: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools/demo.py"), str(notebook), "--output", str(executed)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp_path):
+    executed = tmp_path / "executed.ipynb"
+
+    result = run_demo(ROOT / "notebooks" / "01_first_process_group.ipynb", executed)
+
+    assert result.returncode == 0, result.stderr
+    closing = result.stdout.splitlines()
+    assert closing[-1].endswith(f"executed notebook: {executed}")
+    assert "parameters equal to those of rank 0" in closing[-2]
+    accuracy_percent = float(closing[-2].split("test accuracy ")[1].split("%")[0])
+    assert accuracy_percent > 95
+
+    notebook = nbformat.read(executed, as_version=4)
+    assert "widgets" not in notebook.metadata, "a saved widget is only an error message when it is reopened"
+    kinds = {
+        kind for cell in notebook.cells for out in cell.get("outputs", []) for kind in out.get("data", {})
+    }
+    assert "image/png" in kinds
+
+
+def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):
+    notebook, executed = tmp_path / "failing.ipynb", tmp_path / "executed.ipynb"
+    cells = [new_code_cell("print('before')"), new_code_cell("1 / 0"), new_code_cell("print('after')")]
+    nbformat.write(new_notebook(cells=cells), notebook)
+
+    result = run_demo(notebook, executed)
+
+    assert result.returncode == 1
+    assert "[1/3] print('before')\n    before\n" in result.stdout
+    assert "[3/3]" not in result.stdout
+    assert "ZeroDivisionError: division by zero" in result.stderr
+    assert nbformat.read(executed, as_version=4).cells[1].outputs[0].ename == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_committed_without_outputs(path):
+    code_cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+    assert code_cells
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code_cells)
