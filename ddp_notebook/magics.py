@@ -40,9 +40,8 @@ class DDPMagics(Magics):
         """End the ranks and everything that they have started: %ddp_stop"""
         _refuse_arguments("%ddp_stop", line)
         session = _session()
-        world_size = session.world_size
         session.stop()
-        print(f"stopped {world_size} ranks")
+        print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
 
     @cell_magic
     def on_all_ranks(self, line: str, cell: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jupyter_core.utils import run_sync
 
 # Every process that a test starts, directly or not, inherits this and is found by it.
 _RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
@@ -61,7 +63,9 @@ def _sockets() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sessions of this run make their directories where nobody else does."""
+    """Sessions of this run make their directories where nobody else does. (jupyter_client's event loop, which it
+    keeps for the whole process, is made here too, so that no test is charged with its sockets.)"""
+    run_sync(asyncio.sleep)(0)
     previous, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("tmp"))
     os.environ["TMPDIR"] = tempfile.tempdir
     yield

@@ -65,8 +65,9 @@ def test_its_interrupt_reaches_a_px_cell(session):
     assert session.run("dist.barrier()").ok
 
 
-def test_without_a_controller_all_else_goes_on(session):
+def test_without_a_controller_all_else_goes_on(make_session_alone):
     """And it is started again, with the same engines, at the next use of `client`."""
+    session = make_session_alone(2)
     assert session.client.ids == [0, 1]
     controller = psutil.Process(session.pids("controller")[0])
     for process in [*controller.children(recursive=True), controller]:

@@ -115,5 +115,5 @@ def test_restart_and_stop(make_kernel):
     assert kernel.run("%ddp_restart").status == "ok"
     again = kernel.run("%%on_all_ranks\nimport os; os.getpid(), os.environ['MINE']").stdout
     assert "'1'" in again and again != first
-    assert kernel.run("%ddp_stop").stdout == "stopped 1 ranks\n"
+    assert kernel.run("%ddp_stop").stdout == "stopped 1 rank\n"
     assert kernel.run("import ddp_notebook; print(ddp_notebook.current())").stdout == "None\n"

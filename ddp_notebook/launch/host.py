@@ -61,7 +61,7 @@ class Host:
         owner_pid, owner_start = processes.identity(os.getpid())
         code = (
             f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.host_server import main; "
-            f"main({control.fileno()}, {owner_pid}, {owner_start!r})"
+            f"main({control.fileno()}, {owner_pid}, {owner_start!r}, {self.directory!r})"
         )
         with open(self.log_file, "wb") as log:
             return subprocess.Popen(

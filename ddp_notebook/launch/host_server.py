@@ -27,6 +27,7 @@ import json
 import os
 import platform
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -402,8 +403,8 @@ def start_method(asked: str) -> tuple[str, str]:
     return "fork", ""
 
 
-def main(control_fd: int, owner_pid: int, owner_start: float) -> None:
-    """Entry of the host server's process."""
+def main(control_fd: int, owner_pid: int, owner_start: float, directory: str) -> None:
+    """Entry of the host server's process. `directory` holds the session's files and goes with it."""
     processes.adopt_orphans()
     owner = (owner_pid, owner_start)
     facts = preload()
@@ -411,3 +412,4 @@ def main(control_fd: int, owner_pid: int, owner_start: float) -> None:
     gc.collect()
     gc.freeze()  # pages of these objects stay shared with the ranks
     HostServer(socket.socket(fileno=control_fd), owner, facts).serve()
+    shutil.rmtree(directory, ignore_errors=True)

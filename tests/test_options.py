@@ -1,0 +1,87 @@
+"""The line of `%ddp_start`, and what it says when it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.options import USAGE, StartOptions, parse
+
+
+def test_nothing_asked_is_the_default():
+    assert parse("") == StartOptions(
+        world_size=None, backend="auto", gpus=None, share_gpus=False, env={}, timeout_s=120.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("4", "world_size", 4),
+        ("--backend gloo", "backend", "gloo"),
+        ("--backend=nccl", "backend", "nccl"),
+        ("--gpus 3,4", "gpus", ("3", "4")),
+        ("--gpus '3, 4,'", "gpus", ("3", "4")),
+        ("--gpus GPU-5f2a,0", "gpus", ("GPU-5f2a", "0")),
+        ("--share-gpus", "share_gpus", True),
+        ("--env A=1", "env", {"A": "1"}),
+        ("--env A=1 B=2 --env C=3", "env", {"A": "1", "B": "2", "C": "3"}),
+        ("--env A=1 A=2", "env", {"A": "2"}),
+        ("--env A= B=x=y 'C=two words'", "env", {"A": "", "B": "x=y", "C": "two words"}),
+        ("--timeout 7.5", "timeout_s", 7.5),
+    ],
+)
+def test_an_option_is_read(line, field, value):
+    assert getattr(parse(line), field) == value
+
+
+def test_all_options_go_together():
+    line = "2 --backend gloo --gpus 3,4 --share-gpus --env A=1 --timeout 30"
+
+    assert parse(line) == StartOptions(
+        world_size=2, backend="gloo", gpus=("3", "4"), share_gpus=True, env={"A": "1"}, timeout_s=30.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0", "0 ranks cannot be started; give a number from 1 up: %ddp_start 2"),
+        ("-3", "-3 ranks cannot be started; give a number from 1 up: %ddp_start 2"),
+        ("four", f"N is 'four', which is no number; give a whole number of ranks\nusage: {USAGE}"),
+        ("2.5", f"N is '2.5', which is no number; give a whole number of ranks\nusage: {USAGE}"),
+        ("--backend ucc", "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
+        ("--timeout 0", "--timeout 0 leaves no time; give seconds, e.g. --timeout 60"),
+        ("--timeout -5", "--timeout -5 leaves no time; give seconds, e.g. --timeout 60"),
+        ("--timeout soon", f"--timeout is 'soon', which is no number; give seconds\nusage: {USAGE}"),
+        ("--gpus ''", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
+        ("--gpus ,", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
+        ("--env A", f"--env takes NAME=VALUE, not 'A' (the number of ranks comes first)\nusage: {USAGE}"),
+        ("--env A=1 2", f"--env takes NAME=VALUE, not '2' (the number of ranks comes first)\nusage: {USAGE}"),
+        ("--env =1", f"--env takes NAME=VALUE, not '=1' (the number of ranks comes first)\nusage: {USAGE}"),
+        ("--env", f"argument --env: expected at least one argument\nusage: {USAGE}"),
+        ("--gpus", f"argument --gpus: expected one argument\nusage: {USAGE}"),
+        ("--nodes 2", f"unrecognized arguments: --nodes\nusage: {USAGE}"),
+        ("--share", f"unrecognized arguments: --share\nusage: {USAGE}"),
+        ("2 3", f"unrecognized arguments: 3\nusage: {USAGE}"),
+        ("--env 'A=1", f"No closing quotation: \"--env 'A=1\"\nusage: {USAGE}"),
+    ],
+)
+def test_a_mistake_says_what_to_write(line, message):
+    with pytest.raises(UsageError) as error:
+        parse(line)
+
+    assert str(error.value) == message
+
+
+def test_options_made_in_a_script_check_themselves():
+    with pytest.raises(UsageError, match=r"^0 ranks cannot be started; give a number from 1 up"):
+        StartOptions(world_size=0)
+    with pytest.raises(ValueError, match=r"^unknown backend 'NCCL'; choose one of auto, nccl, gloo, mpi$"):
+        StartOptions(backend="NCCL")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
+def test_a_time_that_no_clock_can_wait_for_is_a_mistake(seconds):
+    with pytest.raises(UsageError, match=r"^--timeout (nan|inf|1e\+300) "):
+        parse(f"--timeout {seconds}")

@@ -1,0 +1,194 @@
+"""Which rank gets which device and by which backend, for hosts of every kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.placement import place
+
+UUIDS = ["GPU-0aa", "GPU-1bb", "GPU-2cc", "GPU-3dd"]
+
+
+def host(*, gpus: int = 0, cores: int = 16, backends: tuple[str, ...] = ("gloo", "nccl")) -> dict:
+    """Facts as a host server tells them."""
+    return {
+        "cores": cores,
+        "torch": "2.13.0",
+        "backends": backends,
+        "gpus": [
+            {"index": index, "uuid": UUIDS[index], "name": f"NVIDIA H{index}00", "memory_mib": 143771}
+            for index in range(gpus)
+        ],
+    }
+
+
+def placed(facts: dict, env: dict[str, str] | None = None, **options):
+    return place(StartOptions(**options), facts, env or {})
+
+
+def refusal(facts: dict, env: dict[str, str] | None = None, **options) -> str:
+    with pytest.raises(UsageError) as error:
+        placed(facts, env, **options)
+    return str(error.value)
+
+
+# ---- without GPUs
+
+
+@pytest.mark.parametrize(("cores", "world_size", "threads"), [(1, 2, 1), (2, 2, 1), (3, 3, 1), (16, 4, 4)])
+def test_without_gpus_there_are_two_to_four_ranks_that_share_the_cores(cores, world_size, threads):
+    placement = placed(host(cores=cores))
+
+    assert placement.world_size == world_size
+    assert placement.threads == threads
+    assert placement.devices == ("cpu",) * world_size
+    assert placement.names == ("CPU",) * world_size
+    assert placement.backend == "gloo"
+    assert placement.cuda_visible_devices is None
+
+
+def test_more_ranks_than_cores_have_one_thread_each():
+    placement = placed(host(cores=2), world_size=64)
+
+    assert (placement.world_size, placement.threads) == (64, 1)
+
+
+def test_the_users_number_of_threads_wins():
+    assert placed(host(cores=16), {"OMP_NUM_THREADS": "3"}, world_size=2).threads == 3
+
+
+# ---- with GPUs
+
+
+def test_without_a_number_every_gpu_gets_a_rank():
+    placement = placed(host(gpus=4))
+
+    assert placement.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert placement.names == ("NVIDIA H000", "NVIDIA H100", "NVIDIA H200", "NVIDIA H300")
+    assert placement.backend == "nccl"
+    assert placement.cuda_visible_devices is None, "all are visible already"
+
+
+def test_fewer_ranks_take_the_first_gpus_and_see_all():
+    placement = placed(host(gpus=4), world_size=2)
+
+    assert placement.devices == ("cuda:0", "cuda:1")
+    assert (placement.backend, placement.cuda_visible_devices) == ("nccl", None)
+
+
+def test_gpus_count_within_what_is_visible():
+    env = {"CUDA_VISIBLE_DEVICES": "3,1,2"}
+    assert placed(host(gpus=4), env).world_size == 3
+    assert placed(host(gpus=4), env).names[0] == "NVIDIA H300"
+
+    placement = placed(host(gpus=4), env, gpus=("2", "0"))
+
+    assert placement.cuda_visible_devices == "GPU-2cc,GPU-3dd"
+    assert placement.devices == ("cuda:0", "cuda:1"), "LOCAL_RANK selects among the visible ones"
+    assert placement.names == ("NVIDIA H200", "NVIDIA H300")
+
+
+def test_gpus_are_chosen_by_uuid_too():
+    assert placed(host(gpus=4), gpus=("GPU-3dd", "GPU-1")).cuda_visible_devices == "GPU-3dd,GPU-1bb"
+
+
+def test_a_gpu_that_cannot_be_chosen_is_named():
+    facts, env = host(gpus=4), {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+    for name in ("2", "7", "GPU-3dd", "GPU-x", "-1", "H100"):
+        assert refusal(facts, env, gpus=("0", name)) == (
+            f"--gpus 0,{name}: there is no GPU {name!r}; choose within CUDA_VISIBLE_DEVICES from 0 to 1, "
+            "or a UUID from `nvidia-smi -L`"
+        )
+    assert refusal(facts, gpus=("1", "0", "1")) == "--gpus 1,0,1 names GPU '1' twice"
+    assert refusal(facts, gpus=("1", "GPU-1bb")) == "--gpus 1,GPU-1bb names GPU 'GPU-1bb' twice"
+
+
+def test_gpus_on_a_host_that_shows_none():
+    assert refusal(host(), gpus=("0",)) == "--gpus 0: this host shows no GPU; leave --gpus out"
+    assert refusal(host(gpus=1), {"CUDA_VISIBLE_DEVICES": "-1"}, gpus=("0",)) == (
+        "--gpus 0: this host shows no GPU (CUDA_VISIBLE_DEVICES=-1 hides 1 GPU); leave --gpus out"
+    )
+    assert refusal(host(gpus=4), {"CUDA_VISIBLE_DEVICES": ""}, gpus=("0", "1")) == (
+        "--gpus 0,1: this host shows no GPU (CUDA_VISIBLE_DEVICES= hides 4 GPUs); leave --gpus out"
+    )
+
+
+def test_hidden_gpus_mean_cpu_ranks():
+    placement = placed(host(gpus=4, cores=8), {"CUDA_VISIBLE_DEVICES": ""})
+
+    assert (placement.devices, placement.backend) == (("cpu",) * 4, "gloo")
+
+
+# ---- more ranks than GPUs
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_reason():
+    assert refusal(host(gpus=2), world_size=4) == (
+        "4 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
+        "Start at most 2, or add --share-gpus to let ranks share them over gloo"
+    )
+    assert "3 ranks on 1 GPU:" in refusal(host(gpus=1), world_size=3)
+    assert "2 ranks on 1 GPU:" in refusal(host(gpus=4), world_size=2, gpus=("3",))
+    assert "4 ranks on 2 GPUs:" in refusal(host(gpus=2), world_size=4, backend="gloo")
+
+
+def test_ranks_share_gpus_over_gloo_when_they_may():
+    placement = placed(host(gpus=2), world_size=5, share_gpus=True)
+
+    assert placement.backend == "gloo"
+    assert placement.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
+    assert placement.names[4] == "NVIDIA H000"
+
+
+def test_permission_to_share_changes_nothing_where_nobody_has_to():
+    assert placed(host(gpus=2), share_gpus=True).backend == "nccl"
+    assert placed(host(), world_size=2, share_gpus=True).devices == ("cpu", "cpu")
+
+
+# ---- backends
+
+
+def test_a_backend_that_is_asked_for_is_taken():
+    assert placed(host(gpus=2), backend="gloo").backend == "gloo"
+    assert placed(host(gpus=2), backend="gloo").devices == ("cuda:0", "cuda:1")
+    assert placed(host(gpus=2), backend="nccl").backend == "nccl"
+
+
+def test_auto_without_nccl_is_gloo():
+    assert placed(host(gpus=2, backends=("gloo",))).backend == "gloo"
+
+
+def test_nccl_without_gpus_is_refused():
+    message = "nccl needs GPUs, and this host shows none; use --backend gloo"
+
+    assert refusal(host(), backend="nccl") == message
+    assert refusal(host(gpus=1), {"CUDA_VISIBLE_DEVICES": "-1"}, backend="nccl") == message
+
+
+def test_nccl_with_more_ranks_than_gpus_is_refused_also_when_they_may_share():
+    assert refusal(host(gpus=2), backend="nccl", world_size=3) == (
+        "3 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
+        "Start at most 2, or use --backend gloo --share-gpus"
+    )
+    assert refusal(host(gpus=2), backend="nccl", world_size=3, share_gpus=True) == (
+        "3 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
+        "--share-gpus works over gloo only. Start at most 2, or use --backend gloo --share-gpus"
+    )
+
+
+def test_a_backend_that_torch_was_built_without_is_refused():
+    assert refusal(host(), backend="mpi") == (
+        "this torch (2.13.0) is built without mpi; it has gloo, nccl: use --backend gloo"
+    )
+    assert refusal(host(backends=("gloo",)), backend="nccl") == (
+        "this torch (2.13.0) is built without nccl; it has gloo: use --backend gloo"
+    )
+
+
+def test_mpi_is_refused_also_where_torch_has_it():
+    assert refusal(host(backends=("gloo", "nccl", "mpi")), backend="mpi") == (
+        "mpi needs ranks that mpiexec has started, and these would not be; use --backend gloo"
+    )
