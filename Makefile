@@ -2,6 +2,7 @@
 # constraints.txt change; apart from that no target needs a network.
 
 PYTHON ?= python3
+LAB_OPTIONS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -13,13 +14,13 @@ IPYKERNEL6_VERSION := 6.31.0
 IPYKERNEL6_INSTALLED := $(IPYKERNEL6)/.installed-$(IPYKERNEL6_VERSION)
 
 # PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.
-PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6=$(CURDIR)/$(IPYKERNEL6) $(BIN)/python -m pytest
+PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
 
 .PHONY: help demo lab test lint types test-long bench clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
-	@echo "make lab        open JupyterLab on the notebooks"
+	@echo "make lab        open JupyterLab on the notebooks (LAB_OPTIONS=--allow-root for root)"
 	@echo "make test       lint, types and tests"
 	@echo "make test-long  the tests that repeat, soak and measure for long"
 	@echo "make bench      the benchmarks, with their tables"
@@ -29,7 +30,7 @@ demo: $(INSTALLED)
 	@$(BIN)/python tools/demo.py
 
 lab: $(INSTALLED)
-	$(BIN)/jupyter lab --notebook-dir=notebooks
+	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
 test: lint types $(IPYKERNEL6_INSTALLED)
 	$(PYTEST)
@@ -59,7 +60,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[lab,notebooks,test]'
 	@touch $@
 
-$(IPYKERNEL6_INSTALLED): $(INSTALLED)
+$(IPYKERNEL6_INSTALLED): | $(INSTALLED)
 	@rm -rf $(IPYKERNEL6)
 	@$(PIP_INSTALL) --no-deps --target $(IPYKERNEL6) ipykernel==$(IPYKERNEL6_VERSION)
 	@touch $@

@@ -47,7 +47,8 @@ class DDPMagics(Magics):
     def on_all_ranks(self, line: str, cell: str) -> None:
         """Run the cell on every rank: %%on_all_ranks"""
         _refuse_arguments("%%on_all_ranks", line)
-        _session().run(cell, execution_count=self.shell.execution_count)
+        count = 1 if self.shell is None else self.shell.execution_count
+        _session().run(cell, execution_count=count)
 
 
 def _start(asked: options.StartOptions) -> None:

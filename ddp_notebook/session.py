@@ -349,9 +349,7 @@ class Session:
             self._runs.pop(run.number, None)
         by_rank = run.result.by_rank
         busy = (
-            f"; not answered yet: {name_ranks(pending)}, where the cell goes on until %ddp_restart"
-            if pending
-            else ""
+            f"; not answered yet: {name_ranks(pending)}, where the cell goes on until %ddp_restart" if pending else ""
         )
         if not self.is_running:
             raise SessionBrokenError("the fork server ended, and all ranks with it; start again with %ddp_start")

@@ -57,9 +57,7 @@ class NotebookKernel:
     def _launch(self, env: Mapping[str, str] | None, pythonpath: str) -> BlockingKernelClient:
         environment = {**os.environ, **(env or {})}
         if pythonpath:
-            environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [pythonpath, environment.get("PYTHONPATH", "")])
-            )
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [pythonpath, environment.get("PYTHONPATH", "")]))
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
         self.manager.start_kernel(env=environment)

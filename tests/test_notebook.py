@@ -25,9 +25,7 @@ def ranks(kernel):
 
 
 def test_the_first_cell(ranks):
-    reply = ranks.run(
-        "%%on_all_ranks\nx = torch.full((2,), float(rank), device=device)\ndist.all_reduce(x)\nx"
-    )
+    reply = ranks.run("%%on_all_ranks\nx = torch.full((2,), float(rank), device=device)\ndist.all_reduce(x)\nx")
     assert sorted(reply.stdout.splitlines()) == ["[0] tensor([1., 1.])", "[1] tensor([1., 1.])"]
 
 

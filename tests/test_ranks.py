@@ -12,6 +12,7 @@ import ddp_notebook
 from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch import processes
 
+
 def test_ranks_are_in_a_group(session):
     result = session.run("x = torch.full((2,), float(rank + 1), device=device)\ndist.all_reduce(x)\nx")
     assert [result[rank].result for rank in (0, 1)] == ["tensor([3., 3.])"] * 2
@@ -20,10 +21,8 @@ def test_ranks_are_in_a_group(session):
 
 
 def test_torchrun_conventions(session):
-    code = "import os; env = {k: os.environ.get(k) for k in %r}" % (
-        ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"],
-    )
-    session.run(code)
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
+    session.run(f"import os; env = {{name: os.environ.get(name) for name in {names}}}")
     for rank, env in session.pull("env").items():
         port = env.pop("MASTER_PORT")
         assert port.isdigit()

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ddp_notebook.channel import Address, BulkFetcher, BulkServer, Endpoint, Keyring
 from ddp_notebook.events import Message, Pull
+
 LOOPBACK = "127.0.0.1"
 
 

@@ -160,7 +160,7 @@ class Endpoint:
 
     def _read_all(self) -> None:
         for _ in range(200):  # then let others have their turn
-            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             peer = frames.pop(0) if self._routed else b""

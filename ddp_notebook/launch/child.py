@@ -87,7 +87,8 @@ def _make_line_buffered() -> None:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
+    for name in ("stdin", "__stdin__"):
+        setattr(sys, name, open(0, closefd=False))  # noqa: SIM115 - lives as long as the process
     with contextlib.suppress(OSError, ValueError, AttributeError):
         import ctypes
 

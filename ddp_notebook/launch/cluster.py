@@ -36,7 +36,7 @@ _MARK = re.compile(rb"\x1e[0-9a-f]+:\d+\x1e\n")  # the marks of `rank.streams` a
 # faulthandler's lines from IPython's run_code on, and its list of extension modules
 _BELOW_THE_CELL = re.compile(
     r'(  File "[^"]*interactiveshell\.py", line \d+ in run_code\n(  File .*\n|  \.\.\.\n)*)'
-    r'|(Extension modules: .*\n?)'
+    r"|(Extension modules: .*\n?)"
 )
 
 
@@ -291,7 +291,9 @@ class Cluster:
             until = time.monotonic() + timeout_s
             while not controller.is_up(self._directory):
                 if not running.is_alive or time.monotonic() > until:
-                    raise StartError(running.how_it_ended() if not running.is_alive else f"no answer in {timeout_s:g} s")
+                    raise StartError(
+                        running.how_it_ended() if not running.is_alive else f"no answer in {timeout_s:g} s"
+                    )
                 time.sleep(0.01)
         except StartError as error:
             raise ClientError(

@@ -99,6 +99,4 @@ def main(spec: dict[str, Any]) -> None:
     config.HeartMonitor.period = 100  # ms: an engine is known to the client after two beats
     config.HeartMonitor.max_heartmonitor_misses = 3000  # 5 min: a rank in a long operation is not dead
     sys.argv = ["ipcontroller"]
-    IPController.launch_instance(
-        [f"--profile-dir={spec['directory']}/profile", "--log-level=30"], config=config
-    )
+    IPController.launch_instance([f"--profile-dir={spec['directory']}/profile", "--log-level=30"], config=config)

@@ -61,9 +61,7 @@ def parse_query(text: str) -> list[Gpu]:
     gpus = []
     for line in text.strip().splitlines():
         index, uuid, name, memory = (part.strip() for part in line.split(","))
-        gpus.append(
-            Gpu(index=int(index), uuid=uuid, name=name, memory_mib=int(memory) if memory.isdigit() else 0)
-        )
+        gpus.append(Gpu(index=int(index), uuid=uuid, name=name, memory_mib=int(memory) if memory.isdigit() else 0))
     return gpus
 
 

@@ -1,8 +1,8 @@
 """How a host server and its owner talk: frames on one stream, be it a socket pair, an ssh or an srun.
 
-    frame      length (4 bytes)  kind (1 byte)  body
-    COMMAND    JSON: a request, its reply, or an event
-    TEXT       process (4 bytes)  fd (1 byte)  bytes that the process wrote to its fd 1 or 2
+frame      length (4 bytes)  kind (1 byte)  body
+COMMAND    JSON: a request, its reply, or an event
+TEXT       process (4 bytes)  fd (1 byte)  bytes that the process wrote to its fd 1 or 2
 """
 
 from __future__ import annotations

@@ -115,7 +115,9 @@ class Host:
         try:
             reply = future.result(timeout_s)
         except FutureTimeoutError:
-            raise StartTimeoutError(f"the host server (pid {self.pid}) did not answer {op!r} in {timeout_s:g} s") from None
+            raise StartTimeoutError(
+                f"the host server (pid {self.pid}) did not answer {op!r} in {timeout_s:g} s"
+            ) from None
         if "error" in reply:
             raise StartError(f"the host server could not {op!r}: {reply['error']}")
         return reply

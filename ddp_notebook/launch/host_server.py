@@ -167,9 +167,7 @@ class HostServer:
             spec["fd"], spec["port"] = listener.fileno(), listener.getsockname()[1]
             reply["port"] = spec["port"]
         try:
-            started = (self._fork if self._facts["start_method"] == "fork" else self._spawn)(
-                request["process"], spec
-            )
+            started = (self._fork if self._facts["start_method"] == "fork" else self._spawn)(request["process"], spec)
         finally:
             if listener is not None:
                 listener.close()

@@ -12,9 +12,7 @@ from ddp_notebook.errors import UsageError
 _Number = TypeVar("_Number", int, float)
 
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
-USAGE = (
-    "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S]"
-)
+USAGE = "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

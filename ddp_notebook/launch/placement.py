@@ -79,9 +79,7 @@ def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str |
     return chosen
 
 
-def _choose_backend(
-    options: StartOptions, gpus: Sequence[Gpu], world_size: int, facts: Mapping[str, Any]
-) -> str:
+def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int, facts: Mapping[str, Any]) -> str:
     built: Sequence[str] = facts["backends"]
     if options.backend == "auto":
         return "nccl" if gpus and world_size <= len(gpus) and "nccl" in built else "gloo"

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import psutil
 
+_LINUX = sys.platform == "linux"
 TOKEN_VARIABLE = "DDP_NOTEBOOK_TOKEN"
 
 Identity = tuple[int, float]  # process id, start time on a clock that is never set
@@ -42,7 +43,7 @@ def is_running(who: Identity) -> bool:
 def _status(pid: int) -> tuple[str, float]:
     """State letter and start time. On Linux in clock ticks since boot: psutil's create_time() is in wall time,
     which moves when the clock is set, and a rank must not take its living owner for a stranger then."""
-    if sys.platform == "linux":
+    if _LINUX:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()  # the command before it may hold anything
@@ -83,7 +84,7 @@ def relatives(token: str, leaders: Iterable[int]) -> list[psutil.Process]:
 
 
 def _environment_block(process: psutil.Process) -> bytes:
-    if sys.platform == "linux":  # several times faster than psutil's parsed form
+    if _LINUX:  # several times faster than psutil's parsed form
         with open(f"/proc/{process.pid}/environ", "rb") as file:
             return file.read()
     return "\0".join(f"{key}={value}" for key, value in process.environ().items()).encode()
@@ -131,7 +132,7 @@ def die_with_parent(parent: int) -> None:
 
     Source: prctl(2), PR_SET_PDEATHSIG
     """
-    if sys.platform == "linux":
+    if _LINUX:
         _prctl(1, int(signal.SIGKILL))
         if os.getppid() != parent:  # it ended before we could ask
             os._exit(1)
@@ -142,7 +143,7 @@ def adopt_orphans() -> None:
 
     Source: prctl(2), PR_SET_CHILD_SUBREAPER
     """
-    if sys.platform == "linux":
+    if _LINUX:
         _prctl(36, 1)
 
 

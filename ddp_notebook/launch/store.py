@@ -13,7 +13,7 @@ def main(spec: dict[str, Any]) -> None:
     `TCPStore` by itself listens on every interface; a socket handed over in `master_listen_fd` stays where it is.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     store = TCPStore(
@@ -25,6 +25,5 @@ def main(spec: dict[str, Any]) -> None:
         wait_for_workers=False,
         master_listen_fd=spec["fd"],
     )
-    while True:
+    while store is not None:  # for ever: the store lives as long as its process
         signal.pause()
-    del store

@@ -133,7 +133,7 @@ class Rank:
             self.agent.send(Pulled(request=message.request, nbytes=len(data), transfer=transfer))
 
 
-class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel is not typed
+class RankEngine(IPEngine):
     """An engine that lets `%%px` and our cells live side by side."""
 
     def __init__(self, *, rank: Rank | None = None, **kwargs: Any) -> None:
@@ -143,13 +143,12 @@ class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel is not typed
     def redirect_output(self, iopub_socket: Any) -> None:
         """The last step of registration. ipyparallel sends all text to its client here; we do so for its own cells
         only, since ours go to the pipes."""
-        streams = {
-            name: OutStream(self.session, iopub_socket, name, watchfd=False) for name in ("stdout", "stderr")
-        }
+        streams = {name: OutStream(self.session, iopub_socket, name, watchfd=False) for name in ("stdout", "stderr")}
         for name, stream in streams.items():
             stream.topic = f"engine.{self.id}.{name}".encode()
-        sys.displayhook = self.display_hook_factory(self.session, iopub_socket)
-        sys.displayhook.topic = f"engine.{self.id}.execute_result".encode()
+        hook = self.display_hook_factory(self.session, iopub_socket)
+        hook.topic = f"engine.{self.id}.execute_result".encode()
+        sys.displayhook = hook
         _capture_text(self.kernel, streams)
         self.kernel.control_handlers["signal_request"] = self._on_signal_request
         assert self._rank is not None

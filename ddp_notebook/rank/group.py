@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.events import Form
 
@@ -26,7 +27,7 @@ def form(place: Form) -> None:
     device = torch.device(place.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread; the main thread's is set by the engine
-    store = dist.TCPStore(
+    store = TCPStore(
         place.store_host,
         place.store_port,
         world_size=None,
@@ -36,7 +37,7 @@ def form(place: Form) -> None:
     )
     dist.init_process_group(
         place.backend,
-        store=dist.PrefixStore(f"{place.store_prefix}/{place.epoch}", store),
+        store=PrefixStore(f"{place.store_prefix}/{place.epoch}", store),
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=place.form_timeout_s),
@@ -46,11 +47,10 @@ def form(place: Form) -> None:
 
 
 def _raise_timeout(backend: str) -> None:
-    """Give the default group torch's default timeout. The only private name of torch used in this package."""
+    """Give the default group torch's default timeout. These are the only private names of torch in this package."""
     from torch.distributed import distributed_c10d as c10d
 
-    default = c10d.default_pg_nccl_timeout if backend == "nccl" else c10d.default_pg_timeout
-    c10d._set_pg_timeout(default, dist.group.WORLD)
+    c10d._set_pg_timeout(c10d._get_default_timeout(dist.Backend(backend)), dist.group.WORLD)
 
 
 def _environment(place: Form) -> dict[str, str]:

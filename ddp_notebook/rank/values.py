@@ -9,7 +9,7 @@ import cloudpickle
 import torch
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
+class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(5)

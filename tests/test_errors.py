@@ -1,0 +1,114 @@
+"""Errors as a user reads them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddp_notebook import errors
+from ddp_notebook.errors import (
+    DDPNotebookError,
+    NoSessionError,
+    RankDiedError,
+    RankError,
+    StartTimeoutError,
+    UsageError,
+    format_ranks,
+    group_by_value,
+    name_ranks,
+)
+from ddp_notebook.run.result import CellResult, RankResult
+
+
+def test_every_error_is_listed_and_has_the_same_base():
+    kinds = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+
+    assert errors.__all__ == sorted(kinds)
+    for name in errors.__all__:
+        assert issubclass(getattr(errors, name), DDPNotebookError)
+        assert name in errors.__doc__, "the module shows the whole tree"
+
+
+def test_errors_are_caught_by_the_builtin_ones_that_they_are():
+    assert issubclass(UsageError, ValueError)
+    assert issubclass(StartTimeoutError, TimeoutError)
+    assert issubclass(RankDiedError, RankError)
+
+
+def test_a_notebook_shows_the_message_alone():
+    assert NoSessionError()._render_traceback_() == [
+        "NoSessionError: no ranks are running; start them with %ddp_start 4"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([0, 1], "0-1"),
+        ([0, 1, 2, 5], "0-2,5"),
+        ([5, 0, 2, 1], "0-2,5"),
+        ([1, 3, 5], "1,3,5"),
+        ([0, 2, 3, 7, 8, 9, 63], "0,2-3,7-9,63"),
+        (range(64), "0-63"),
+    ],
+)
+def test_ranks_are_written_as_a_short_set(ranks, text):
+    assert format_ranks(ranks) == text
+
+
+def test_one_rank_is_a_rank_and_more_are_ranks():
+    assert name_ranks([2]) == "rank 2"
+    assert name_ranks([3, 0, 1]) == "ranks 0-1,3"
+
+
+def test_equal_texts_are_grouped_in_the_order_of_their_first_rank():
+    assert list(group_by_value({3: "b", 1: "a", 0: "b", 2: "c"}).items()) == [("b", [0, 3]), ("a", [1]), ("c", [2])]
+
+
+def test_the_same_failure_on_many_ranks_is_said_once():
+    error = RankError({}, {0: "ValueError: bad", 1: "ValueError: bad", 3: "KeyError: 'x'", 2: "ValueError: bad"})
+
+    assert str(error) == "ValueError: bad (ranks 0-2); KeyError: 'x' (rank 3)"
+
+
+def test_what_the_other_ranks_did_is_said_too():
+    states = ["error", "ok", "ok", "interrupted", "running", "ok"]
+    result = CellResult({rank: RankResult(status=status) for rank, status in enumerate(states)})
+
+    error = RankError({}, {0: "ValueError: bad"}, result)
+
+    assert str(error) == (
+        "ValueError: bad (rank 0); succeeded: ranks 1-2,5; interrupted: rank 3; not ended yet: rank 4"
+    )
+    assert error.result is result
+
+
+def test_the_same_traceback_is_shown_once_under_the_set_of_its_ranks():
+    same = ["Traceback", "  cell line 1\n    1 / 0", "ZeroDivisionError: division by zero"]
+    summaries = {rank: "ZeroDivisionError: division by zero" for rank in range(3)} | {3: "KeyError: 'x'"}
+    chance = random.Random(0)
+    order = chance.sample(range(3), 3)
+
+    error = RankError({**{rank: list(same) for rank in order}, 3: ["KeyError: 'x'"]}, summaries)
+
+    assert error._render_traceback_() == [
+        "--- ranks 0-2 ---",
+        "Traceback",
+        "  cell line 1",
+        "    1 / 0",
+        "ZeroDivisionError: division by zero",
+        "",
+        "--- rank 3 ---",
+        "KeyError: 'x'",
+        "",
+        "RankError: ZeroDivisionError: division by zero (ranks 0-2); KeyError: 'x' (rank 3)",
+    ]
+
+
+def test_a_death_is_shown_by_its_name():
+    assert RankDiedError({}, {2: "killed by SIGKILL"})._render_traceback_() == [
+        "RankDiedError: killed by SIGKILL (rank 2)"
+    ]

@@ -1,0 +1,119 @@
+"""Every message survives the wire, and what is no message is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from ddp_notebook import events
+from ddp_notebook.events import VERSION, Display, Message, Probe, Pulled, RunCell, decode
+
+KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Message)]
+KINDS.remove(Message)
+SAMPLES = {
+    "int": 2**40,
+    "float": 0.125,
+    "str": "é\ud800 \x1e\n",  # a lone surrogate, as os.fsdecode makes them
+    "bytes": bytes(range(256)),
+    "bool": True,
+    "dict[str, str]": {"LANG": "é", "EMPTY": ""},
+    "dict[str, Any]": {"data": {"text/plain": "1"}, "transient": {}, "deep": [{"a": None}]},
+    "list[str]": ["a", ""],
+    "list[dict[str, Any]]": [{"source": "page", "start": 0}],
+}
+
+
+def sample(kind: type[Message]) -> Message:
+    """A message with an unusual value in every field."""
+    return kind(**{field.name: SAMPLES[field.type] for field in dataclasses.fields(kind)})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_message_survives_the_wire(kind):
+    message = sample(kind)
+
+    assert decode(message.encode()) == message
+    assert type(decode(message.encode())) is kind
+
+
+def test_defaults_survive_too():
+    assert decode(Pulled(request=1).encode()) == Pulled(request=1)
+
+
+def test_large_fields_are_frames_of_their_own():
+    frames = Pulled(request=1, pickle=b"\x00" * 1000).encode()
+
+    assert frames[1:] == [b"\x00" * 1000]
+    assert len(frames[0]) < 200
+
+
+def test_messages_are_frozen_and_name_their_fields():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Probe(request=1).request = 2
+    with pytest.raises(TypeError):
+        Probe(1)
+    assert repr(Probe(request=1)) == "Probe(request=1)"
+
+
+def test_what_json_cannot_hold_is_sent_as_text():
+    class Odd:
+        def __str__(self) -> str:
+            return "odd"
+
+    content = {"data": {"text/plain": Odd()}}
+
+    assert decode(Display(cell=1, msg_type="display_data", content=content).encode()).content == {
+        "data": {"text/plain": "odd"}
+    }
+
+
+def test_every_message_is_in_the_table():
+    for kind in KINDS:
+        assert f"{kind.__name__} " in events.__doc__, f"{kind.__name__} is missing in the module's table"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"\xff\xfe"],
+        [b"{}"],
+        [b"7"],
+        [b'["Probe"]'],
+        [b'["Nothing", {}]'],
+        [b'[["Probe"], {}]'],
+        [b'["Message", {}]'],
+        [b'["Probe", []]'],
+        [b'["Probe", {}]'],
+        [b'["Probe", {"request": 1, "more": 2}]'],
+        [b'["RunCell", {"cell": 1, "code": "pass"}]'],
+        Pulled(request=1, pickle=b"x").encode()[:1],
+    ],
+)
+def test_what_is_no_message_is_refused(frames):
+    with pytest.raises(ValueError, match=rf"^not a message of version {VERSION}: b") as error:
+        decode(frames)
+
+    assert repr(frames[0]) in str(error.value)
+
+
+def test_a_refusal_shows_the_begin_only():
+    frame = json.dumps(["Nothing", {"text": "x" * 10_000}]).encode()
+
+    with pytest.raises(ValueError, match="not a message") as error:
+        decode([frame])
+    assert len(str(error.value)) < 200
+
+
+def test_code_is_sent_as_it_was_written():
+    code = "x = 'é'\n\tprint(\"\\n\")\r\n%timeit x\n"
+    message = RunCell(cell=1, code=code, execution_count=3)
+
+    assert decode(message.encode()).code == code
+
+
+def test_no_frames_are_no_message():
+    with pytest.raises(ValueError, match=f"^not a message of version {VERSION}"):
+        decode([])

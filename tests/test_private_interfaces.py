@@ -1,0 +1,87 @@
+"""Private interfaces of torch, ipykernel and ipyparallel that this package uses: an upgrade that drops one fails here,
+and the fallback is tried where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+from ipykernel.ipkernel import IPythonKernel
+from ipyparallel.controller.app import IPController
+from ipyparallel.engine.app import IPEngine
+from jupyter_client.session import Session
+
+from ddp_notebook.rank import kernel_api
+
+
+def test_ipykernel_keeps_other_cells_out():
+    """7.x by a lock, 6.x by a queue; `run_in_turn` knows both."""
+    source = inspect.getsource(inspect.getmodule(IPythonKernel.__mro__[1]))
+    assert "_main_asyncio_lock" in source or hasattr(IPythonKernel, "schedule_dispatch")
+
+
+def test_ipykernel_forwards_input():
+    for name in ("_forward_input", "_restore_input"):
+        assert callable(getattr(IPythonKernel, name))
+
+
+def test_session_send_takes_what_we_pass_on():
+    names = list(inspect.signature(Session.send).parameters)
+    assert names[:5] == ["self", "stream", "msg_or_type", "content", "parent"]
+
+
+def test_ipyparallel_hooks():
+    assert callable(IPEngine.redirect_output) and callable(IPEngine.restore_output)
+    for name in ("max_heartbeat_misses", "enable_nanny", "id", "timeout"):
+        assert name in IPEngine.class_trait_names()
+    for name in ("curve_secretkey", "restore_engines", "reuse_files", "engine_ports", "client_ports", "ports"):
+        assert name in IPController.class_trait_names()
+
+
+def test_torch_raises_the_timeout_of_a_formed_group():
+    from torch.distributed import distributed_c10d as c10d
+
+    assert callable(c10d._set_pg_timeout)
+    assert c10d._get_default_timeout("gloo").total_seconds() == 1800
+
+
+def test_without_the_kernels_lock_our_own_keeps_order():
+    class Bare:
+        """A kernel of a version that has neither lock nor queue."""
+
+    async def main() -> list[str]:
+        order: list[str] = []
+
+        async def work(name: str) -> None:
+            order.append(name)
+            await asyncio.sleep(0)
+            order.append(name)
+
+        kernel = Bare()
+        kernel_api.run_in_turn(kernel, work, "a")
+        kernel_api.run_in_turn(kernel, work, "b")
+        while len(order) < 4:
+            await asyncio.sleep(0)
+        return order
+
+    assert asyncio.run(main()) == ["a", "a", "b", "b"]
+
+
+def test_without_forwarding_input_is_left_alone():
+    with kernel_api.refuse_input(object()):
+        pass
+
+
+def test_without_a_message_taken_the_session_sends_as_before():
+    sent = []
+
+    class Recorder:
+        def send(self, stream, msg_or_type, content=None, parent=None, ident=None):
+            sent.append((stream, msg_or_type, content, parent, ident))
+            return "sent"
+
+    session = Recorder()
+    kernel_api.intercept_sends(session, lambda kind, body, header: header.get("msg_id") == "ours")
+    assert session.send("iopub", "status", {"a": 1}, parent={"header": {"msg_id": "theirs"}}, ident=b"x") == "sent"
+    assert session.send("iopub", "status", {"a": 1}, parent={"header": {"msg_id": "ours"}}) is None
+    assert sent == [("iopub", "status", {"a": 1}, {"header": {"msg_id": "theirs"}}, b"x")]
