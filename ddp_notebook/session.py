@@ -35,7 +35,7 @@ from ddp_notebook.run.cell import CellRun, Shown
 from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.screen import Screen
-from ddp_notebook.run.text import TextSplitter
+from ddp_notebook.run.text import CellEnd, TextSplitter
 from ddp_notebook.status import RankStatus, Status
 
 if TYPE_CHECKING:
@@ -442,9 +442,9 @@ class Session:
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank. Part of `Listener`."""
         for piece in self._splitters[rank, fd].feed(data):
-            if isinstance(piece, int):
-                if (ended := self._runs.get(piece)) is not None:
-                    ended.on_text_end(rank)
+            if isinstance(piece, CellEnd):
+                if (ended := self._runs.get(piece.cell)) is not None:
+                    ended.on_text_end(rank, piece.duration_s)
             elif (run := self._cell_of(rank)) is not None:
                 run.on_text(rank, fd, piece)
             elif self._ready:

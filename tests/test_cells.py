@@ -119,10 +119,9 @@ def test_input_is_refused_plainly(session):
 
 def test_a_forked_child_that_comes_back_is_ended(session):
     """Without that two processes would share the rank's sockets."""
-    result = session.run("import os\nchild = os.fork()\nprint('here')")
-    assert sorted(result[0].stdout.splitlines()) == ["here", "here"]
-    result = session.run("print(os.waitpid(child, 0)[1] if child else 'this is the child')")
-    assert result[0].stdout == "0\n"
+    result = session.run("import os\nif child := os.fork(): status = os.waitpid(child, 0)[1]\nprint('here', bool(child))")
+    assert sorted(result[0].stdout.splitlines()) == ["here False", "here True"]
+    assert session.run("print(status)")[0].stdout == "0\n"
 
 
 def test_a_cell_may_close_or_redirect_its_output(session):

@@ -30,7 +30,7 @@ from ddp_notebook.launch.placement import Placement
 _LAST_WORDS_BYTES = 4000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
-_MARK = re.compile(rb"\x1e[0-9a-f]+:\d+\x1e\n")  # the marks of `rank.streams` are not the user's words
+_MARK = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")  # the marks of `rank.streams` are not the user's words
 
 
 # faulthandler's lines from IPython's run_code on, and its list of extension modules

@@ -39,6 +39,7 @@ class Runner:
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a plain cell under way: an interrupt raises in it
         self._interrupted = False
+        self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was told to stop, be it before it began
         kernel_api.intercept_sends(kernel.session, self._take)
         self._shell.ask_exit = _refuse_exit
@@ -64,9 +65,12 @@ class Runner:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
-        self._streams.end(cell.cell)
+        if self._uneventful and done.status == "ok" and not done.payload:
+            self._streams.end(cell.cell, round(done.duration_s * 1e6))
+        else:
+            self._streams.end(cell.cell)
+            self._send(done)
         self.running = None
-        self._send(done)
 
     async def _run_guarded(self, cell: RunCell) -> CellDone:
         started = time.perf_counter()
@@ -74,6 +78,7 @@ class Runner:
         kernel.set_parent([], _parent_message(cell.cell))
         shell.execution_count = cell.execution_count
         self._interrupted = False
+        self._uneventful = True
         previous = signal.signal(signal.SIGINT, self._on_sigint)
         result: ExecutionResult | None = None
         failure: BaseException | None = None
@@ -169,6 +174,7 @@ class Runner:
         if not parent_id.startswith(_PARENT):
             return False
         if msg_type in _SHOWN:
+            self._uneventful = False
             self._send(Display(cell=int(parent_id.removeprefix(_PARENT)), msg_type=msg_type, content=content))
         return True
 

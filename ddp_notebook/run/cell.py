@@ -61,8 +61,11 @@ class CellRun:
         self.result[rank].text[stream].append(text)
         self.shown.put(Shown(rank, text, stream))
 
-    def on_text_end(self, rank: int) -> None:
-        """All text of this cell has come."""
+    def on_text_end(self, rank: int, duration_s: float | None) -> None:
+        """All text of this cell has come. With a duration the cell ended well, and nothing else is to come."""
+        if duration_s is not None:
+            self.result[rank].status, self.result[rank].duration_s = "ok", duration_s
+            self._close(rank, "done")
         self._close(rank, "text")
 
     def on_display(self, rank: int, display: Display) -> None:
