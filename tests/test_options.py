@@ -64,7 +64,7 @@ def test_all_options_go_together():
         ("--nodes 2", f"unrecognized arguments: --nodes\nusage: {USAGE}"),
         ("--share", f"unrecognized arguments: --share\nusage: {USAGE}"),
         ("2 3", f"unrecognized arguments: 3\nusage: {USAGE}"),
-        ("--env 'A=1", f"No closing quotation: \"--env 'A=1\"\nusage: {USAGE}"),
+        ("--env 'A=1", f'No closing quotation: "--env \'A=1"\nusage: {USAGE}'),
     ],
 )
 def test_a_mistake_says_what_to_write(line, message):

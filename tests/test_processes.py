@@ -12,11 +12,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
 
-from ddp_notebook.launch import processes
 from ddp_notebook.launch.processes import TOKEN_VARIABLE, descendants, end, identity, is_running, relatives, wait_gone
 from tests.conftest import wait_until
 
@@ -24,22 +24,32 @@ ROOT = Path(__file__).parents[1]
 PRELUDE = "import os, signal, sys; from ddp_notebook.launch import processes; "
 
 
+class Child(subprocess.Popen[str]):
+    """A child whose output is read."""
+
+    stdout: IO[str]
+
+
 @contextlib.contextmanager
-def child(*command: str, **options) -> Iterator[subprocess.Popen]:
-    """A child of this process, which is gone afterwards."""
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True, **options)
+def child(*command: str, **options) -> Iterator[Child]:
+    """A child of this process, which is gone afterwards, and what is below it too."""
+    started = Child(command, stdout=subprocess.PIPE, cwd=ROOT, text=True, **options)
     try:
         yield started
     finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(started.pid).children(recursive=True):
+                process.kill()
         started.kill()
-        started.communicate()
+        started.wait()
+        started.stdout.close()
 
 
-def sleeper(**options) -> contextlib.AbstractContextManager[subprocess.Popen]:
+def sleeper(**options) -> contextlib.AbstractContextManager[Child]:
     return child("sleep", "60", **options)
 
 
-def python(code: str, **options) -> contextlib.AbstractContextManager[subprocess.Popen]:
+def python(code: str, **options) -> contextlib.AbstractContextManager[Child]:
     return child(sys.executable, "-c", PRELUDE + code, **options)
 
 
@@ -76,7 +86,7 @@ def test_two_processes_agree_on_who_a_third_one_is():
 
 def test_the_name_of_a_command_may_be_anything(tmp_path):
     program = tmp_path / "a) Z 1 ("
-    shutil.copy(shutil.which("sleep"), program)
+    shutil.copy(shutil.which("sleep") or "", program)
     with child(str(program), "60") as started:
         wait_until(lambda: psutil.Process(started.pid).name() == program.name)
         pid, start = identity(started.pid)
@@ -89,19 +99,18 @@ def test_the_name_of_a_command_may_be_anything(tmp_path):
 
 
 def test_descendants_are_the_process_and_all_below():
-    with child("sh", "-c", "sleep 60 & sleep 60 & echo; wait") as started:
-        started.stdout.readline()
+    with child("sh", "-c", "sleep 60 & sleep 60 & wait") as started:
+        wait_until(lambda: [one.name() for one in descendants(started.pid)] == ["sh", "sleep", "sleep"])
         family = descendants(started.pid)
 
         assert family[0].pid == started.pid
-        assert [process.name() for process in family[1:]] == ["sleep", "sleep"]
         assert end(family) == []
     assert descendants(started.pid) == []
 
 
 def test_an_orphan_is_found_by_its_token_in_another_os_session():
     token = uuid.uuid4().hex
-    leave_an_orphan = "(setsid sleep 60 >&- & echo $!)"
+    leave_an_orphan = "(setsid sleep 60 >&- &)"
     with child("sh", "-c", leave_an_orphan, env={**os.environ, TOKEN_VARIABLE: token}) as started:
         started.wait()
         wait_until(lambda: [process.name() for process in relatives(token, [])] == ["sleep"])

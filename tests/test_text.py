@@ -61,7 +61,9 @@ def test_a_mark_that_is_not_ours_is_text():
 
 
 def test_separators_of_the_users_own_are_text():
-    assert_split(b"\x1e\x1e" + mark(TOKEN, 1) + b"a\x1eb\n\x1e\n" + mark(TOKEN, 2), ["\x1e\x1e", 1, "a\x1eb\n\x1e\n", 2])
+    assert_split(
+        b"\x1e\x1e" + mark(TOKEN, 1) + b"a\x1eb\n\x1e\n" + mark(TOKEN, 2), ["\x1e\x1e", 1, "a\x1eb\n\x1e\n", 2]
+    )
     assert_split(b"\x1e0123" + mark(TOKEN, 3), ["\x1e0123", 3])
 
 

@@ -14,20 +14,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 _own_locks: dict[int, asyncio.Lock] = {}
 
 
-def run_in_turn(kernel: Any, work: Callable[..., Awaitable[None]], *args: Any) -> None:
-    """Run a coroutine function when the kernel is done with what it has, and let nothing in until it is over."""
+def run_in_turn(kernel: Any, work: Callable[..., Coroutine[Any, Any, None]], *args: Any, suspends: bool = True) -> None:
+    """Run a coroutine function when the kernel is done with what it has, and let nothing in until it is over.
+
+    Args:
+        suspends: False for work that never waits for anything: it needs no task, and no lock while it runs.
+    """
     if not hasattr(kernel, "_main_asyncio_lock") and hasattr(kernel, "schedule_dispatch"):
         kernel.schedule_dispatch(work, *args)
         return
     lock = getattr(kernel, "_main_asyncio_lock", None)
     if lock is None:
         lock = _own_locks.setdefault(id(kernel), asyncio.Lock())
+    if not suspends and not lock.locked():
+        with contextlib.suppress(StopIteration):
+            work(*args).send(None)
+        return
 
     async def in_turn() -> None:
         async with lock:

@@ -46,7 +46,7 @@ class Runner:
 
     def submit(self, cell: RunCell) -> None:
         """Run a cell in its turn. Call it on the event loop."""
-        kernel_api.run_in_turn(self._kernel, self._run, cell)
+        kernel_api.run_in_turn(self._kernel, self._run, cell, suspends=_may_await(cell.code))
 
     def stop(self, cell: int) -> None:
         """Stop a cell that has not begun, or whose interrupt came too early to be noticed. Called by the agent."""
@@ -105,7 +105,7 @@ class Runner:
     async def _execute(self, code: str) -> ExecutionResult:
         shell = self._shell
         transformed, problem = code, None
-        is_async = "await" in code or "async" in code  # else spare the cell a second transformation
+        is_async = _may_await(code)  # else spare the cell a second transformation
         if is_async:
             try:
                 transformed = shell.transform_cell(code)
@@ -196,6 +196,11 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _may_await(code: str) -> bool:
+    """Whether the code can hold a top-level `await`, `async for` or `async with`."""
+    return "await" in code or "async" in code
 
 
 def _refuse_exit() -> None:

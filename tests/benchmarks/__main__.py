@@ -1,0 +1,34 @@
+"""All benchmarks, one after the other: `python -m tests.benchmarks [--write]`, from the root of the repository."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+
+from tests.benchmarks import cell, results, scale, start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"keep the table in {results.FILE.name}")
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each kind")
+    parser.add_argument("--blocks", type=int, default=5, help="blocks of cells of each kind")
+    given = parser.parse_args()
+    os.environ.pop("PYTHONUNBUFFERED", None)
+    when = results.moment()
+    with tempfile.TemporaryDirectory(prefix="ipython-") as directory:
+        os.environ["IPYTHONDIR"] = directory
+        figures = [
+            *start.measure(rounds=given.rounds),
+            *cell.measure(blocks=given.blocks),
+            *scale.measure(rounds=given.rounds),
+        ]
+    table = results.table(figures)
+    print("", when, "", *table, sep="\n")
+    if given.write:
+        results.replace_section("figures", [when, "", *table])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Latency of `pass` on four ranks: `python -m tests.benchmarks.cell`, from the root of the repository.
+
+Four cells take turns in one real kernel, seen by a Jupyter client:
+    local           `pass` in the notebook itself
+    ours            `%%on_all_ranks`
+    px, default     `%%px` on a default `ipp.Cluster(4)`, which is what the bar compares with
+    px, our ranks   `%%px` through `session.client`, for comparison
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from contextlib import closing
+from itertools import chain
+from statistics import median
+
+from tests.benchmarks.frontend import WAIT_UNTIL_WARM, FrontEnd
+from tests.benchmarks.results import Figure, moment, table
+from tests.kernels import NotebookKernel
+
+WORLD_SIZE = 4
+BAR_PX, BAR_LOCAL = 0.45, 1.6  # ratios
+CELLS = {
+    "local": "pass",
+    "ours": "%%on_all_ranks\npass",
+    "px, default": "%%px_default\npass",
+    "px, our ranks": "%%px_ours\npass",
+}
+_SET_UP = f"""
+import ddp_notebook
+import ipyparallel as ipp
+_cluster = ipp.Cluster(n={WORLD_SIZE})
+_client = _cluster.start_and_connect_sync()
+_client.activate(suffix="_default")
+ddp_notebook.current().client.activate(suffix="_ours")
+assert len(_client) == len(ddp_notebook.current().client) == {WORLD_SIZE}
+"""
+_TEAR_DOWN = "_client.close()\n_cluster.stop_cluster_sync()"
+
+
+def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
+    """Run all cells in turn."""
+    with closing(NotebookKernel()) as kernel:
+        front_end = FrontEnd(kernel)
+        front_end.set_up("%load_ext ddp_notebook")
+        front_end.set_up(WAIT_UNTIL_WARM)
+        front_end.set_up(f"%ddp_start {WORLD_SIZE}")
+        front_end.set_up(_SET_UP)
+        try:
+            taken = front_end.alternate_ms(CELLS, blocks=blocks, per_block=per_block)
+        finally:
+            front_end.set_up(_TEAR_DOWN)
+            front_end.set_up("%ddp_stop")
+    of_all = {name: median(chain(*each)) for name, each in taken.items()}
+    of_blocks = {name: tuple(median(block) for block in each) for name, each in taken.items()}
+    print(*(f"cells, all blocks, {name}: {of_all[name]:.2f} ms" for name in CELLS), sep="\n")
+
+    def figure(against: str, words: str, bar: float) -> Figure:
+        return Figure(
+            what=f"`pass` on {WORLD_SIZE} ranks",
+            value=of_all["ours"],
+            unit="ms",
+            bar=bar,
+            baseline=of_all[against],
+            against=words,
+            blocks=of_blocks["ours"],
+        )
+
+    return [
+        figure("px, default", f"`%%px` on `ipp.Cluster({WORLD_SIZE})`", BAR_PX),
+        figure("local", "local `pass`", BAR_LOCAL),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.cell")
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--per-block", type=int, default=40, help="cells of each kind in a block")
+    given = parser.parse_args()
+    os.environ.pop("PYTHONUNBUFFERED", None)
+    with tempfile.TemporaryDirectory(prefix="ipython-") as directory:
+        os.environ["IPYTHONDIR"] = directory
+        figures = measure(blocks=given.blocks, per_block=given.per_block)
+    print("", moment(), "", *table(figures), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

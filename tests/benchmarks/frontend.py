@@ -1,0 +1,103 @@
+"""A front end that does nothing but wait, so that what it measures is the kernel."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import zmq
+
+from tests.kernels import NotebookKernel, Reply
+
+_DELIMITER = b"<IDS|MSG>"
+WAIT_UNTIL_WARM = """
+import os
+from ddp_notebook.launch import warm
+warm.prepare()
+_host, _ = warm.take(os.environ)
+_host.facts()
+warm.give_back(_host)
+del _host, warm
+"""
+
+
+class FrontEnd:
+    """Runs cells in a real kernel and measures them as a front end sees them.
+
+    A cell is done when both its reply (shell channel) and its idle status (iopub) are there: only then does a
+    notebook show it as done.
+    """
+
+    def __init__(self, kernel: NotebookKernel) -> None:
+        self.kernel = kernel
+        self._poller = zmq.Poller()
+        self._sockets = [kernel.client.shell_channel.socket, kernel.client.iopub_channel.socket]
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def set_up(self, code: str, timeout_s: float = 120.0) -> Reply:
+        """Run a cell that is not measured, and that must work.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        reply = self.kernel.run(code, timeout_s)
+        if reply.status != "ok":
+            raise RuntimeError(f"{code!r} failed: {reply.evalue}\n{reply.traceback}")
+        return reply
+
+    def run_s(self, code: str, timeout_s: float = 60.0) -> float:
+        """Run a cell. Returns seconds from sending it to having its reply and its idle status.
+
+        Raises:
+            RuntimeError: it failed.
+            TimeoutError: it did not end.
+        """
+        began = time.perf_counter()
+        message_id = self.kernel.client.execute(code).encode()
+        missing = {"execute_reply", "idle"}
+        while missing:
+            left_s = began + timeout_s - time.perf_counter()
+            ready = dict(self._poller.poll(max(0.0, left_s) * 1000))
+            if not ready:
+                raise TimeoutError(f"{code!r}: no {' and no '.join(sorted(missing))} in {timeout_s:g} s")
+            for socket in self._sockets:
+                if socket in ready:
+                    missing -= _what_ended(socket.recv_multipart(), message_id, code)
+        return time.perf_counter() - began
+
+    def alternate_ms(self, cells: Mapping[str, str], *, blocks: int, per_block: int) -> dict[str, list[list[float]]]:
+        """Run blocks of each cell in turn, after a block of each that is thrown away.
+
+        Returns:
+            By name: a list of milliseconds for each block.
+        """
+        for code in cells.values():
+            self._block_ms(code, per_block)
+        taken: dict[str, list[list[float]]] = {name: [] for name in cells}
+        for number in range(blocks):
+            for name in list(cells) if number % 2 == 0 else reversed(cells):
+                taken[name].append(self._block_ms(cells[name], per_block))
+                print(f"cells, block {number + 1}, {name}: {median(taken[name][-1]):.2f} ms", flush=True)
+        return taken
+
+    def _block_ms(self, code: str, count: int) -> list[float]:
+        return [self.run_s(code) * 1000 for _ in range(count)]
+
+
+def _what_ended(frames: list[bytes], message_id: bytes, code: str) -> set[str]:
+    """Which of the two signs of a cell's end a message is, if any."""
+    header, parent, _, content = frames[frames.index(_DELIMITER) + 2 :][:4]
+    if message_id not in parent:
+        return set()
+    kind: str = json.loads(header)["msg_type"]
+    if kind == "status":
+        return {str(json.loads(content)["execution_state"])}
+    if kind == "execute_reply":
+        told: dict[str, Any] = json.loads(content)
+        if told["status"] != "ok":
+            raise RuntimeError(f"{code!r} failed: {told.get('ename')}: {told.get('evalue')}")
+    return {kind}

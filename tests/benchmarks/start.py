@@ -1,0 +1,145 @@
+"""Start of four CPU ranks to their first all_reduce: `python -m tests.benchmarks.start`, from the repository's root.
+
+Three kinds take turns, each time in a fresh process:
+    today   a default `ipp.Cluster(4)`, then torch imported and a gloo group formed on its engines
+    warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the fork server has imported torch
+    cold    `ddp_notebook.start(4)` with no fork server
+
+The time runs from the call to the end of the first all_reduce. What the notebook's own process imports is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from tests.benchmarks.results import Figure, moment, table
+
+WORLD_SIZE = 4
+BAR_WARM, BAR_COLD = 0.1, 0.35  # ratios to today's
+_ROOT = Path(__file__).parents[2]
+_TIMEOUT_S = 180
+_TODAY_CELL = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://{file}", rank=rank, world_size={world_size})
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x.item() == {world_size}
+"""
+_OUR_CELL = f"x = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == {WORLD_SIZE}"
+
+
+def sample_today_s() -> float:
+    """What users do without us: ipyparallel's defaults, and a cell that forms the group."""
+    import ipyparallel as ipp
+
+    with tempfile.TemporaryDirectory() as directory:
+        cell = _TODAY_CELL.format(file=f"{directory}/store", world_size=WORLD_SIZE)
+        cluster = ipp.Cluster(n=WORLD_SIZE)
+        began = time.perf_counter()
+        try:
+            view = cluster.start_and_connect_sync()[:]
+            view.scatter("rank", range(WORLD_SIZE), flatten=True, block=True)
+            view.execute(cell, block=True)
+            return time.perf_counter() - began
+        finally:
+            cluster.stop_cluster_sync()
+
+
+def sample_warm_s() -> float:
+    """Ours, as after `%load_ext` and a moment of reading."""
+    from ddp_notebook.launch import warm
+
+    warm.prepare()
+    host, _ = warm.take(os.environ)
+    host.facts()
+    warm.give_back(host)
+    return sample_cold_s()
+
+
+def sample_cold_s() -> float:
+    """Ours, with whatever fork server there is: none, unless one was started before."""
+    from ddp_notebook.session import start
+
+    began = time.perf_counter()
+    with start(WORLD_SIZE) as session:
+        session.run(_OUR_CELL)
+        return time.perf_counter() - began
+
+
+SAMPLES: dict[str, Callable[[], float]] = {
+    "today": sample_today_s,
+    "warm": sample_warm_s,
+    "cold": sample_cold_s,
+}
+
+
+def sample_in_fresh_process_s(kind: str) -> float:
+    """One start, in seconds."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # ours sets it; a host name that does not resolve costs time
+    env.pop("PYTHONUNBUFFERED", None)
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, "--sample", kind],
+        cwd=_ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the start {kind!r} failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
+    return float(json.loads(done.stdout.splitlines()[-1])["start_s"])
+
+
+def measure(rounds: int = 3) -> list[Figure]:
+    """Run all kinds in turn, `rounds` times."""
+    subprocess.run([sys.executable, "-c", "import torch._dynamo, ipyparallel"], check=True)  # the disk's cache
+    seconds: dict[str, list[float]] = {kind: [] for kind in SAMPLES}
+    for number in range(rounds):
+        kinds = list(SAMPLES) if number % 2 == 0 else list(reversed(SAMPLES))
+        for kind in kinds:
+            seconds[kind].append(sample_in_fresh_process_s(kind))
+            print(f"start of {WORLD_SIZE} ranks, round {number + 1}, {kind}: {seconds[kind][-1]:.2f} s", flush=True)
+    today_s = median(seconds["today"])
+
+    def figure(kind: str, words: str, bar: float) -> Figure:
+        return Figure(
+            what=f"start of {WORLD_SIZE} ranks to the first all_reduce, {words}",
+            value=median(seconds[kind]),
+            unit="s",
+            bar=bar,
+            baseline=today_s,
+            against=f"`ipp.Cluster({WORLD_SIZE})`, torch, group",
+            blocks=tuple(seconds[kind]),
+        )
+
+    return [
+        figure("warm", "fork server warm", BAR_WARM),
+        figure("cold", "cold", BAR_COLD),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.start")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sample", choices=SAMPLES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.sample is not None:
+        print("\n" + json.dumps({"start_s": SAMPLES[given.sample]()}))
+        return
+    with tempfile.TemporaryDirectory(prefix="ipython-") as directory:
+        os.environ["IPYTHONDIR"] = directory
+        figures = measure(rounds=given.rounds)
+    print("", moment(), "", *table(figures), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Who may import whom, and what is not imported before it is used."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddp_notebook
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ddp_notebook"
+# Where a rule stands for a folder, it stands for all files below.
+MAY_IMPORT = {
+    "events.py": set(),
+    "channel": {"channel", "events"},
+    "rank": {"rank", "channel", "events"},
+}
+NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "widgets"]
+
+
+def parts_imported(source: str, module: str) -> set[str]:
+    """The parts of this package that a module's source imports, anywhere in it: `{"channel", "events"}`."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*module.split(".")[: -node.level or None], node.module or ""]).strip(".")
+            base = base if node.level else node.module
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("ddp_notebook.")}
+
+
+def files(part: str) -> Iterator[tuple[Path, str]]:
+    """The files of a part of the package, and their module names."""
+    path = PACKAGE / part
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] * path.exists():
+        yield file, ".".join(file.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_a_layer_imports_only_what_is_below_it(part):
+    found = list(files(part))
+    assert found
+
+    for file, module in found:
+        foreign = parts_imported(file.read_text(), module) - MAY_IMPORT[part]
+        assert not foreign, f"{file.relative_to(ROOT)} imports {sorted(foreign)}"
+
+
+def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
+    for part in NOTEBOOK_SIDE:
+        for file, module in files(part):
+            assert "rank" not in parts_imported(file.read_text(), module), file.relative_to(ROOT)
+
+
+def test_these_tests_would_see_every_kind_of_import():
+    for source in (
+        "import ddp_notebook.session",
+        "from ddp_notebook import session",
+        "from ddp_notebook.session import current",
+        "def later():\n    from ddp_notebook.session import current",
+        "if TYPE_CHECKING:\n    import ddp_notebook.session as s",
+        "from .. import session",
+        "from ..session import current",
+    ):
+        assert parts_imported(source, "ddp_notebook.rank.engine") == {"session"}, source
+    assert parts_imported("import torch, os.path\nfrom ddp_notebooks import session", "ddp_notebook.rank.x") == set()
+
+
+# ---- what an import brings with it
+
+
+@functools.cache
+def loaded_by(statement: str) -> frozenset[str]:
+    """The modules that a fresh Python has imported after this statement."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys; print(*sys.modules)"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return frozenset(done.stdout.split())
+
+
+def heavy(modules: frozenset[str]) -> set[str]:
+    """What takes long to import and is not for the notebook's own process."""
+    return {name for name in modules if name in ("torch", "sklearn") or name.startswith("ddp_notebook.rank.")}
+
+
+def test_the_notebooks_side_imports_no_torch():
+    modules = loaded_by("import ddp_notebook.session, ddp_notebook.magics")
+
+    assert "ddp_notebook.launch.cluster" in modules
+    assert heavy(modules) == set()
+
+
+def test_the_package_alone_imports_nearly_nothing():
+    modules = loaded_by("import ddp_notebook")
+
+    assert heavy(modules) == set()
+    assert {name for name in modules if name.startswith("ddp_notebook")} == {"ddp_notebook", "ddp_notebook.errors"}
+    assert not modules & {"IPython", "zmq", "psutil", "ipyparallel", "ipywidgets", "matplotlib"}
+
+
+def test_a_rank_imports_nothing_of_the_notebooks_side():
+    modules = loaded_by("import torch, ddp_notebook.rank.engine")
+    parts = {name.split(".")[1] for name in modules if name.startswith("ddp_notebook.")}
+
+    assert parts <= {"rank", "channel", "events", "errors"}  # errors: the package itself imports it
+    assert not modules & {"ipywidgets", "anywidget"}
+    assert {"torch", "ddp_notebook.rank.engine"} <= heavy(modules), "and the check for heavy imports sees them"
+
+
+# ---- the package's names
+
+
+def test_public_names_are_sorted_and_there():
+    assert ddp_notebook.__all__ == sorted(ddp_notebook.__all__)
+    for name in ddp_notebook.__all__:
+        assert getattr(ddp_notebook, name).__doc__, f"{name} has no docstring"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"^module 'ddp_notebook' has no attribute 'stop'$"):
+        ddp_notebook.stop  # noqa: B018
+
+
+def test_every_public_name_is_offered_for_completion():
+    done = subprocess.run(
+        [sys.executable, "-c", "import ddp_notebook; print(set(ddp_notebook.__all__) - set(dir(ddp_notebook)))"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "set()\n"
