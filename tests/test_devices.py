@@ -91,6 +91,7 @@ def test_a_host_without_a_working_driver_has_no_gpus(tmp_path, monkeypatch):
 def test_a_driver_that_hangs_is_given_up(tmp_path, monkeypatch):
     put_driver(tmp_path, monkeypatch, "exec sleep 60")
     query = start_query()
+    assert query is not None
     began = time.monotonic()
 
     assert finish_query(query, timeout_s=0.1) == []

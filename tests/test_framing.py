@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
-from ddp_notebook.launch.framing import Unpacker, pack_command, pack_text
+from ddp_notebook.launch.framing import Text, Unpacker, pack_command, pack_text
 
 COMMAND = {"op": "start", "process": 3, "spec": {"env": {"LANG": "é", "EMPTY": ""}, "cwd": "/tmp"}}
 STREAM = [
@@ -16,7 +17,7 @@ STREAM = [
 ]
 
 
-def unpack(pieces: list[bytes]) -> list:
+def unpack(pieces: list[bytes]) -> list[dict[str, Any] | Text]:
     unpacker = Unpacker()
     return [frame for piece in pieces for frame in unpacker.feed(piece)]
 
@@ -49,9 +50,9 @@ def test_a_frame_is_given_as_soon_as_it_is_complete():
 
 def test_a_reader_may_stop_in_between_and_loses_no_frame():
     unpacker = Unpacker()
-    frames = unpacker.feed(b"".join(pack_command({"id": number}) for number in range(3)))
-    assert next(frames) == {"id": 0}
-    frames.close()
+    for frame in unpacker.feed(b"".join(pack_command({"id": number}) for number in range(3))):
+        assert frame == {"id": 0}
+        break
 
     assert list(unpacker.feed(b"")) == [{"id": 1}, {"id": 2}]
 

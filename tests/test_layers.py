@@ -32,9 +32,9 @@ def parts_imported(source: str, module: str) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*module.split(".")[: -node.level or None], node.module or ""]).strip(".")
-            base = base if node.level else node.module
-            names |= {f"{base}.{alias.name}" for alias in node.names}
+            above = module.split(".")[: -node.level] if node.level else []
+            base = [*above, node.module] if node.module else above
+            names |= {".".join([*base, alias.name]) for alias in node.names}
     return {name.split(".")[1] for name in names if name.startswith("ddp_notebook.")}
 
 

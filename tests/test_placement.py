@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddp_notebook.errors import UsageError
@@ -11,7 +13,7 @@ from ddp_notebook.launch.placement import place
 UUIDS = ["GPU-0aa", "GPU-1bb", "GPU-2cc", "GPU-3dd"]
 
 
-def host(*, gpus: int = 0, cores: int = 16, backends: tuple[str, ...] = ("gloo", "nccl")) -> dict:
+def host(*, gpus: int = 0, cores: int = 16, backends: tuple[str, ...] = ("gloo", "nccl")) -> dict[str, Any]:
     """Facts as a host server tells them."""
     return {
         "cores": cores,
@@ -24,11 +26,11 @@ def host(*, gpus: int = 0, cores: int = 16, backends: tuple[str, ...] = ("gloo",
     }
 
 
-def placed(facts: dict, env: dict[str, str] | None = None, **options):
+def placed(facts: dict[str, Any], env: dict[str, str] | None = None, **options):
     return place(StartOptions(**options), facts, env or {})
 
 
-def refusal(facts: dict, env: dict[str, str] | None = None, **options) -> str:
+def refusal(facts: dict[str, Any], env: dict[str, str] | None = None, **options) -> str:
     with pytest.raises(UsageError) as error:
         placed(facts, env, **options)
     return str(error.value)

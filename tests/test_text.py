@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ddp_notebook.rank.streams import mark
-from ddp_notebook.run.text import TextSplitter
+from ddp_notebook.run.text import CellEnd, TextSplitter
 
 TOKEN = "0123456789abcdef"  # as long as a session's
 
 
-def split(*reads: bytes) -> list[str | int]:
+def split(*reads: bytes) -> list[str | CellEnd]:
     """What a splitter makes of these reads; neighbouring texts joined, since reads are cut by chance."""
     splitter = TextSplitter(TOKEN)
-    joined: list[str | int] = []
+    joined: list[str | CellEnd] = []
     for read in reads:
         for piece in splitter.feed(read):
             if joined and isinstance(piece, str) and isinstance(joined[-1], str):
@@ -21,7 +21,7 @@ def split(*reads: bytes) -> list[str | int]:
     return joined
 
 
-def assert_split(stream: bytes, expected: list[str | int]) -> None:
+def assert_split(stream: bytes, expected: list[str | CellEnd]) -> None:
     """However the stream is cut in two, and byte by byte."""
     for at in range(len(stream) + 1):
         assert split(stream[:at], stream[at:]) == expected, f"cut before byte {at}"
@@ -31,13 +31,19 @@ def assert_split(stream: bytes, expected: list[str | int]) -> None:
 def test_text_and_the_ends_of_cells_come_in_order():
     stream = b"one\n" + mark(TOKEN, 1) + b"between\n" + mark(TOKEN, 2) + mark(TOKEN, 31) + b"later"
 
-    assert_split(stream, ["one\n", 1, "between\n", 2, 31, "later"])
+    assert_split(stream, ["one\n", CellEnd(1), "between\n", CellEnd(2), CellEnd(31), "later"])
+
+
+def test_a_cell_that_ended_well_says_how_long_it_took():
+    stream = b"a" + mark(TOKEN, 1, 0) + b"b" + mark(TOKEN, 20, 1_500_000) + b"c" + mark(TOKEN, 3)
+
+    assert_split(stream, ["a", CellEnd(1, 0.0), "b", CellEnd(20, 1.5), "c", CellEnd(3, None)])
 
 
 def test_characters_may_be_split():
     text = "aé€𝄞\n"
 
-    assert_split(text.encode() + mark(TOKEN, 7) + text.encode(), [text, 7, text])
+    assert_split(text.encode() + mark(TOKEN, 7) + text.encode(), [text, CellEnd(7), text])
 
 
 def test_text_is_not_held_back():
@@ -48,37 +54,37 @@ def test_text_is_not_held_back():
 
 
 def test_a_mark_that_is_not_ours_is_text():
+    token = TOKEN.encode()
     for other in (
         mark("fedcba9876543210", 5),
         mark(TOKEN[:-1], 5),
         mark(TOKEN + "0", 5),
-        b"\x1e" + TOKEN.encode() + b":\x1e\n",
-        b"\x1e" + TOKEN.encode() + b":12\x1e",
-        b"\x1e" + TOKEN.encode() + b":x\x1e\n",
-        TOKEN.encode() + b":5\x1e\n",
+        b"\x1e" + token + b":\x1e\n",
+        b"\x1e" + token + b":12:3\x1e",
+        b"\x1e" + token + b":12:3\n",
+        b"\x1e" + token + b":x:\x1e\n",
+        token + b":5:\x1e\n",
     ):
-        assert_split(b"a" + other + b"b" + mark(TOKEN, 5), [f"a{other.decode()}b", 5])
+        assert_split(b"a" + other + b"b" + mark(TOKEN, 5), [f"a{other.decode()}b", CellEnd(5)])
 
 
 def test_separators_of_the_users_own_are_text():
-    assert_split(
-        b"\x1e\x1e" + mark(TOKEN, 1) + b"a\x1eb\n\x1e\n" + mark(TOKEN, 2), ["\x1e\x1e", 1, "a\x1eb\n\x1e\n", 2]
-    )
-    assert_split(b"\x1e0123" + mark(TOKEN, 3), ["\x1e0123", 3])
+    assert_split(b"\x1e\x1e" + mark(TOKEN, 1) + b"a\x1eb\n\x1e\n", ["\x1e\x1e", CellEnd(1), "a\x1eb\n\x1e\n"])
+    assert_split(b"\x1e0123" + mark(TOKEN, 3), ["\x1e0123", CellEnd(3)])
 
 
 def test_what_might_be_a_mark_waits_until_it_is_known():
     splitter = TextSplitter(TOKEN)
 
     assert list(splitter.feed(b"text" + mark(TOKEN, 4)[:-1])) == ["text"]
-    assert list(splitter.feed(b"\n")) == [4]
+    assert list(splitter.feed(b"\n")) == [CellEnd(4)]
     assert list(splitter.feed(b"\x1e")) == []
     assert list(splitter.feed(b"no mark")) == ["\x1eno mark"]
 
 
 def test_bytes_that_are_no_utf8_are_shown_as_such():
-    assert_split(b"a\xffb" + mark(TOKEN, 1), ["a�b", 1])
+    assert_split(b"a\xffb" + mark(TOKEN, 1), ["a�b", CellEnd(1)])
 
 
 def test_half_a_character_at_the_end_of_a_cell_does_not_reach_the_next_one():
-    assert_split(b"caf\xc3" + mark(TOKEN, 1) + b"next" + mark(TOKEN, 2), ["caf�", 1, "next", 2])
+    assert_split(b"caf\xc3" + mark(TOKEN, 1) + b"next" + mark(TOKEN, 2), ["caf�", CellEnd(1), "next", CellEnd(2)])
