@@ -154,9 +154,7 @@ class Formed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Message):
-    """The rank's shell exists: it can run a cell. Otherwise `error` says why not."""
-
-    error: str = ""
+    """The rank's shell exists: it can run a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

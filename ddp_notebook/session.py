@@ -24,6 +24,7 @@ from ddp_notebook.errors import (
     SessionBrokenError,
     SessionExistsError,
     StartError,
+    StartTimeoutError,
     name_ranks,
 )
 from ddp_notebook.events import CellDone, Display, Interrupt, Message, Probe, Pull, Pulled, RunCell, Vitals
@@ -114,7 +115,12 @@ class Session:
         env = {**os.environ, **self.options.env}
         self._host, self._give_back = warm.take(env)
         try:
-            facts = self._host.facts(self.options.timeout_s)
+            try:
+                facts = self._host.facts(self.options.timeout_s)
+            except StartTimeoutError as error:
+                raise StartTimeoutError(
+                    f"the start took too long: the fork server was importing torch ({error})"
+                ) from None
             stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
             self.placement: Placement = place(self.options, facts, env)
             self._hostname: str = facts["host"]
@@ -291,8 +297,8 @@ class Session:
         self.stop()
 
     def __repr__(self) -> str:
-        if self._cluster is None:
-            return "<Session: stopped>"
+        if self._cluster is None or not self._ready:
+            return f"<Session: {'stopped' if self._host_ended else 'starting'}>"
         gone = sorted(set(self._cluster.ranks) - set(self._cluster.alive))
         dead = f", {name_ranks(gone)} died" if gone else ""
         return f"<Session: {self.world_size} ranks on {self._hostname}, {self.backend}{dead}>"
@@ -351,8 +357,7 @@ class Session:
         busy = (
             f"; not answered yet: {name_ranks(pending)}, where the cell goes on until %ddp_restart" if pending else ""
         )
-        if not self.is_running:
-            raise SessionBrokenError("the fork server ended, and all ranks with it; start again with %ddp_start")
+        self._check_host()
         died = {rank: one.error for rank, one in by_rank.items() if one.status == "died"}
         failed = {rank: one.error for rank, one in by_rank.items() if one.status in ("error", "interrupted")}
         if died:
@@ -376,9 +381,7 @@ class Session:
 
     def _check(self) -> Cluster:
         """The cluster, if every rank can take a cell."""
-        cluster = self._living
-        if not self._host.is_alive:
-            raise SessionBrokenError("the fork server ended, and all ranks with it; start again with %ddp_restart")
+        cluster = self._check_host()
         gone = sorted(set(cluster.ranks) - set(cluster.alive))
         if gone:
             why = "; ".join(f"rank {rank} died: {cluster.process(rank).how_it_ended()}" for rank in gone)
@@ -390,6 +393,12 @@ class Session:
                 raise SessionBrokenError(
                     f"{name_ranks(run.pending)} still in an earlier cell: wait, or end it with %ddp_restart"
                 )
+        return cluster
+
+    def _check_host(self) -> Cluster:
+        cluster = self._living
+        if not self._host.is_alive:
+            raise SessionBrokenError("the fork server ended, and all ranks with it; start afresh with %ddp_restart")
         return cluster
 
     # ---- questions to ranks
@@ -409,8 +418,9 @@ class Session:
                 self._check_rank(rank)
 
     def _check_rank(self, rank: int) -> None:
-        if not self._host.is_alive or not self._living.process(rank).is_alive:
-            raise SessionBrokenError(f"rank {rank} died: {self._living.process(rank).how_it_ended()}")
+        process = self._check_host().process(rank)
+        if not process.is_alive:
+            raise SessionBrokenError(f"rank {rank} died: {process.how_it_ended()}")
 
     def _data(self, rank: int, answer: Pulled) -> bytes | bytearray:
         if answer.pickle or not answer.transfer:

@@ -82,6 +82,8 @@ class Wire:
             rank.endpoint.close()
         self.bulk.close()
         self.endpoint.close()
+        for end in (self.endpoint, *(rank.endpoint for rank in self._ranks)):
+            end.context.destroy(linger=0)  # a thread that has failed left its sockets open
 
 
 @contextlib.contextmanager

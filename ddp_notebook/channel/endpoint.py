@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ _RESEND_S = 1.0  # what is not acknowledged for so long is sent again
 _ACK_S = 0.2  # a message is acknowledged at the latest after so long ...
 _ACK_EVERY = 64  # ... or together with so many others
 
+_log = logging.getLogger(__name__)
 Receive = Callable[[str, int, Message], None]
 
 
@@ -94,24 +96,20 @@ class Endpoint:
 
     # ---- for any thread
 
-    def send(self, message: Message, peer: str = "", *, epoch: int | None = None) -> None:
+    def send(self, message: Message, peer: str = "") -> None:
         """Send a message; it arrives once and in order, also across a cut of the connection."""
-        self.send_all(message, [peer], epoch=epoch)
+        self.send_all(message, [peer])
 
-    def send_all(self, message: Message, peers: Iterable[str], *, epoch: int | None = None) -> None:
+    def send_all(self, message: Message, peers: Iterable[str]) -> None:
         """Send a message to several peers; it is encoded once."""
         frames = message.encode()
         for peer in peers:
-            self._outbox.append((peer.encode(), frames, self.epoch if epoch is None else epoch))
+            self._outbox.append((peer.encode(), frames, self.epoch))
         self._wake()
 
     def expect(self, peer: str) -> None:
         """Accept messages of this peer. Others are dropped even when their key is good."""
         self._links[peer.encode()] = Link(last_heard_s=time.monotonic())
-
-    def forget(self, peer: str) -> None:
-        """Drop a peer that is gone, with what it has not acknowledged."""
-        self._links.pop(peer.encode(), None)
 
     def silent_s(self, peer: str = "") -> float:
         """Seconds since the peer was last heard; above `SILENT_S` it counts as silent."""
@@ -175,11 +173,18 @@ class Endpoint:
             if link.heard(header, now):
                 if link.owes_ack >= _ACK_EVERY:
                     self._transmit(peer, link.beat(now))
-                self._receive(peer.decode(), header.epoch, decode(frames[1:]))
+                self._deliver(peer.decode(), header.epoch, frames[1:])
             elif link.is_gap(header):
                 self._transmit(peer, link.beat(now, RESEND))
             elif header.kind == RESEND:
                 self._send_again(peer, link, now)
+
+    def _deliver(self, peer: str, epoch: int, frames: Sequence[bytes]) -> None:
+        """Hand a message over. One that nobody understands, or that fails, must not end the thread of all others."""
+        try:
+            self._receive(peer, epoch, decode(frames))
+        except Exception:
+            _log.exception("a message of %s was lost: %.200r", peer or "the notebook", frames)
 
     def _write_all(self) -> None:
         self._awake = False  # before reading the outbox: a later append wakes us again

@@ -48,7 +48,6 @@ class Process:
     kind: str  # "rank", "store" or "controller"
     rank: int = -1
     pid: int = 0
-    start_time: float = 0.0
     port: int = 0
     status: int | None = None  # exit status once it ended; negative: signal
     said: set[str] = field(default_factory=set)  # names of the messages of its start
@@ -163,6 +162,7 @@ class Cluster:
         world_size = self._placement.world_size
         for rank, process in self._ranks.items():
             process.said.discard("Formed")
+            process.error = ""
             self.send(
                 rank,
                 Form(
@@ -187,7 +187,7 @@ class Cluster:
         self._processes[process.number] = process
         everyone = {"env": self._env, "cwd": os.getcwd(), "sys_path": sys.path}
         reply = self._host.start(process.number, {**everyone, **spec})
-        process.pid, process.start_time = reply["pid"], reply["start_time"]
+        process.pid = reply["pid"]
         process.port = reply.get("port", 0)
         return process
 
@@ -230,8 +230,7 @@ class Cluster:
             if not process.is_alive and (process.kind == _RANKS or not self._started):
                 raise StartError(f"{name} died while waiting for {stage}: {process.how_it_ended()}")
             if process.error:
-                error, process.error = process.error, ""
-                raise StartError(f"{name} failed while waiting for {stage}: {error}")
+                raise StartError(f"{name} failed while waiting for {stage}: {process.error}")
 
     def _wait_for_controller(self, deadline: float) -> None:
         while not controller.is_up(self._directory):

@@ -175,7 +175,7 @@ class HostServer:
         if self._reading_text:
             for pipe in started.pipes:
                 self._selector.register(pipe, selectors.EVENT_READ, started)
-        return {"pid": started.pid, "start_time": processes.identity(started.pid)[1], **reply}
+        return {"pid": started.pid, **reply}
 
     def _on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
         for known in list(self._children.values()):

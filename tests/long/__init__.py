@@ -1,0 +1,1 @@
+"""What is done many times over: `make test-long`."""

@@ -1,0 +1,56 @@
+"""Counts: how often a thing was tried, how often it came out right, and the table of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.benchmarks import results
+
+# While writing a test: the most that anything is tried. Such counts are not kept.
+_AT_MOST = int(os.environ.get("DDP_NOTEBOOK_LONG_TIMES", "0"))
+_counts = pytest.StashKey[list["Count"]]()
+Tally = Callable[[int, str], Iterator[int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Count:
+    """How often something was right."""
+
+    what: str
+    times: int
+    right: int = 0
+
+    def __repr__(self) -> str:
+        return f"{self.right} of {self.times}"
+
+
+@pytest.fixture
+def tally(request) -> Tally:
+    """Count the passes of a loop: `for n in tally(50, "what is right")`. A pass that ends is right, and the first
+    that raises ends the test."""
+    counts = request.config.stash.setdefault(_counts, [])
+
+    def passes(times: int, what: str) -> Iterator[int]:
+        count = Count(what=what, times=min(times, _AT_MOST or times))
+        counts.append(count)
+        for n in range(count.times):
+            yield n
+            count.right += 1
+
+    return passes
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    counts = config.stash.get(_counts, [])
+    if not counts:
+        return
+    terminalreporter.section("counts")
+    for count in counts:
+        terminalreporter.line(f"{count!r}  {count.what}")
+    if os.environ.get("DDP_NOTEBOOK_WRITE_RESULTS") == "1" and not _AT_MOST:
+        rows = [f"| {count.what} | {count!r} |" for count in counts]
+        results.replace_section("counts", [results.moment(), "", "| what | right |", "|---|---|", *rows])

@@ -1,0 +1,67 @@
+"""Cells that fail or are interrupted, and those that come right after them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.long.watching import PIDS, SUM, expect_sums, send, start_ranks, wait_for_ranks
+
+pytestmark = pytest.mark.long
+
+_GO = "%%on_all_ranks\nimport asyncio, time\nprint(f'go {rank}.')\n"
+AWAITS = [
+    "await asyncio.sleep(60)",
+    "while True: await asyncio.sleep(0)",
+    "while True: await asyncio.sleep(0.001); time.sleep(0.001)",
+    "await asyncio.gather(*[asyncio.sleep(60) for _ in range(3)])",
+    "await asyncio.to_thread(time.sleep, 0.2); await asyncio.sleep(60)",
+]
+INTERRUPTED = ["while True: pass", "time.sleep(60)", AWAITS[0], AWAITS[1]]
+FAILING = [
+    "1 / 0",
+    "if rank == 1: raise ValueError('one rank only')",
+    "if rank != 1: raise ValueError('all but one')",
+    "this is no Python",
+    "await asyncio.sleep(0); 1 / 0",
+]
+
+
+@pytest.fixture
+def kernel(make_kernel):
+    """A notebook with four ranks."""
+    kernel = make_kernel()
+    start_ranks(kernel)
+    return kernel
+
+
+def test_interrupting_an_await_ends_no_rank(kernel, tally):
+    pids = kernel.run(PIDS).stdout
+    for n in tally(50, "interrupting an `await` cell ends no rank"):
+        message = send(kernel, _GO + AWAITS[n % len(AWAITS)])
+        wait_for_ranks(kernel, "go {rank}.")
+        kernel.interrupt()
+        reply = kernel.finish(message, timeout_s=15)
+        assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "interrupted: ranks 0-3")
+        assert kernel.run(PIDS).stdout == pids
+    expect_sums(kernel.run(SUM))
+
+
+def test_a_cell_right_after_a_failed_one(kernel, tally):
+    """Every other time it waits in the kernel's queue already while the first one fails."""
+    for n in tally(50, "a cell sent right after a failed one runs on all ranks"):
+        failing = send(kernel, _GO + FAILING[n % len(FAILING)])
+        queued = send(kernel, SUM) if n % 2 else ""
+        assert kernel.finish(failing).ename == "RankError"
+        expect_sums(kernel.finish(queued or send(kernel, SUM)))
+
+
+def test_a_cell_right_after_an_interrupted_one(kernel, tally):
+    """Every other time it waits in the kernel's queue already while the first one is interrupted."""
+    for n in tally(50, "a cell sent right after an interrupted one runs on all ranks"):
+        interrupted = send(kernel, _GO + INTERRUPTED[n // 2 % len(INTERRUPTED)])
+        wait_for_ranks(kernel, "go {rank}.")
+        queued = send(kernel, SUM) if n % 2 else ""
+        kernel.interrupt()
+        reply = kernel.finish(interrupted, timeout_s=15)
+        assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "interrupted: ranks 0-3")
+        expect_sums(kernel.finish(queued or send(kernel, SUM)))

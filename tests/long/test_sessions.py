@@ -1,0 +1,111 @@
+"""Sessions that start and end many times, together, and in great number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import marked_processes, wait_until
+from tests.kernels import NotebookKernel
+from tests.long.watching import PIDS, SUM, WORLD_SIZE, expect_sums, start_ranks
+
+pytestmark = pytest.mark.long
+
+MANY = 64
+_CONTROLLER_PATIENCE_S = 40.0  # ipyparallel's engines give up after 30 s without a controller, by default
+_PROCESSES = """
+import ddp_notebook
+print(*(pid for kind in ("controller", "host server") for pid in ddp_notebook.current().pids(kind)))
+"""
+
+
+def test_two_notebooks_start_at_the_same_moment(tally):
+    for _ in tally(10, "two notebooks start at the same moment"):
+        with closing(NotebookKernel()) as one, closing(NotebookKernel()) as other:
+            for code in ("%load_ext ddp_notebook", "%ddp_start 2"):
+                messages = [(kernel, kernel.start(code)) for kernel in (one, other)]
+                for kernel, message in messages:
+                    reply = kernel.finish(message)
+                    assert reply.status == "ok", reply
+            messages = [(kernel, kernel.start(SUM)) for kernel in (one, other)]
+            for kernel, message in messages:
+                expect_sums(kernel.finish(message), world_size=2)
+
+
+def _holds(pid: int) -> dict[str, int]:
+    """What a process has of what can leak."""
+    process = psutil.Process(pid)
+    return {
+        "fds": process.num_fds(),
+        "threads": process.num_threads(),
+        "descendants": len(process.children(recursive=True)),
+    }
+
+
+@pytest.mark.parametrize("with_client", [False, True], ids=["cells", "cells and session.client"])
+def test_start_and_stop_without_a_leak(make_kernel, tally, tmp_path, with_client):
+    """From the third time on the kernel and its fork server hold no more than after the second."""
+    kernel = make_kernel()
+    held: list[dict[str, dict[str, int]]] = []
+    beside = " with `session.client`" if with_client else ""
+    for n in tally(20, f"start and stop in one kernel{beside} leaves no process, thread or file descriptor"):
+        start_ranks(kernel)
+        (_, server) = map(int, kernel.run(_PROCESSES).stdout.split())
+        expect_sums(kernel.run(SUM))
+        if with_client:
+            asked = kernel.run("print(ddp_notebook.current().client[:].apply_sync(lambda: 7 * 6))")
+            assert asked.stdout == f"{[42] * WORLD_SIZE}\n", asked
+        assert kernel.run("%ddp_stop").stdout == f"stopped {WORLD_SIZE} ranks\n"
+        held.append({"kernel": _holds(kernel.pid), "fork server": _holds(server)})
+        assert n < 2 or held[n] == held[1], held
+        directories = list(Path(os.environ["TMPDIR"]).glob("ddp_notebook-*/session-*"))
+        assert not directories
+
+
+def test_64_ranks(make_kernel, tally):
+    kernel = make_kernel()
+    kernel.run("%load_ext ddp_notebook")
+    before = marked_processes()
+    for _ in tally(1, f"`%ddp_start {MANY}` works, and stop leaves nothing"):
+        reply = kernel.run(f"%ddp_start {MANY}", timeout_s=60)
+        assert reply.status == "ok", reply
+        assert reply.stdout.count("idle") == MANY, reply.stdout
+        assert len(marked_processes() - before) > MANY
+        expect_sums(kernel.run(SUM), world_size=MANY)
+        assert kernel.run("%ddp_stop").stdout == f"stopped {MANY} ranks\n"
+        wait_until(lambda: not (marked_processes() - before), what="processes are left")
+
+
+def test_cells_long_after_the_controller_was_killed(make_kernel, tally):
+    kernel = make_kernel()
+    start_ranks(kernel)
+    pids = kernel.run(PIDS).stdout
+    for _ in tally(1, f"a cell runs on all ranks {_CONTROLLER_PATIENCE_S:g} s after the controller was killed"):
+        controller = psutil.Process(int(kernel.run(_PROCESSES).stdout.split()[0]))
+        killed = [*controller.children(recursive=True), controller]
+        assert len(killed) > 1
+        for process in killed:
+            process.kill()
+        wait_until(lambda: not any(process.is_running() for process in killed))
+        time.sleep(_CONTROLLER_PATIENCE_S)  # this wait is what is tested
+        assert kernel.run(PIDS).stdout == pids
+        expect_sums(kernel.run(SUM))
+        assert kernel.run("print(ddp_notebook.current().client.ids)").stdout == "[0, 1, 2, 3]\n"
+
+
+def test_sigkill_of_the_kernel(tally):
+    before = marked_processes()
+    for _ in tally(5, "SIGKILL of the kernel: all is gone within 5 s"):
+        with closing(NotebookKernel()) as kernel:
+            start_ranks(kernel)
+            expect_sums(kernel.run(SUM))
+            started = marked_processes() - before
+            assert len(started) > 2 * WORLD_SIZE
+            os.kill(kernel.pid, signal.SIGKILL)
+            wait_until(lambda: not (marked_processes() - before), what="processes outlive the kernel")

@@ -1,0 +1,38 @@
+"""Reading a cell's output while it runs, and what all ranks are to say."""
+
+from __future__ import annotations
+
+import time
+
+from tests.kernels import NotebookKernel, Reply
+
+WORLD_SIZE = 4
+SUM = "%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); print(f'sum of rank {rank} is {x.item():g}')"
+PIDS = "import ddp_notebook; print(*ddp_notebook.current().pids())"
+
+
+def start_ranks(kernel: NotebookKernel, world_size: int = WORLD_SIZE) -> None:
+    """Load the extension and start ranks."""
+    assert kernel.run("%load_ext ddp_notebook").status == "ok"
+    reply = kernel.run(f"%ddp_start {world_size}", timeout_s=120)
+    assert reply.status == "ok", reply.traceback
+
+
+def send(kernel: NotebookKernel, code: str) -> str:
+    """Send a cell that, should it fail, lets the kernel run what was sent behind it. Returns its message id."""
+    return kernel.client.execute(code, stop_on_error=False)
+
+
+def wait_for_ranks(kernel: NotebookKernel, text: str, world_size: int = WORLD_SIZE, timeout_s: float = 30.0) -> None:
+    """Wait until every rank has shown `text` with its number in it, such as "go {rank}."."""
+    missing, shown, until = {text.format(rank=rank) for rank in range(world_size)}, "", time.monotonic() + timeout_s
+    while missing := {one for one in missing if one not in shown}:
+        message = kernel.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
+        shown += message["content"].get("text", "")
+
+
+def expect_sums(reply: Reply, world_size: int = WORLD_SIZE) -> None:
+    """The cell `SUM` ran on every rank, once."""
+    assert reply.status == "ok", reply
+    for rank in range(world_size):
+        assert reply.stdout.count(f"sum of rank {rank} is {world_size}\n") == 1, reply
