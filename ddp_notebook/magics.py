@@ -47,8 +47,13 @@ class DDPMagics(Magics):
     def on_all_ranks(self, line: str, cell: str) -> None:
         """Run the cell on every rank: %%on_all_ranks"""
         _refuse_arguments("%%on_all_ranks", line)
-        count = 1 if self.shell is None else self.shell.execution_count
-        _session().run(cell, execution_count=count)
+        _session().run(cell, execution_count=self._cell_number())
+
+    def _cell_number(self) -> int:
+        """The number in this cell's `In [n]`; IPython counts up before a cell runs, or after it in older versions."""
+        if self.shell is None or self.shell.history_manager is None:
+            return 1
+        return max(1, len(self.shell.history_manager.input_hist_parsed) - 1)
 
 
 def _start(asked: options.StartOptions) -> None:
