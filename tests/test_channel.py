@@ -268,8 +268,8 @@ def test_a_silent_peer_is_noticed_and_an_idle_one_is_not_silent():
 
         between.cut()
 
-        wait_until(lambda: w.endpoint.silent_s(PEER) > 1.5, what="the notebook notices the silence")
-        wait_until(lambda: rank.endpoint.silent_s() > 1.5, what="the rank notices it too")
+        wait_until(lambda: w.endpoint.silent_s(PEER) > 1.2, what="the notebook notices the silence")
+        wait_until(lambda: rank.endpoint.silent_s() > 1.2, what="the rank notices it too")
         between.mend()
         wait_until(lambda: w.endpoint.silent_s(PEER) < 0.5, what="heard again")
 
@@ -458,7 +458,7 @@ def test_messages_that_both_have_received_are_not_sent_again_forever():
 def test_sending_after_the_end_writes_into_no_file_of_somebody_else(tmp_path):
     with wire() as w:
         rank = w.join()
-    fd = rank.endpoint._wake_w
+        fd = rank.endpoint._wake_w.fileno()
     with open(tmp_path / "mine", "w+b") as file:
         os.dup2(file.fileno(), fd)  # as the next file that is opened may get this number
         try:

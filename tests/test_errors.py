@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from ddp_notebook import errors
 from ddp_notebook.errors import (
     DDPNotebookError,
@@ -42,21 +40,15 @@ def test_a_notebook_shows_the_message_alone():
     ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], ""),
-        ([3], "3"),
-        ([0, 1], "0-1"),
-        ([0, 1, 2, 5], "0-2,5"),
-        ([5, 0, 2, 1], "0-2,5"),
-        ([1, 3, 5], "1,3,5"),
-        ([0, 2, 3, 7, 8, 9, 63], "0,2-3,7-9,63"),
-        (range(64), "0-63"),
-    ],
-)
-def test_ranks_are_written_as_a_short_set(ranks, text):
-    assert format_ranks(ranks) == text
+def test_ranks_are_written_as_a_short_set():
+    assert format_ranks([]) == ""
+    assert format_ranks([3]) == "3"
+    assert format_ranks([0, 1]) == "0-1"
+    assert format_ranks([0, 1, 2, 5]) == "0-2,5"
+    assert format_ranks([5, 0, 2, 1]) == "0-2,5"
+    assert format_ranks([1, 3, 5]) == "1,3,5"
+    assert format_ranks([0, 2, 3, 7, 8, 9, 63]) == "0,2-3,7-9,63"
+    assert format_ranks(range(64)) == "0-63"
 
 
 def test_one_rank_is_a_rank_and_more_are_ranks():

@@ -31,12 +31,13 @@ def sample(kind: type[Message]) -> Message:
     return kind(**{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind)})
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_message_survives_the_wire(kind):
-    message = sample(kind)
+def test_every_message_survives_the_wire():
+    assert len(KINDS) > 10
+    for kind in KINDS:
+        message = sample(kind)
 
-    assert decode(message.encode()) == message
-    assert type(decode(message.encode())) is kind
+        assert decode(message.encode()) == message
+        assert type(decode(message.encode())) is kind
 
 
 def test_defaults_survive_too():
@@ -75,9 +76,8 @@ def test_every_message_is_in_the_table():
         assert f"{kind.__name__} " in events.__doc__, f"{kind.__name__} is missing in the module's table"
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
+def test_what_is_no_message_is_refused():
+    for frames in (
         [b""],
         [b"\xff\xfe"],
         [b"{}"],
@@ -91,13 +91,10 @@ def test_every_message_is_in_the_table():
         [b'["Probe", {"request": 1, "more": 2}]'],
         [b'["RunCell", {"cell": 1, "code": "pass"}]'],
         Pulled(request=1, pickle=b"x").encode()[:1],
-    ],
-)
-def test_what_is_no_message_is_refused(frames):
-    with pytest.raises(ValueError, match=rf"^not a message of version {VERSION}: b") as error:
-        decode(frames)
-
-    assert repr(frames[0]) in str(error.value)
+    ):
+        with pytest.raises(ValueError, match=rf"^not a message of version {VERSION}: b") as error:
+            decode(frames)
+        assert repr(frames[0]) in str(error.value)
 
 
 def test_a_refusal_shows_the_begin_only():

@@ -14,9 +14,8 @@ def test_nothing_asked_is_the_default():
     )
 
 
-@pytest.mark.parametrize(
-    ("line", "field", "value"),
-    [
+def test_every_option_is_read():
+    for line, field, value in (
         ("4", "world_size", 4),
         ("--backend gloo", "backend", "gloo"),
         ("--backend=nccl", "backend", "nccl"),
@@ -29,10 +28,8 @@ def test_nothing_asked_is_the_default():
         ("--env A=1 A=2", "env", {"A": "2"}),
         ("--env A= B=x=y 'C=two words'", "env", {"A": "", "B": "x=y", "C": "two words"}),
         ("--timeout 7.5", "timeout_s", 7.5),
-    ],
-)
-def test_an_option_is_read(line, field, value):
-    assert getattr(parse(line), field) == value
+    ):
+        assert getattr(parse(line), field) == value, line
 
 
 def test_all_options_go_together():
@@ -51,8 +48,8 @@ def test_all_options_go_together():
         ("four", f"N is 'four', which is no number; give a whole number of ranks\nusage: {USAGE}"),
         ("2.5", f"N is '2.5', which is no number; give a whole number of ranks\nusage: {USAGE}"),
         ("--backend ucc", "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
-        ("--timeout 0", "--timeout 0 leaves no time; give seconds, e.g. --timeout 60"),
-        ("--timeout -5", "--timeout -5 leaves no time; give seconds, e.g. --timeout 60"),
+        ("--timeout 0", "--timeout 0 is no time to wait; give seconds, e.g. --timeout 60"),
+        ("--timeout -5", "--timeout -5 is no time to wait; give seconds, e.g. --timeout 60"),
         ("--timeout soon", f"--timeout is 'soon', which is no number; give seconds\nusage: {USAGE}"),
         ("--gpus ''", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
         ("--gpus ,", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),

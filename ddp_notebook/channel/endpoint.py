@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import socket as pysocket
 import threading
 import time
 from collections import deque
@@ -14,12 +14,11 @@ from typing import Any
 import zmq
 
 from ddp_notebook.channel.keys import Address, Doorman, Keyring, unlock
-from ddp_notebook.channel.link import BEAT, RESEND, Header, Link, VersionError
+from ddp_notebook.channel.link import BEAT, RESEND, RESEND_S, Header, Link, VersionError
 from ddp_notebook.events import Message, decode
 
 BEAT_S = 1.0  # a side that has nothing to say shows that it lives this often
 SILENT_S = 3.0  # a peer that was not heard for so long is silent
-_RESEND_S = 1.0  # what is not acknowledged for so long is sent again
 _ACK_S = 0.2  # a message is acknowledged at the latest after so long ...
 _ACK_EVERY = 64  # ... or together with so many others
 
@@ -43,9 +42,9 @@ class Endpoint:
         self._receive = receive
         self._links: dict[bytes, Link] = {}
         self._outbox: deque[tuple[bytes, Sequence[bytes], int]] = deque()
-        self._wake_r, self._wake_w = os.pipe()
-        os.set_blocking(self._wake_r, False)
-        os.set_blocking(self._wake_w, False)
+        self._wake_r, self._wake_w = pysocket.socketpair()  # objects: a closed one's number may be a file's next
+        self._wake_r.setblocking(False)
+        self._wake_w.setblocking(False)
         self._awake = False
         self._closing = False
         self._extra: dict[Any, Callable[[], None]] = {}  # further sockets served by this thread
@@ -128,13 +127,14 @@ class Endpoint:
     def _wake(self, force: bool = False) -> None:
         if not self._awake or force:
             self._awake = True
-            with contextlib.suppress(BlockingIOError, OSError):
-                os.write(self._wake_w, b"\0")
+            with contextlib.suppress(OSError):  # full, or closed
+                self._wake_w.send(b"\0")
 
     def _loop(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_r, zmq.POLLIN)
+        wake = self._wake_r.fileno()
+        poller.register(wake, zmq.POLLIN)
         for socket in self._extra:
             poller.register(socket, zmq.POLLIN)
         next_tick = 0.0
@@ -145,15 +145,16 @@ class Endpoint:
             for ready, _ in poller.poll(max(0, round((next_tick - now) * 1000) + 1)):
                 if ready is self._socket:
                     self._read_all()
-                elif ready == self._wake_r:
+                elif ready == wake:
                     self._write_all()
-                    next_tick = min(next_tick, time.monotonic() + _ACK_S)
                 else:
                     self._extra[ready]()
+                    continue
+                next_tick = min(next_tick, time.monotonic() + _ACK_S)  # an answer is due, or awaited
         for socket in (self._socket, *self._extra):
             socket.close(linger=0)
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        self._wake_r.close()
+        self._wake_w.close()
         self.context.term()
 
     def _read_all(self) -> None:
@@ -174,7 +175,7 @@ class Endpoint:
                 if link.owes_ack >= _ACK_EVERY:
                     self._transmit(peer, link.beat(now))
                 self._deliver(peer.decode(), header.epoch, frames[1:])
-            elif link.is_gap(header):
+            elif link.is_gap(header) and link.may_ask(now):
                 self._transmit(peer, link.beat(now, RESEND))
             elif header.kind == RESEND:
                 self._send_again(peer, link, now)
@@ -189,7 +190,7 @@ class Endpoint:
     def _write_all(self) -> None:
         self._awake = False  # before reading the outbox: a later append wakes us again
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
+            self._wake_r.recv(4096)
         now = time.monotonic()
         while self._outbox:
             peer, message, epoch = self._outbox.popleft()
@@ -213,7 +214,7 @@ class Endpoint:
         for peer, link in list(self._links.items()):
             if link.unacknowledged:
                 pause = _ACK_S
-                if now - link.last_progress_s > _RESEND_S:
+                if now - link.last_progress_s > RESEND_S:
                     self._send_again(peer, link, now)
             if link.owes_ack or now - link.last_sent_s > BEAT_S:
                 self._transmit(peer, link.beat(now, BEAT))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from ddp_notebook.events import VERSION
 
 DATA, BEAT, RESEND = 1, 2, 3
+RESEND_S = 1.0  # what is not acknowledged for so long is sent again
 _HEADER = struct.Struct("!BBQQI")
 
 
@@ -59,10 +60,11 @@ class Link:
 
     sent: int = 0  # number of the last message sent
     received: int = 0  # number of the last message received in order
-    acknowledged: int = 0  # what we last told the peer that we received
+    owes_ack: int = 0  # messages that came since we last told the peer, repeated ones too: it missed an answer
     last_sent_s: float = 0.0
     last_heard_s: float = 0.0
     last_progress_s: float = 0.0  # when the oldest unacknowledged message was sent, or last acknowledged
+    asked: tuple[int, float] = (0, 0.0)  # which message we asked for after a gap, and when
     unacknowledged: deque[tuple[int, Sequence[bytes]]] = field(default_factory=deque)
 
     def data(self, message: Sequence[bytes], epoch: int, now: float) -> list[bytes]:
@@ -91,7 +93,10 @@ class Link:
         while self.unacknowledged and self.unacknowledged[0][0] <= header.ack:
             self.unacknowledged.popleft()
             self.last_progress_s = now
-        if header.kind != DATA or header.seq != self.received + 1:
+        if header.kind != DATA:
+            return False
+        self.owes_ack += 1
+        if header.seq != self.received + 1:
             return False
         self.received = header.seq
         return True
@@ -100,11 +105,15 @@ class Link:
         """Whether messages before this one are missing."""
         return header.kind == DATA and header.seq > self.received + 1
 
-    @property
-    def owes_ack(self) -> int:
-        """How many messages were received and not acknowledged yet."""
-        return self.received - self.acknowledged
+    def may_ask(self, now: float) -> bool:
+        """Whether to ask for what is missing: once, and again when nothing came of it. All that follows a gap shows
+        the gap too, and each request has everything sent again."""
+        missing, when = self.asked
+        if missing == self.received + 1 and now - when < RESEND_S:
+            return False
+        self.asked = self.received + 1, now
+        return True
 
     def _ack(self) -> int:
-        self.acknowledged = self.received
+        self.owes_ack = 0
         return self.received

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_QUERY = ["--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+_FIELDS = ("index", "uuid", "name", "memory.total")
+_QUERY = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,10 @@ def parse_query(text: str) -> list[Gpu]:
     """
     gpus = []
     for line in text.strip().splitlines():
-        index, uuid, name, memory = (part.strip() for part in line.split(","))
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) != len(_FIELDS) or not parts[0].isdigit():
+            continue  # a remark of the tool's, such as "No devices were found"
+        index, uuid, name, memory = parts
         gpus.append(Gpu(index=int(index), uuid=uuid, name=name, memory_mib=int(memory) if memory.isdigit() else 0))
     return gpus
 
@@ -80,7 +84,9 @@ def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
     chosen: list[Gpu] = []
     for part in (part.strip() for part in setting.split(",")):
         gpu = find(gpus, part)
-        if gpu is None or gpu in chosen:
+        if gpu in chosen:
+            return []  # as CUDA: a list that repeats itself shows nothing
+        if gpu is None:
             break
         chosen.append(gpu)
     return chosen

@@ -11,6 +11,7 @@ from ddp_notebook.errors import UsageError
 
 _Number = TypeVar("_Number", int, float)
 
+_LONGEST_S = 7 * 24 * 3600.0
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
 USAGE = "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S]"
 
@@ -43,8 +44,8 @@ class StartOptions:
             raise UsageError(f"{self.world_size} ranks cannot be started; give a number from 1 up: %ddp_start 2")
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
-        if self.timeout_s <= 0:
-            raise UsageError(f"--timeout {self.timeout_s:g} leaves no time; give seconds, e.g. --timeout 60")
+        if not 0 < self.timeout_s <= _LONGEST_S:
+            raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait; give seconds, e.g. --timeout 60")
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
 

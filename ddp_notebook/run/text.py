@@ -44,15 +44,16 @@ class TextSplitter:
         data = self._held + data
         at = 0
         for mark in self._mark.finditer(data):
-            yield from self._text(data[at : mark.start()])
+            yield from self._text(data[at : mark.start()], final=True)
             yield CellEnd(int(mark[1]), int(mark[2]) / 1e6 if mark[2] else None)
             at = mark.end()
         end = self._complete_until(data, at)
         self._held = data[end:]
         yield from self._text(data[at:end])
 
-    def _text(self, data: bytes) -> Iterator[str]:
-        text = self._decoder.decode(data) if data else ""
+    def _text(self, data: bytes, final: bool = False) -> Iterator[str]:
+        """The text; with `final` also what was begun of a character, so that it does not reach the next cell."""
+        text = self._decoder.decode(data, final)
         if text:
             yield text
 
