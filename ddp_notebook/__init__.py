@@ -43,6 +43,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext ddp_notebook`: register the magics, and let the fork server import torch in the background."""
     from ddp_notebook import magics

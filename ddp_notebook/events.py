@@ -65,7 +65,7 @@ def decode(frames: Sequence[bytes]) -> Message:
                 small[f.name] = next(buffers)
         return kind(**small)
     except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
-        raise ValueError(f"not a message of version {VERSION}: {frames[0][:80]!r}") from error
+        raise ValueError(f"not a message of version {VERSION}: {b"".join(frames[:1])[:80]!r}") from error
 
 
 # ---- notebook -> rank

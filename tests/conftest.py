@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from jupyter_core.utils import run_sync
 
 # Every process that a test starts, directly or not, inherits this and is found by it.
 _RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
-os.environ.update([_RUN_MARK.split("=")])
+os.environ.update([tuple(_RUN_MARK.split("="))])  # type: ignore[list-item]  # two strings
 os.environ.pop("PYTHONUNBUFFERED", None)  # it hides that C's output waits in a buffer
 os.environ.setdefault("IPYTHONDIR", tempfile.mkdtemp(prefix="ipython-"))
 _LEFTOVER_DEADLINE_S = 5.0
@@ -87,7 +88,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def make_session() -> Iterator:
+def make_session() -> Iterator[Any]:
     """Start a session; it is stopped when the test ends."""
     from ddp_notebook import session as sessions
 
@@ -114,7 +115,7 @@ def _current():
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator:
+def session() -> Iterator[Any]:
     """Two CPU ranks for all tests of a module."""
     from ddp_notebook import session as sessions
 
@@ -128,7 +129,7 @@ def _ipykernel6() -> str:
 
 
 @pytest.fixture(scope="module", params=["newest", "6.31"])
-def kernel(request) -> Iterator:
+def kernel(request) -> Iterator[Any]:
     """A real notebook kernel with the extension loaded, on the newest ipykernel and on the oldest that is supported."""
     from tests.kernels import NotebookKernel
 
@@ -142,7 +143,7 @@ def kernel(request) -> Iterator:
 
 
 @pytest.fixture
-def make_kernel() -> Iterator:
+def make_kernel() -> Iterator[Any]:
     """Start notebook kernels; they are shut down when the test ends."""
     from tests.kernels import NotebookKernel
 

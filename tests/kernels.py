@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,9 +59,10 @@ class NotebookKernel:
         if pythonpath:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [pythonpath, environment.get("PYTHONPATH", "")]))
         self.manager = KernelManager(kernel_name="python3")
+        assert self.manager.kernel_spec is not None
         self.manager.kernel_spec.argv[0] = sys.executable
         self.manager.start_kernel(env=environment)
-        self.pid = self.manager.provisioner.process.pid
+        self.pid = self.manager.provisioner.process.pid  # type: ignore[union-attr]  # a local process
         return self.manager.client()
 
     def start(self, code: str) -> str:
@@ -110,6 +111,7 @@ class NotebookKernel:
 
     def interrupt(self) -> None:
         """The stop button."""
+        assert self.manager is not None
         self.manager.interrupt_kernel()
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ def test_a_failing_cell_names_the_rank_and_the_line(session):
     assert str(error) == "ValueError: bad 1 (rank 1); succeeded: rank 0"
     shown = "\n".join(error._render_traceback_())
     assert "--- rank 1 ---" in shown and "In[7]" in shown.replace("\x1b[32m", "").replace("\x1b[39m", "")
-    assert error.result[0].result == "0"
+    assert error.result is not None and error.result[0].result == "0"
 
 
 def test_the_same_traceback_is_shown_once(session):
@@ -119,7 +119,9 @@ def test_input_is_refused_plainly(session):
 
 def test_a_forked_child_that_comes_back_is_ended(session):
     """Without that two processes would share the rank's sockets."""
-    result = session.run("import os\nif child := os.fork(): status = os.waitpid(child, 0)[1]\nprint('here', bool(child))")
+    result = session.run(
+        "import os\nif child := os.fork(): status = os.waitpid(child, 0)[1]\nprint('here', bool(child))"
+    )
     assert sorted(result[0].stdout.splitlines()) == ["here False", "here True"]
     assert session.run("print(status)")[0].stdout == "0\n"
 

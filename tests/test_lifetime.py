@@ -120,6 +120,7 @@ def test_crash_of_the_jupyter_server(make_kernel):
     """A server of its own starts the kernel and is killed; the kernel notices and ends, and all else follows."""
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with server:
+        assert server.stdout is not None
         pid, connection_file = server.stdout.readline().split()
         kernel = make_kernel(connection_file=connection_file, pid=int(pid))
         processes = start_in(kernel)

@@ -16,7 +16,7 @@ from ddp_notebook.rank import kernel_api
 
 def test_ipykernel_keeps_other_cells_out():
     """7.x by a lock, 6.x by a queue; `run_in_turn` knows both."""
-    source = inspect.getsource(inspect.getmodule(IPythonKernel.__mro__[1]))
+    source = inspect.getsource(IPythonKernel.__mro__[1])
     assert "_main_asyncio_lock" in source or hasattr(IPythonKernel, "schedule_dispatch")
 
 
@@ -42,7 +42,7 @@ def test_torch_raises_the_timeout_of_a_formed_group():
     from torch.distributed import distributed_c10d as c10d
 
     assert callable(c10d._set_pg_timeout)
-    assert c10d._get_default_timeout("gloo").total_seconds() == 1800
+    assert c10d._get_default_timeout(c10d.Backend("gloo")).total_seconds() == 1800
 
 
 def test_without_the_kernels_lock_our_own_keeps_order():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ def test_both_start_paths(make_session, monkeypatch, tmp_path, env):
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "of_the_user.py").write_text("answer = 42")
-    stages = []
+    stages: list[str] = []
     session = make_session(2, report=stages.append)
     assert ("spawned" in stages[0]) == bool(env)
     session.run(
@@ -74,13 +75,14 @@ def test_stop_twice(make_session):
 
 
 def test_a_bad_option_starts_nothing():
-    for options, text in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"world_size": 0}, "0 ranks cannot be started"),
         ({"world_size": 2, "backend": "smoke"}, "unknown backend 'smoke'"),
         ({"world_size": 2, "backend": "mpi"}, "built without mpi"),
         ({"world_size": 2, "backend": "nccl"}, "nccl"),
         ({"world_size": 2, "gpus": ("0",)}, "shows no GPU"),
-    ]:
+    ]
+    for options, text in cases:
         with pytest.raises(UsageError, match=text):
             ddp_notebook.start(**options)
         assert ddp_notebook.current() is None
@@ -113,6 +115,7 @@ def test_a_rank_that_is_killed_while_starting(make_session):
     def kill_one(stage: str) -> None:
         if stage.startswith("processes"):
             session = ddp_notebook.current()
+            assert session is not None
             os.kill(session.pids()[1], 9)
 
     with pytest.raises(StartError, match=r"rank 1 died while waiting for .*killed by SIGKILL"):

@@ -27,7 +27,7 @@ from ddp_notebook.launch import controller, environment, processes
 from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
 
-_LAST_WORDS_BYTES = 4000
+_LAST_WORDS_BYTES = 16_000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
 _MARK = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")  # the marks of `rank.streams` are not the user's words
