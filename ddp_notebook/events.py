@@ -65,7 +65,8 @@ def decode(frames: Sequence[bytes]) -> Message:
                 small[f.name] = next(buffers)
         return kind(**small)
     except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
-        raise ValueError(f"not a message of version {VERSION}: {b"".join(frames[:1])[:80]!r}") from error
+        begin = frames[0][:80] if frames else b""
+        raise ValueError(f"not a message of version {VERSION}: {begin!r}") from error
 
 
 # ---- notebook -> rank

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddp_notebook.channel.link import BEAT, DATA, RESEND, Header, Link, VersionError
+from ddp_notebook.channel.link import BEAT, DATA, RESEND, RESEND_S, Header, Link, VersionError
 from ddp_notebook.events import VERSION
 
 
@@ -71,6 +71,15 @@ def test_after_a_gap_nothing_is_delivered_until_the_missing_message_came():
 
     assert ours.again(0.0) == [frames[1], frames[2]]  # go-back-N: what came too early is sent again too
     assert [theirs.heard(header(one), 0.0) for one in ours.again(0.0)] == [True, True]
+
+
+def test_what_is_missing_is_asked_for_once_and_again_when_nothing_came():
+    theirs = Link()
+
+    assert [theirs.may_ask(now) for now in (10.0, 10.1, 10.9)] == [True, False, False]
+    assert theirs.may_ask(10.0 + RESEND_S)
+    theirs.heard(Header(DATA, 1, 0, 0), 11.1)
+    assert theirs.may_ask(11.1), "another one is missing now"
 
 
 def test_a_message_that_comes_twice_is_delivered_once():
@@ -152,42 +161,40 @@ class Transport:
 
 
 class Side:
-    """Drives a link as an endpoint does, with steps instead of seconds."""
+    """Drives a link as an endpoint does."""
 
     def __init__(self, inwards: Transport, out: Transport, texts: list[str]) -> None:
         self.link = Link()
         self.received: list[str] = []
         self.queued = list(texts)
         self._in, self._out = inwards, out
-        self._asked_for = 0
 
     @property
     def is_done(self) -> bool:
         return not self.queued and not self.link.unacknowledged
 
-    def tick(self, now: int) -> None:
-        if self.link.unacknowledged and now - self.link.last_progress_s > 200:
+    def tick(self, now: float) -> None:
+        if self.link.unacknowledged and now - self.link.last_progress_s > RESEND_S:
             self._send_again(now)
-        if self.link.owes_ack or now - self.link.last_sent_s > 200:
+        if self.link.owes_ack or now - self.link.last_sent_s > 1.0:
             self._out.put(self.link.beat(now))
 
-    def send(self, now: int) -> None:
+    def send(self, now: float) -> None:
         if self.queued:
             self._out.put(send(self.link, self.queued.pop(0), now))
 
-    def read(self, now: int) -> None:
+    def read(self, now: float) -> None:
         if not self._in.frames:
             return
         frames = self._in.frames.pop(0)
         if self.link.heard(header(frames), now):
             self.received.append(frames[1].decode())
-        elif self.link.is_gap(header(frames)) and self._asked_for <= self.link.received:
-            self._asked_for = self.link.received + 1
+        elif self.link.is_gap(header(frames)) and self.link.may_ask(now):
             self._out.put(self.link.beat(now, RESEND))
         elif header(frames).kind == RESEND:
             self._send_again(now)
 
-    def _send_again(self, now: int) -> None:
+    def _send_again(self, now: float) -> None:
         for frames in self.link.again(now):
             self._out.put(frames)
 
@@ -197,10 +204,11 @@ def talk(seed: int, texts: list[str]) -> tuple[Side, Side]:
     chance = random.Random(seed)
     out, back = Transport(chance), Transport(chance)
     sides = Side(back, out, texts), Side(out, back, texts)
-    for now in range(20_000):
+    for step in range(20_000):
+        now = step / 200
         side = chance.choice(sides)
-        if now % 20 < 2:
-            sides[now % 2].tick(now)
+        if step % 20 < 2:
+            sides[step % 2].tick(now)
         elif chance.random() < 0.1:
             side.send(now)
         else:
