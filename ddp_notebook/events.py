@@ -202,4 +202,8 @@ class Vitals(Message):
     running_s: float
 
 
-_KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}
+_KINDS: dict[str, type[Message]] = {
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+}

@@ -74,6 +74,7 @@ def test_a_rank_gets_what_it_needs_and_what_the_user_set_wins():
     assert env == {
         "HOME": "/home/ada",
         "OMP_NUM_THREADS": "2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
     }

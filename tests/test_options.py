@@ -82,3 +82,15 @@ def test_options_made_in_a_script_check_themselves():
 def test_a_time_that_no_clock_can_wait_for_is_a_mistake(seconds):
     with pytest.raises(UsageError, match=r"^--timeout (nan|inf|1e\+300) "):
         parse(f"--timeout {seconds}")
+
+
+def test_a_script_may_give_numbers_and_one_string():
+    options = StartOptions(gpus=[3, 4], env={"A": 1})  # type: ignore[dict-item]
+    assert (options.gpus, options.env) == (("3", "4"), {"A": "1"})
+    assert StartOptions(gpus="0, 1").gpus == ("0", "1")
+
+
+def test_a_script_gives_a_whole_number_of_ranks():
+    for wrong in ("2", 2.0, True):
+        with pytest.raises(UsageError, match="is no number of ranks; give a whole number"):
+            StartOptions(world_size=wrong)  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ class BulkServer:
 
 
 class BulkFetcher:
-    """The notebook's side. One fetch at a time and peer; each runs in the caller's thread."""
+    """The notebook's side. Fetches run in the caller's thread, one after the other."""
 
     def __init__(self, context: zmq.Context[Any], keyring: Keyring, *, host: str = "127.0.0.1") -> None:
         self._socket = context.socket(zmq.ROUTER)

@@ -93,7 +93,9 @@ def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
 
 
 def find(gpus: Sequence[Gpu], name: str) -> Gpu | None:
-    """The GPU at position `name`, or the one whose UUID begins with it."""
+    """The GPU at position `name`, or the one whose UUID begins with it. A MIG slice is taken as it is named."""
+    if name.startswith("MIG-"):
+        return Gpu(index=-1, uuid=name, name="MIG slice", memory_mib=0)
     if name.isdigit():
         return gpus[int(name)] if int(name) < len(gpus) else None
     matches = [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]

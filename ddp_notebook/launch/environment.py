@@ -45,6 +45,7 @@ def rank_env(env: Mapping[str, str], *, threads: int) -> dict[str, str]:
     """
     defaults = {
         "OMP_NUM_THREADS": str(threads),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, which placed the ranks; CUDA's own is by speed
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
     }

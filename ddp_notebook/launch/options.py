@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
@@ -23,7 +24,7 @@ class StartOptions:
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend: "auto" is nccl with one GPU per rank, else gloo.
-        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs; None: all.
+        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs; "0,1" or a sequence; None: all.
         share_gpus: allow more ranks than GPUs (gloo).
         env: variables on top of the notebook's own.
         timeout_s: how long the start may take, in seconds.
@@ -34,12 +35,18 @@ class StartOptions:
 
     world_size: int | None = None
     backend: str = "auto"
-    gpus: tuple[str, ...] | None = None
+    gpus: Sequence[str | int] | None = None
     share_gpus: bool = False
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
+        if self.world_size is not None and type(self.world_size) is not int:
+            raise UsageError(f"{self.world_size!r} is no number of ranks; give a whole number, e.g. start(2)")
+        if self.gpus is not None:  # scripts may give numbers, and one string as on the magic's line
+            gpus = self.gpus.split(",") if isinstance(self.gpus, str) else self.gpus
+            object.__setattr__(self, "gpus", tuple(name for gpu in gpus if (name := str(gpu).strip())))
+        object.__setattr__(self, "env", {str(name): str(value) for name, value in self.env.items()})
         if self.world_size is not None and self.world_size < 1:
             raise UsageError(f"{self.world_size} ranks cannot be started; give a number from 1 up: %ddp_start 2")
         if self.backend not in BACKENDS:
@@ -80,7 +87,7 @@ def parse(line: str) -> StartOptions:
     return StartOptions(
         world_size=None if given.world_size is None else _number(int, "N", given.world_size),
         backend=given.backend,
-        gpus=None if given.gpus is None else tuple(part.strip() for part in given.gpus.split(",") if part.strip()),
+        gpus=given.gpus,
         share_gpus=given.share_gpus,
         env=dict(_assignment(word) for word in given.env),
         timeout_s=_number(float, "--timeout", given.timeout),

@@ -62,19 +62,20 @@ def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str |
     seen = visible(installed, setting)
     if options.gpus is None:
         return seen
+    asked = [str(name) for name in options.gpus]
     if not seen:
         hidden = f" (CUDA_VISIBLE_DEVICES={setting} hides {_count(len(installed), 'GPU')})" if installed else ""
-        raise UsageError(f"--gpus {','.join(options.gpus)}: this host shows no GPU{hidden}; leave --gpus out")
+        raise UsageError(f"--gpus {','.join(asked)}: this host shows no GPU{hidden}; leave --gpus out")
     chosen: list[Gpu] = []
-    for name in options.gpus:
+    for name in asked:
         gpu = find(seen, name)
         if gpu is None:
             raise UsageError(
-                f"--gpus {','.join(options.gpus)}: there is no GPU {name!r}; "
+                f"--gpus {','.join(asked)}: there is no GPU {name!r}; "
                 f"choose within CUDA_VISIBLE_DEVICES from 0 to {len(seen) - 1}, or a UUID from `nvidia-smi -L`"
             )
         if gpu in chosen:
-            raise UsageError(f"--gpus {','.join(options.gpus)} names GPU {name!r} twice")
+            raise UsageError(f"--gpus {','.join(asked)} names GPU {name!r} twice")
         chosen.append(gpu)
     return chosen
 
