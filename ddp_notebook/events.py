@@ -89,7 +89,6 @@ class Form(Message):
     store_prefix: str
     interface: str  # network interface for gloo and NCCL, "lo" on one machine
     form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
-    env: dict[str, str] = field(default_factory=dict)  # set before the group forms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +159,7 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display(Message):
-    """What a cell sent to iopub: display_data, execute_result, update_display_data, clear_output or error."""
+    """What a cell sent to iopub: display_data, execute_result, update_display_data or clear_output."""
 
     cell: int
     msg_type: str

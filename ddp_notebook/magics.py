@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ddp_notebook import session as sessions
@@ -83,4 +81,3 @@ def _refuse_arguments(magic: str, line: str) -> None:
 def load(shell: object) -> None:
     """Register the magics with an IPython shell."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
-    sys.stdout.flush()

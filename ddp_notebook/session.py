@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import pickle
-import queue
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.channel.endpoint import SILENT_S
 from ddp_notebook.errors import (
     ClientError,
     DDPNotebookError,
@@ -33,7 +33,7 @@ from ddp_notebook.launch.cluster import Cluster, describe_status
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
 from ddp_notebook.run.cell import CellRun, Shown
-from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.screen import Screen
 from ddp_notebook.run.text import CellEnd, TextSplitter
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import ipyparallel
 
 _AFTER_DEATH_S = 2.0  # what the others get to end when a rank has died
+_MOST_ANSWERS = 1000
+_ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
 
 Report = Callable[[str], None]
@@ -113,7 +115,8 @@ class Session:
 
         deadline = began + self.options.timeout_s
         env = {**os.environ, **self.options.env}
-        self._host, self._give_back = warm.take(env)
+        with uninterrupted():
+            self._host, self._give_back = warm.take(env)
         try:
             try:
                 facts = self._host.facts(self.options.timeout_s)
@@ -133,7 +136,8 @@ class Session:
             self._cluster.start(deadline, stage)
             self._ready = True
         except BaseException:
-            self._end_processes()
+            with uninterrupted():
+                self._end_processes()
             raise
 
     # ---- what the user does
@@ -178,15 +182,17 @@ class Session:
         """
         with self._turn:
             cluster = self._check()
-            run = CellRun(next(self._cells), cluster.ranks)
-            self._runs[run.number] = run
-            shown = threading.current_thread() is threading.main_thread()
-            screen = Screen() if shown else None
+            run = CellRun(next(self._cells), cluster.ranks, cluster.hold_text)
+            screen = Screen() if threading.current_thread() is threading.main_thread() else None
             self._show_text_between_cells(screen)
+            message = RunCell(cell=run.number, code=code, execution_count=execution_count)
             with Interrupts(run.wake) as interrupts:
-                message = RunCell(cell=run.number, code=code, execution_count=execution_count)
+                self._runs[run.number] = run
                 cluster.send_all(message)
-                self._wait(run, interrupts, screen)
+                try:
+                    self._wait(run, interrupts, screen)
+                finally:
+                    run.leave()
             return self._conclude(run, interrupts)
 
     def pull(self, name: str) -> dict[int, Any]:
@@ -203,9 +209,15 @@ class Session:
             cluster = self._check()
             asked = {rank: self._ask(rank, lambda n: Pull(request=n, name=name)) for rank in cluster.ranks}
             answers = {rank: self._answer(rank, future) for rank, future in asked.items()}
-            if errors := [f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error]:
-                raise DDPNotebookError("; ".join(errors))
-            return {rank: pickle.loads(self._data(rank, answer)) for rank, answer in answers.items()}
+            errors = [f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error]
+            try:
+                if errors:
+                    raise DDPNotebookError("; ".join(errors))
+                return {rank: pickle.loads(self._data(rank, answer)) for rank, answer in answers.items()}
+            finally:  # what was not fetched must not stay in the ranks' memory
+                for rank, answer in answers.items():
+                    if answer.transfer:
+                        cluster.drop(rank, answer.transfer)
 
     @property
     def client(self) -> ipyparallel.Client:
@@ -223,11 +235,14 @@ class Session:
         if self._client is not None and self._client[1] == pid:
             return self._client[0]
         self._close_client()
+        client = None
         try:
             client = ipyparallel.Client(connection_info=file, timeout=20)
             client.wait_for_engines(self.world_size, timeout=20, interactive=False)
             _wait_for_answers(client, timeout_s=20)
         except Exception as error:
+            if client is not None:
+                client.close(linger=0)
             raise ClientError(
                 f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
                 "%ddp_restart brings it back"
@@ -258,7 +273,7 @@ class Session:
             if rank in asked:
                 try:
                     vitals = asked[rank].result(max(0.0, deadline - time.monotonic()))
-                except (FutureTimeoutError, DDPNotebookError):
+                except FutureTimeoutError:
                     vitals = None
             rows.append(
                 RankStatus(
@@ -281,14 +296,15 @@ class Session:
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""
         global _current
-        with _current_lock:
-            if _current is self:
-                _current = None
-        for run in list(self._runs.values()):
-            for rank in run.pending:
-                run.on_died(rank, "the session was stopped")
-        self._close_client()
-        self._end_processes()
+        with uninterrupted():
+            with _current_lock:
+                if _current is self:
+                    _current = None
+            for run in list(self._runs.values()):
+                for rank in run.pending:
+                    run.on_died(rank, "the session was stopped")
+            self._close_client()
+            self._end_processes()
 
     def __enter__(self) -> Session:
         return self
@@ -307,16 +323,12 @@ class Session:
 
     def _wait(self, run: CellRun, interrupts: Interrupts, screen: Screen | None) -> None:
         """Show what comes until the cell is over, or until nothing more can be done about it."""
-        handled = 0
+        handled, interrupted_at = 0, 0.0
         give_up_at = float("inf")
         pause: float | None = None
         while True:
-            item: Shown | None = None
-            try:
-                left = give_up_at - time.monotonic()
-                item = run.shown.get(timeout=max(0.0, min(left, 3600.0 if pause is None else pause)))
-            except queue.Empty:
-                pass
+            left = give_up_at - time.monotonic()
+            item = run.take(max(0.0, min(left, 3600.0 if pause is None else pause)))
             if screen is not None:
                 if item is not None:
                     screen.show(item)
@@ -327,10 +339,13 @@ class Session:
             if time.monotonic() > give_up_at or not self.is_running:
                 break
             if interrupts.count > handled:
+                now = time.monotonic()
+                if handled and now - interrupted_at > _ONE_PRESS_S:
+                    break  # pressed again, and some rank has still not answered
+                if not handled:
+                    interrupted_at = now
+                    self._interrupt(run)
                 handled = interrupts.count
-                if handled > 1:
-                    break
-                self._interrupt(run)
             if give_up_at == float("inf") and any(one.status == "died" for one in run.result.by_rank.values()):
                 self._interrupt(run)
                 give_up_at = time.monotonic() + _AFTER_DEATH_S
@@ -373,10 +388,10 @@ class Session:
     def _show_text_between_cells(self, screen: Screen | None) -> None:
         if screen is None:
             return
-        for (rank, fd), text in sorted(self._between.items()):
+        between, self._between = self._between, {}
+        for (rank, fd), text in sorted(between.items()):
             stream = "stdout" if fd == 1 else "stderr"
             screen.show(Shown(rank, f"(between cells) {text}", stream))
-        self._between.clear()
         screen.finish()
 
     def _check(self) -> Cluster:
@@ -407,6 +422,8 @@ class Session:
         number = next(self._requests)
         future: Future[Any] = Future()
         self._answers[number] = future
+        while len(self._answers) > _MOST_ANSWERS:  # of ranks that never answered
+            self._answers.pop(next(iter(self._answers)))
         self._living.send(rank, make(number))
         return future
 
@@ -431,7 +448,8 @@ class Session:
         if not self._living.process(rank).is_alive:
             return "died"
         if vitals is None:
-            return f"silent for {self._living.silent_s(rank):.0f} s"
+            silent_s = self._living.silent_s(rank)
+            return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
         return f"in a cell for {vitals.running_s:.1f} s" if vitals.running_cell else "idle"
 
     # ---- what ranks say (I/O threads)
@@ -500,10 +518,9 @@ class Session:
         if cluster is None and self._host_ended:
             return
         self._host_ended = True
-        if cluster is not None:
-            cluster.stop()
+        ended = cluster is None or cluster.stop()
         if self._give_back:
-            warm.give_back(self._host)
+            warm.give_back(self._host, healthy=ended)
         else:
             self._host.close()
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
+import psutil
 import pytest
 
 from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError, SessionBrokenError
@@ -199,6 +203,53 @@ def test_status_tells_of_every_rank(session):
     assert [row.pid for row in status.rows] == session.pids()
     text = repr(status)
     assert text.startswith("rank  host") and "idle" in text and "backend gloo, group 1" in text
+
+
+def test_a_failed_pull_leaves_nothing_in_the_ranks(session):
+    session.run("if rank == 0: big = torch.zeros(5_000_000)")
+    for _ in range(3):
+        with pytest.raises(DDPNotebookError, match="rank 1: there is no variable 'big'"):
+            session.pull("big")
+    code = "from ddp_notebook.rank.engine import RankEngine; held = RankEngine.instance()._rank.agent.bulk._held"
+    session.run(code)
+    session.run("import time\nuntil = time.monotonic() + 5\nwhile held and time.monotonic() < until: time.sleep(0.01)")
+    assert session.run("len(RankEngine.instance()._rank.agent.bulk._held)")[0].result == "0"
+
+
+def test_a_flood_waits_in_the_ranks(session, monkeypatch):
+    """The notebook's memory does not grow with what it cannot show in time."""
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            time.sleep(len(text) / 20e6)  # a front end that takes 20 MB/s
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", Slow())
+    before = psutil.Process().memory_info().rss
+    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt, match="interrupted: ranks 0-1"):
+        session.run("line = 'x' * 200\nwhile True: print(line)")
+    assert psutil.Process().memory_info().rss - before < 150e6
+    assert session.run("rank").ok
+
+
+def test_presses_within_a_second_count_as_one(session):
+    def press_twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.0005)
+
+    threading.Timer(0.3, press_twice).start()
+    with pytest.raises(KeyboardInterrupt, match=r"^interrupted: ranks 0-1$"):
+        session.run("import time; time.sleep(60)")
+
+
+def test_a_group_formed_again_by_the_users_own_code(session):
+    """As in scripts: the store of the session is there, and rank 0 does not try to start one."""
+    session.run("dist.destroy_process_group()\ndist.init_process_group('gloo')")
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
+    session.reform()
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
 
 
 def test_a_rank_that_dies_ends_the_cell_with_its_last_words(make_session_alone):

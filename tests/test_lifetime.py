@@ -166,3 +166,25 @@ def test_two_notebooks_start_at_the_same_moment(make_kernel):
     messages = [k.start("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); x") for k in kernels]
     for kernel, message in zip(kernels, messages, strict=True):
         assert kernel.finish(message).stdout.count("tensor([2.])") == 2
+
+
+def test_what_forks_all_the_time_is_gone_too(make_kernel):
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    assert (
+        kernel.run(
+            "%%on_all_ranks\nstorm = subprocess.Popen(['bash', '-c', 'while :; do sleep 600 & sleep 0.002; done'])"
+        ).status
+        == "ok"
+    )
+    os.kill(kernel.pid, signal.SIGKILL)
+    expect_all_gone(processes)  # and the fixture finds whatever the storm has left
+
+
+def test_a_forked_child_of_the_notebook_ends_nothing(make_session):
+    session = make_session(1)
+    if (child := os.fork()) == 0:
+        session._host.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert session.run("rank").ok

@@ -44,6 +44,8 @@ def test_names_in_the_namespace(session):
 def test_the_group_timeout_is_torchs_own_once_formed(session):
     session.run("seconds = dist.group.WORLD._get_backend(device).options._timeout.total_seconds()")
     assert set(session.pull("seconds").values()) == {1800.0}
+    session.run("seconds = dist.distributed_c10d._get_default_store().timeout.total_seconds()")
+    assert set(session.pull("seconds").values()) == {1800.0}  # later groups meet at the store
 
 
 def test_cores_are_shared_between_ranks(session):

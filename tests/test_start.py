@@ -136,3 +136,26 @@ def test_a_new_group_on_a_new_store(make_session):
     assert session.pids("store") not in ([], [store])
     result = session.run("x = kept.clone(); dist.all_reduce(x); g = dist.new_group([0, 1]); x")
     assert result[1].result == "tensor([0., 2., 4.])"
+
+
+def test_the_fork_server_dies_while_the_ranks_start(make_session):
+    def kill_it(stage: str) -> None:
+        if stage.startswith("processes"):
+            session = ddp_notebook.current()
+            assert session is not None
+            os.kill(session.pids("host server")[0], 9)
+
+    with pytest.raises(StartError, match=r"the (fork|host) server .*ended"):
+        make_session(2, report=kill_it, timeout_s=60.0)
+    assert ddp_notebook.current() is None
+
+
+def test_odd_surroundings_of_the_notebook(make_session, monkeypatch, tmp_path):
+    """Its directory was deleted, and its module path holds what is no text."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    session = make_session(1)
+    assert session.run("import os; os.getcwd()")[0].result == repr(os.path.expanduser("~"))

@@ -44,9 +44,10 @@ class BulkServer:
         self._held: dict[int, memoryview] = {}
 
     def hold(self, data: bytes) -> int:
-        """Keep `data` until it was fetched. Returns the number of the transfer."""
+        """Keep `data` until it was fetched, in place of what was kept before: a notebook fetches one value at a time.
+        Returns the number of the transfer."""
         transfer = next(self._numbers)
-        self._held[transfer] = memoryview(data)
+        self._held = {transfer: memoryview(data)}
         return transfer
 
     def handle(self) -> None:
@@ -107,8 +108,16 @@ class BulkFetcher:
                     if sender == identity and kind == _PIECE and number == transfer and asked.pop(offset, None):
                         data[offset : offset + len(piece[0])] = piece[0]
             finally:
-                self._socket.send_multipart([identity, _HEADER.pack(_DROP, transfer, 0)])
+                self._drop(identity, transfer)
         return data
+
+    def drop(self, peer: str, transfer: int) -> None:
+        """Let a peer forget a transfer that is not fetched."""
+        with self._lock:
+            self._drop(peer.encode(), transfer)
+
+    def _drop(self, identity: bytes, transfer: int) -> None:
+        self._socket.send_multipart([identity, _HEADER.pack(_DROP, transfer, 0)])
 
     def close(self) -> None:
         """Close the socket. Before the endpoint is closed, whose Context it shares."""

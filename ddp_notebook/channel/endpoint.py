@@ -14,11 +14,12 @@ from typing import Any
 import zmq
 
 from ddp_notebook.channel.keys import Address, Doorman, Keyring, unlock
-from ddp_notebook.channel.link import BEAT, RESEND, RESEND_S, Header, Link, VersionError
+from ddp_notebook.channel.link import BEAT, RESEND, Header, Link, VersionError
 from ddp_notebook.events import Message, decode
 
 BEAT_S = 1.0  # a side that has nothing to say shows that it lives this often
 SILENT_S = 3.0  # a peer that was not heard for so long is silent
+_BLOCKED_S = 0.01  # how soon a peer that took nothing is tried again
 _ACK_S = 0.2  # a message is acknowledged at the latest after so long ...
 _ACK_EVERY = 64  # ... or together with so many others
 
@@ -45,6 +46,7 @@ class Endpoint:
         self._wake_r, self._wake_w = pysocket.socketpair()  # objects: a closed one's number may be a file's next
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
+        self._blocked: set[bytes] = set()  # peers that took nothing the last time
         self._awake = False
         self._closing = False
         self._extra: dict[Any, Callable[[], None]] = {}  # further sockets served by this thread
@@ -150,7 +152,8 @@ class Endpoint:
                 else:
                     self._extra[ready]()
                     continue
-                next_tick = min(next_tick, time.monotonic() + _ACK_S)  # an answer is due, or awaited
+                soon = _BLOCKED_S if self._blocked else _ACK_S  # an answer is due, or awaited
+                next_tick = min(next_tick, time.monotonic() + soon)
         for socket in (self._socket, *self._extra):
             socket.close(linger=0)
         self._wake_r.close()
@@ -195,26 +198,37 @@ class Endpoint:
         while self._outbox:
             peer, message, epoch = self._outbox.popleft()
             link = self._links.get(peer)
-            if link is not None:
+            if link is not None and peer not in self._blocked:
                 self._transmit(peer, link.data(message, epoch, now))
+            elif link is not None:
+                link.data(message, epoch, now)  # behind what waits already
 
-    def _transmit(self, peer: bytes, frames: Sequence[bytes]) -> None:
+    def _transmit(self, peer: bytes, frames: Sequence[bytes]) -> bool:
         try:
             self._socket.send_multipart([peer, *frames] if self._routed else frames, zmq.NOBLOCK)
-        except zmq.ZMQError:  # not connected (yet, or any more): the link keeps it and sends it again
-            return
+        except zmq.ZMQError:  # not connected, yet or any more: the link keeps it, and it is sent again soon
+            self._blocked.add(peer)
+            return False
+        return True
 
     def _send_again(self, peer: bytes, link: Link, now: float) -> None:
         for frames in link.again(now):
-            self._transmit(peer, frames)
+            if not self._transmit(peer, frames):
+                return
 
     def _tick(self, now: float) -> float:
         """Acknowledge, resend, show life. Seconds until the next tick."""
         pause = BEAT_S
+        if self._outbox:  # a KeyboardInterrupt has kept a sender from waking us
+            self._write_all()
         for peer, link in list(self._links.items()):
             if link.unacknowledged:
                 pause = _ACK_S
-                if now - link.last_progress_s > RESEND_S:
+                if peer in self._blocked:
+                    pause = _BLOCKED_S
+                    self._blocked.discard(peer)
+                    self._send_again(peer, link, now)
+                elif link.is_overdue(now):
                     self._send_again(peer, link, now)
             if link.owes_ack or now - link.last_sent_s > BEAT_S:
                 self._transmit(peer, link.beat(now, BEAT))
@@ -225,6 +239,7 @@ def _tune(socket: zmq.Socket[Any]) -> None:
     """Never drop, never linger, notice a dead connection in `SILENT_S` and reconnect at once."""
     socket.sndhwm = socket.rcvhwm = 0
     socket.linger = 0
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # queue for nobody: what waits for a connection waits in the link
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(BEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(SILENT_S * 1000))
     socket.setsockopt(zmq.RECONNECT_IVL, 50)

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from ddp_notebook.events import VERSION
 
 DATA, BEAT, RESEND = 1, 2, 3
-RESEND_S = 1.0  # what is not acknowledged for so long is sent again
+RESEND_S = 1.0  # what is not acknowledged for so long is sent again, then after twice as long, and so on
+_LONGEST_RESEND_S = 30.0
 _HEADER = struct.Struct("!BBQQI")
 
 
@@ -65,6 +66,7 @@ class Link:
     last_heard_s: float = 0.0
     last_progress_s: float = 0.0  # when the oldest unacknowledged message was sent, or last acknowledged
     asked: tuple[int, float] = (0, 0.0)  # which message we asked for after a gap, and when
+    patience_s: float = RESEND_S
     unacknowledged: deque[tuple[int, Sequence[bytes]]] = field(default_factory=deque)
 
     def data(self, message: Sequence[bytes], epoch: int, now: float) -> list[bytes]:
@@ -82,6 +84,14 @@ class Link:
         self.last_sent_s = now
         return [Header(kind, 0, self._ack(), 0).pack()]
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether the oldest message has waited too long for its acknowledgement. A slow peer gets more and more time:
+        everything sent again would make it slower."""
+        if not self.unacknowledged or now - self.last_progress_s <= self.patience_s:
+            return False
+        self.patience_s = min(2 * self.patience_s, _LONGEST_RESEND_S)
+        return True
+
     def again(self, now: float) -> list[Sequence[bytes]]:
         """Everything that was not acknowledged, oldest first."""
         self.last_sent_s = self.last_progress_s = now
@@ -93,6 +103,7 @@ class Link:
         while self.unacknowledged and self.unacknowledged[0][0] <= header.ack:
             self.unacknowledged.popleft()
             self.last_progress_s = now
+            self.patience_s = RESEND_S
         if header.kind != DATA:
             return False
         self.owes_ack += 1

@@ -6,8 +6,6 @@ says hello, then each is told its place and joins the group of the first epoch.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import secrets
 import shutil
@@ -115,7 +113,7 @@ class Cluster:
         self._endpoint = Endpoint.listen(self._keyring, self._on_message)
         self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
         self._endpoint.start()
-        host.attach(self._on_text, self._on_ended, listener.on_gone)
+        host.attach(self._on_text, self._on_ended, self._on_gone)
 
     # ---- starting
 
@@ -132,7 +130,8 @@ class Cluster:
         """
         self._start_process(_CONTROLLER, self._controller_spec)
         for rank in range(self._placement.world_size):
-            self._ranks[rank] = self._start_rank(rank)
+            spec = {"mark_token": self.mark_token, "threads": self._placement.threads}
+            self._ranks[rank] = self._start_process(_RANKS, spec, rank)
         self._wait("the processes to say hello", "Hello", deadline)
         report("processes")
         self._call_to_form()
@@ -156,7 +155,7 @@ class Cluster:
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
-        store = self._find(_STORE) or self._start_process(_STORE, {"kind": _STORE, "host": _LOOPBACK})
+        store = self._find(_STORE) or self._start_process(_STORE, {"host": _LOOPBACK})
         self.epoch += 1
         self._endpoint.epoch = self.epoch
         world_size = self._placement.world_size
@@ -183,27 +182,19 @@ class Cluster:
             )
 
     def _start_process(self, kind: str, spec: dict[str, Any], rank: int = -1) -> Process:
-        process = Process(number=len(self._processes), kind=kind, rank=rank)
-        self._processes[process.number] = process
-        everyone = {"env": self._env, "cwd": os.getcwd(), "sys_path": sys.path}
-        reply = self._host.start(process.number, {**everyone, **spec})
+        number = self._host.next_number()
+        process = self._processes[number] = Process(number=number, kind=kind, rank=rank)
+        if kind == _RANKS:
+            peer = self._peer(number)
+            self._endpoint.expect(peer)
+            address = self._keyring.invite(peer, control=self._endpoint.url, bulk=self._bulk.url)
+            spec = {**spec, "process": number, "address": asdict(address)}
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
+        everyone = {"kind": kind, "env": self._env, "cwd": environment.working_directory(), "sys_path": path}
+        reply = self._host.start(number, {**everyone, **spec})
         process.pid = reply["pid"]
         process.port = reply.get("port", 0)
         return process
-
-    def _start_rank(self, rank: int) -> Process:
-        number = len(self._processes)
-        peer = self._peer(number)
-        address = self._keyring.invite(peer, control=self._endpoint.url, bulk=self._bulk.url)
-        self._endpoint.expect(peer)
-        spec = {
-            "kind": _RANKS,
-            "process": number,
-            "address": asdict(address),
-            "mark_token": self.mark_token,
-            "threads": self._placement.threads,
-        }
-        return self._start_process(_RANKS, spec, rank)
 
     def _peer(self, number: int) -> str:
         return f"local/{number}"
@@ -218,13 +209,13 @@ class Cluster:
                     return
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise StartTimeoutError(
-                        f"the start took too long: it was waiting for {stage}, and {name_ranks(missing)} "
-                        "did not answer. Give it more time with --timeout, or look at the host's load and memory"
+                        f"this took too long: it was waiting for {stage}, and {name_ranks(missing)} did not answer. "
+                        "Give it more time (--timeout, timeout_s), or look at the host's load and memory"
                     )
 
     def _raise_failures(self, stage: str) -> None:
         if not self._host.is_alive:
-            raise StartError("the host server ended while the ranks were starting; try %ddp_start again")
+            raise StartError(f"the fork server ended while waiting for {stage}; try again with %ddp_start")
         for process in self._processes.values():
             name = f"rank {process.rank}" if process.kind == _RANKS else f"the {process.kind}"
             if not process.is_alive and (process.kind == _RANKS or not self._started):
@@ -270,6 +261,14 @@ class Cluster:
         """Seconds since the rank's agent was last heard."""
         return self._endpoint.silent_s(self._peer(self._ranks[rank].number))
 
+    def hold_text(self, hold: bool) -> None:
+        """Let text stay in the ranks' pipes, or come again."""
+        self._host.hold_text(hold)
+
+    def drop(self, rank: int, transfer: int) -> None:
+        """Let a rank forget bulk data that is not fetched."""
+        self._bulk.drop(self._peer(self._ranks[rank].number), transfer)
+
     def fetch(self, rank: int, transfer: int, nbytes: int, check: Callable[[], None]) -> bytearray:
         """Fetch bulk data that a rank holds."""
         return self._bulk.fetch(self._peer(self._ranks[rank].number), transfer, nbytes, check)
@@ -311,18 +310,20 @@ class Cluster:
 
     # ---- ending
 
-    def stop(self, grace_s: float = 1.0) -> list[int]:
-        """End every process and all below them. Returns the ids of what could not be ended."""
+    def stop(self, grace_s: float = 1.0) -> bool:
+        """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
         left: list[int] = []
-        with contextlib.suppress(StartError):  # the host server is gone, and everything with it
+        try:
             ranks = [p.number for p in self._processes.values() if p.kind == _RANKS]
             rest = [p.number for p in self._processes.values() if p.kind != _RANKS]
             left += self._host.end(ranks, grace_s, orphans=True) + self._host.end(rest, 0.0)
+        except StartError:  # the host server is gone, and everything with it, or it does not answer
+            left.append(self._host.pid)
         self._host.release()
         self._bulk.close()
         self._endpoint.close()
         shutil.rmtree(self._directory, ignore_errors=True)
-        return left
+        return not left
 
     # ---- I/O threads
 
@@ -346,8 +347,15 @@ class Cluster:
         if process.kind == _RANKS:
             self._listener.on_text(process.rank, fd, data)
 
+    def _on_gone(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        self._listener.on_gone()
+
     def _on_ended(self, number: int, status: int) -> None:
-        process = self._processes[number]
+        process = self._processes.get(number)
+        if process is None:
+            return
         with self._changed:
             process.status = status
             self._changed.notify_all()

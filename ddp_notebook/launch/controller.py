@@ -7,7 +7,7 @@ in the same place: the engines reconnect by themselves, and ipyparallel restores
 from __future__ import annotations
 
 import json
-import random
+import os
 import socket
 import sys
 from contextlib import ExitStack
@@ -26,7 +26,6 @@ def make_spec(directory: str) -> dict[str, Any]:
 
     public, secret = zmq.curve_keypair()
     return {
-        "kind": "controller",
         "directory": directory,
         "first_port": find_ports(_BLOCK * len(_POOLS)),
         "curve": [public.decode(), secret.decode()],
@@ -41,8 +40,9 @@ def find_ports(count: int, attempts: int = 200) -> int:
     of them in between.
     """
     low, high = 10_000, _first_ephemeral_port() - count
-    for _ in range(attempts):
-        first = random.SystemRandom().randrange(low, max(low + 1, high))
+    blocks = (high - low) // count
+    for attempt in range(attempts):  # by process id: two notebooks that start together look at different blocks
+        first = low + count * ((os.getpid() + attempt * attempt) % blocks)
         with ExitStack() as stack:
             try:
                 for port in range(first, first + count):
@@ -80,8 +80,6 @@ def is_up(directory: str) -> bool:
 
 def main(spec: dict[str, Any]) -> None:
     """Be the controller."""
-    import os
-
     from ipyparallel.controller.app import IPController
 
     os.umask(0o077)  # ipyparallel writes its connection files first and restricts them then

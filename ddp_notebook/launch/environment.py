@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 # Read while a module is imported, or by the dynamic loader and Python itself before anything runs: a rank that is
 # forked from a process that has imported them would ignore a new value without a word.
 _READ_AT_IMPORT = (
     "TORCH", "PYTORCH", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "DYLD_",
-    "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TRITON_",
+    "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TZ", "TRITON_",
+    "MALLOC_", "GLIBC_TUNABLES", "DDP_NOTEBOOK_START_METHOD",
 )  # fmt: skip
 # The preloader must import with one thread; each rank then raises its own count by call.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def working_directory() -> str:
+    """The notebook's directory, or the home directory when that one was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.path.expanduser("~")
 
 
 def import_time(env: Mapping[str, str]) -> dict[str, str]:

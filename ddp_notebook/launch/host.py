@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import secrets
 import shutil
@@ -20,6 +22,7 @@ from typing import Any
 from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch import environment, framing, processes
 
+_log = logging.getLogger(__name__)
 _ROOT = str(Path(__file__).parents[2])  # where the package is importable from
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
 EndedCallback = Callable[[int, int], None]  # process, exit status (negative: signal)
@@ -50,6 +53,8 @@ class Host:
         self._lock = threading.Lock()
         self._gone = threading.Event()
         self._closing = False
+        self._numbers = itertools.count()
+        self._owner_pid = os.getpid()
         self._facts: dict[str, Any] | None = None
         ours, theirs = socket.socketpair()
         self._control = ours
@@ -70,6 +75,7 @@ class Host:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=environment.working_directory(),
                 env=environment.preloader_env(env, processes.TOKEN_VARIABLE, self.token),
                 pass_fds=[control.fileno()],
                 start_new_session=True,  # the notebook's interrupts go to its whole process group
@@ -106,12 +112,13 @@ class Host:
         with self._lock:
             self._requests += 1
             number = self._requests
+            command = framing.pack_command({"op": op, "id": number, **arguments})
             self._pending[number] = future
             if self._gone.is_set():
                 self._fail_pending()
             else:
                 with contextlib.suppress(OSError):  # then the reader sees the end of the stream
-                    self._control.sendall(framing.pack_command({"op": op, "id": number, **arguments}))
+                    self._control.sendall(command)
         try:
             reply = future.result(timeout_s)
         except FutureTimeoutError:
@@ -121,6 +128,15 @@ class Host:
         if "error" in reply:
             raise StartError(f"the host server could not {op!r}: {reply['error']}")
         return reply
+
+    def next_number(self) -> int:
+        """A number for a new process; none is used twice."""
+        return next(self._numbers)
+
+    def hold_text(self, hold: bool) -> None:
+        """Let text stay in the processes' pipes, or come again. Does not wait."""
+        with self._lock, contextlib.suppress(OSError):
+            self._control.sendall(framing.pack_command({"op": "hold", "id": 0, "hold": hold}))
 
     def start(self, process: int, spec: dict[str, Any]) -> dict[str, Any]:
         """Start a rank, the store or the controller. The reply holds its pid."""
@@ -156,7 +172,11 @@ class Host:
 
     def close(self) -> None:
         """End the server and everything below it, and remove its directory."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child of the notebook ends: the server is not its own
         self._closing = True
+        if self._facts is None:
+            self._server.kill()  # it imports, and has started nothing yet
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         try:
@@ -177,10 +197,10 @@ class Host:
                 break
             for frame in unpacker.feed(data):
                 if isinstance(frame, tuple):
-                    self.on_text(*frame)
+                    self._report(self.on_text, *frame)
                 elif frame.get("event") == "ended":
                     self._leaders.pop(frame["process"], None)
-                    self.on_ended(frame["process"], frame["status"])
+                    self._report(self.on_ended, frame["process"], frame["status"])
                 elif (future := self._pending.pop(frame.pop("id", 0), None)) is not None:
                     future.set_result(frame)
         with self._lock:
@@ -189,8 +209,15 @@ class Host:
         if not self._closing:
             self._server.wait()
             self._sweep()
-            self.on_gone()
+            self._report(self.on_gone)
         self._control.close()
+
+    def _report(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back. A failure there must not end the thread that hears of deaths."""
+        try:
+            callback(*arguments)
+        except Exception:
+            _log.exception("a report of the host server was lost: %.200r", arguments)
 
     def _fail_pending(self) -> None:
         for future in self._pending.values():
@@ -208,5 +235,6 @@ class Host:
 
     def _sweep(self) -> None:
         """End what a killed server could not end itself: its children die with it, theirs may not."""
-        processes.end(processes.relatives(self.token, self._leaders.values()))
+        leaders, self._leaders = self._leaders, {}  # later their ids may be somebody else's
+        processes.end(processes.relatives(self.token, leaders.values()))
         shutil.rmtree(self.directory, ignore_errors=True)

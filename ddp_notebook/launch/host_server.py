@@ -12,6 +12,7 @@ everything below it.
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
     {"op": "start", "process", "spec"}             {"pid"}; for a store also {"port"}
     {"op": "signal", "processes", "signal"}        {} once the signals are delivered
+    {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
                                                    {"event": "ended", "process", "status"} after its last text
@@ -34,6 +35,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +47,8 @@ _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
 _OWNER_CHECK_S = 1.0
 _END_CHECK_S = 0.01
+_END_ALL_S = 4.0
+_SWEEPS = 50  # at most so many looks for what a dead rank's descendants fork while they are killed
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class Ending:
     request: int
     leaders: set[int]  # process ids, each leading an OS session
     members: list[psutil.Process] = field(default_factory=list)
+    orphans: bool = False  # also what has left its leader's session and lost its parent
     kill_at: float = 0.0
     give_up_at: float = 0.0
 
@@ -81,6 +86,7 @@ class HostServer:
         self._endings: list[Ending] = []
         self._serving = True
         self._reading_text = True
+        self._owner_holds = False  # it has more text than it can show
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
@@ -114,7 +120,9 @@ class HostServer:
             if time.monotonic() > next_owner_check:
                 next_owner_check = time.monotonic() + _OWNER_CHECK_S
                 self._serving &= processes.is_running(self._owner)
-        processes.end(processes.descendants(os.getpid())[1:])
+        until = time.monotonic() + _END_ALL_S
+        while (left := processes.descendants(os.getpid())[1:]) and time.monotonic() < until:
+            processes.end(left, deadline_s=1.0)  # again: what was forked meanwhile has come back to us
 
     # ---- the owner's side
 
@@ -152,7 +160,7 @@ class HostServer:
             self._serving = False
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
         self._selector.modify(self._control, wanted)
-        self._hold_back_text(len(self._out) > _HIGH_WATER_BYTES)
+        self._hold_back_text(self._owner_holds or len(self._out) > _HIGH_WATER_BYTES)
 
     # ---- requests
 
@@ -184,6 +192,10 @@ class HostServer:
                     os.kill(known.pid, request["signal"])
         return {}
 
+    def _on_hold(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._owner_holds = request["hold"]
+        return {}  # saying so applies it
+
     def _on_end(self, request: dict[str, Any]) -> None:
         ending = Ending(request["id"], {c.pid for c in self._children.values() if c.process in request["processes"]})
         for pid in ending.leaders:
@@ -192,10 +204,7 @@ class HostServer:
             for process in tree[:1]:  # the leader alone gets the chance to end in order
                 with contextlib.suppress(psutil.Error):
                     process.terminate()
-        if request["orphans"]:
-            for process in psutil.Process().children():
-                if process.pid not in self._children:  # adopted when its parent ended
-                    ending.members += processes.descendants(process.pid)
+        ending.orphans = request["orphans"]
         ending.kill_at = time.monotonic() + request["grace_s"]
         ending.give_up_at = ending.kill_at + 3.0
         self._endings.append(ending)
@@ -205,12 +214,14 @@ class HostServer:
             now = time.monotonic()
             self._reap()
             leaders_left = ending.leaders & self._children.keys()
-            alive = [p for p in ending.members if _alive(p)]
-            if alive and (now >= ending.kill_at or not leaders_left):
-                # whoever was started meanwhile is found by the OS session that its leader led
-                for process in {*alive, *self._of_sessions(ending.leaders)}:
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
+            if leaders_left and now < ending.kill_at:
+                continue
+            # whoever was started meanwhile is found by the OS session that its leader led
+            adopted = self._adopted() if ending.orphans else []
+            alive = [p for p in {*ending.members, *self._of_sessions(ending.leaders), *adopted} if _alive(p)]
+            for process in alive:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
             if (not alive and not leaders_left) or now > ending.give_up_at:
                 self._endings.remove(ending)
                 self._say({"id": ending.request, "left": [p.pid for p in alive]})
@@ -222,7 +233,12 @@ class HostServer:
         server = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            for fd in (fd for pipe in pipes for fd in pipe):
+                os.close(fd)
+            raise
         if pid == 0:
             status = 1
             try:
@@ -254,7 +270,7 @@ class HostServer:
             stdout=pipes[0][1],
             stderr=pipes[1][1],
             env=spec["env"],
-            cwd=spec["cwd"] if os.path.isdir(spec["cwd"]) else None,
+            cwd=spec["cwd"],
             pass_fds=[spec_r, *([spec["fd"]] if "fd" in spec else [])],
             start_new_session=True,
         )
@@ -331,9 +347,13 @@ class HostServer:
                 continue  # an orphan of a rank, which this server has adopted
             if gone.spawned is not None:
                 gone.spawned.returncode = os.waitstatus_to_exitcode(status)
-            for process in self._of_sessions({pid}):  # what it leaves behind goes with it
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+            for _ in range(_SWEEPS):  # what it leaves behind goes with it
+                left = self._of_sessions({pid})
+                if not left:
+                    break
+                for process in left:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
             for pipe in list(gone.pipes):
                 while self._read_text(gone, pipe):
                     pass
@@ -341,6 +361,11 @@ class HostServer:
                 self._drop_pipe(gone, pipe)
             del self._children[pid]
             self._say({"event": "ended", "process": gone.process, "status": os.waitstatus_to_exitcode(status)})
+
+    def _adopted(self) -> list[psutil.Process]:
+        """Descendants of ranks that are below this server because their parent ended."""
+        adopted = [p for p in psutil.Process().children() if p.pid not in self._children]
+        return [process for orphan in adopted for process in processes.descendants(orphan.pid)]
 
     def _of_sessions(self, leaders: set[int]) -> list[psutil.Process]:
         found = []
@@ -389,6 +414,24 @@ def preload() -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _ending_with(owner: processes.Identity, directory: str) -> Iterator[None]:
+    """Look every second whether the owner lives, while nothing else does. A timer: no thread may exist here."""
+
+    def check(*_: object) -> None:
+        if not processes.is_running(owner):
+            shutil.rmtree(directory, ignore_errors=True)
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, _OWNER_CHECK_S, _OWNER_CHECK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 def start_method(asked: str) -> tuple[str, str]:
     """How ranks are started, "fork" or "spawn", and why."""
     if asked == "spawn":
@@ -405,7 +448,8 @@ def main(control_fd: int, owner_pid: int, owner_start: float, directory: str) ->
     """Entry of the host server's process. `directory` holds the session's files and goes with it."""
     processes.adopt_orphans()
     owner = (owner_pid, owner_start)
-    facts = preload()
+    with _ending_with(owner, directory):
+        facts = preload()
     facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))
     gc.collect()
     gc.freeze()  # pages of these objects stay shared with the ranks

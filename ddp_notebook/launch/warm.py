@@ -48,11 +48,12 @@ def take(env: Mapping[str, str]) -> tuple[Host, bool]:
     return Host(env), True
 
 
-def give_back(host: Host) -> None:
-    """Let the server of an ended session wait for the next one; one with other variables than ours is replaced."""
+def give_back(host: Host, *, healthy: bool = True) -> None:
+    """Let the server of an ended session wait for the next one. One with other variables than ours is replaced, and so
+    is one that could not end what it had started."""
     global _waiting
     host.release()
-    fits = host.is_alive and host.import_time_env == environment.import_time(os.environ)
+    fits = healthy and host.is_alive and host.import_time_env == environment.import_time(os.environ)
     with _lock:
         if fits and _waiting is None:
             _waiting = host

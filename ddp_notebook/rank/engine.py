@@ -33,6 +33,7 @@ class Rank:
         self.place: Form | None = None
         self.runner: Runner | None = None
         self._streams = Streams(spec["mark_token"])
+        self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
         self.agent = Agent(spec["address"], spec["process"], self._pass_to_main)
@@ -96,7 +97,10 @@ class Rank:
 
     def _form(self, place: Form) -> None:
         try:
-            group.form(place)
+            with self._forming:
+                if self.place is not place:
+                    return  # a later epoch has been called meanwhile
+                group.form(place)
         except Exception as error:
             self.agent.send(Formed(epoch=place.epoch, error=f"{type(error).__name__}: {error}"))
         else:

@@ -35,22 +35,29 @@ def form(place: Form) -> None:
         timeout=timedelta(seconds=place.form_timeout_s),
         wait_for_workers=False,
     )
+    prefixed = PrefixStore(f"{place.store_prefix}/{place.epoch}", store)
     dist.init_process_group(
         place.backend,
-        store=PrefixStore(f"{place.store_prefix}/{place.epoch}", store),
+        store=prefixed,
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=place.form_timeout_s),
         device_id=device if place.backend == "nccl" else None,
     )
-    _raise_timeout(place.backend)
+    _raise_timeout(place.backend, store, prefixed)
 
 
-def _raise_timeout(backend: str) -> None:
-    """Give the default group torch's default timeout. These are the only private names of torch in this package."""
+def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
+    """Give the default group and its store torch's default timeout: later groups meet there.
+
+    These are the only private names of torch in this package.
+    """
     from torch.distributed import distributed_c10d as c10d
 
-    c10d._set_pg_timeout(c10d._get_default_timeout(dist.Backend(backend)), dist.group.WORLD)
+    timeout = c10d._get_default_timeout(dist.Backend(backend))
+    c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    for store in stores:
+        store.set_timeout(timeout)
 
 
 def _environment(place: Form) -> dict[str, str]:
@@ -68,5 +75,5 @@ def _environment(place: Form) -> dict[str, str]:
         "GROUP_RANK": str(place.group_rank),
         "MASTER_ADDR": place.store_host,
         "MASTER_PORT": str(place.store_port),
-        **place.env,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # a store listens there already: rank 0 is not to start one
     }

@@ -77,6 +77,7 @@ class Runner:
         shell, kernel = self._shell, self._kernel
         kernel.set_parent([], _parent_message(cell.cell))
         shell.execution_count = cell.execution_count
+        shell._last_traceback = None  # of an earlier cell
         self._interrupted = False
         self._uneventful = True
         previous = signal.signal(signal.SIGINT, self._on_sigint)
@@ -87,7 +88,7 @@ class Runner:
                 if self._stopped == cell.cell:
                     raise KeyboardInterrupt
                 result = await self._execute(cell.code)
-        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        except BaseException as error:  # what IPython has not caught: the notebook must hear of it all the same
             failure = error
         finally:
             self._may_raise = False
@@ -126,6 +127,8 @@ class Runner:
                 code, store_history=True, transformed_cell=transformed, preprocessing_exc_tuple=problem
             )
         )
+        if self._interrupted:  # between the last look and now
+            self._task.cancel()
         try:
             result = await self._task
             return result
@@ -166,7 +169,7 @@ class Runner:
         manager = self._shell.payload_manager
         payload = manager.read_payload()
         manager.clear_payload()
-        return [part for part in payload if part.get("source") == "page"]
+        return [part for part in payload if part.get("source") in ("page", "set_next_input")]
 
     def _take(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> bool:
         """Whether a message of the kernel belongs to one of our cells, and is sent to the notebook instead."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_notebook.events import CellDone, Display
 from ddp_notebook.run.result import CellResult, RankResult
 
+_HIGH_WATER_CHARS = 4_000_000  # text that waits to be shown, above which the ranks have to wait with theirs
 _LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
 _STREAMS = {1: "stdout", 2: "stderr"}
 
@@ -30,8 +32,12 @@ class CellRun:
     needs the waiting thread's attention.
     """
 
-    def __init__(self, number: int, ranks: list[int]) -> None:
+    def __init__(self, number: int, ranks: list[int], hold_text: Callable[[bool], None]) -> None:
         self.number = number
+        self._hold_text = hold_text
+        self._held = False
+        self._unshown_chars = 0
+        self._is_watched = True
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -59,7 +65,38 @@ class CellRun:
         """Text that a rank wrote in this cell."""
         stream = _STREAMS[fd]
         self.result[rank].text[stream].append(text)
+        if not self._is_watched:
+            return
+        with self._lock:
+            self._unshown_chars += len(text)
+            hold = not self._held and self._unshown_chars > _HIGH_WATER_CHARS
+            self._held |= hold
         self.shown.put(Shown(rank, text, stream))
+        if hold:
+            self._hold_text(True)
+
+    def take(self, timeout_s: float) -> Shown | None:
+        """The next thing to show, or None: a wake-up, or nothing in time."""
+        try:
+            item = self.shown.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if item is not None:
+            with self._lock:
+                self._unshown_chars -= len(item.text)
+                release = self._held and self._unshown_chars < _HIGH_WATER_CHARS // 4
+                self._held &= not release
+            if release:
+                self._hold_text(False)
+        return item
+
+    def leave(self) -> None:
+        """Nobody waits any more: keep what still comes, and queue nothing."""
+        with self._lock:
+            self._is_watched = False
+            held, self._held = self._held, False
+        if held:
+            self._hold_text(False)
 
     def on_text_end(self, rank: int, duration_s: float | None) -> None:
         """All text of this cell has come. With a duration the cell ended well, and nothing else is to come."""
@@ -84,8 +121,9 @@ class CellRun:
         if done.status != "ok":
             one.error = f"{done.ename}: {done.evalue}" if done.evalue else done.ename
             one.traceback = done.traceback
-        for page in done.payload:
-            self.shown.put(Shown(rank, page["data"].get("text/plain", "") + "\n"))
+        for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
+            text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
+            self.shown.put(Shown(rank, text + "\n"))
         self._close(rank, "done")
 
     def on_died(self, rank: int, how: str, last_words: str = "") -> None:

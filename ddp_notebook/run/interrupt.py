@@ -6,9 +6,10 @@ reader loses nothing.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -38,6 +39,15 @@ class Interrupts:
     def _on_sigint(self, _: int, __: FrameType | None) -> None:
         self.count += 1
         self._wake()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let the block end, then raise what was pressed meanwhile: half an end would leave processes to nobody."""
+    with Interrupts(lambda: None) as interrupts:
+        yield
+    if interrupts.count:
+        raise KeyboardInterrupt
 
 
 def keyboard_interrupt(message: str) -> KeyboardInterrupt:

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_notebook.errors import name_ranks
+
+
+class Text:
+    """Text as it came; of a flood the last part is kept."""
+
+    def __init__(self, limit_chars: int = 8_000_000) -> None:
+        self._parts: deque[str] = deque()
+        self._chars = self._dropped = 0
+        self._limit_chars = limit_chars
+
+    def append(self, part: str) -> None:
+        self._parts.append(part)
+        self._chars += len(part)
+        while self._chars > self._limit_chars and len(self._parts) > 1:
+            dropped = len(self._parts.popleft())
+            self._chars -= dropped
+            self._dropped += dropped
+
+    def __str__(self) -> str:
+        note = f"... {self._dropped} characters before this were not kept ...\n" if self._dropped else ""
+        return note + "".join(self._parts)
 
 
 @dataclass(slots=True)
@@ -14,7 +36,7 @@ class RankResult:
 
     status: str = "running"  # then "ok", "error", "interrupted" or "died"
     duration_s: float = 0.0
-    text: dict[str, list[str]] = field(default_factory=lambda: {"stdout": [], "stderr": []})  # as it came
+    text: dict[str, Text] = field(default_factory=lambda: {"stdout": Text(), "stderr": Text()})
     displays: list[dict[str, Any]] = field(default_factory=list)  # MIME bundles, in order
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"
@@ -22,11 +44,11 @@ class RankResult:
 
     @property
     def stdout(self) -> str:
-        return "".join(self.text["stdout"])
+        return str(self.text["stdout"])
 
     @property
     def stderr(self) -> str:
-        return "".join(self.text["stderr"])
+        return str(self.text["stderr"])
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class FrontEnd:
         missing = {"execute_reply", "idle"}
         while missing:
             left_s = began + timeout_s - time.perf_counter()
-            ready = dict(self._poller.poll(max(0.0, left_s) * 1000))
+            ready = dict(self._poller.poll(max(0, round(left_s * 1000))))
             if not ready:
                 raise TimeoutError(f"{code!r}: no {' and no '.join(sorted(missing))} in {timeout_s:g} s")
             for socket in self._sockets:
@@ -79,7 +79,7 @@ class FrontEnd:
             self._block_ms(code, per_block)
         taken: dict[str, list[list[float]]] = {name: [] for name in cells}
         for number in range(blocks):
-            for name in list(cells) if number % 2 == 0 else reversed(cells):
+            for name in list(cells) if number % 2 == 0 else reversed(list(cells)):
                 taken[name].append(self._block_ms(cells[name], per_block))
                 print(f"cells, block {number + 1}, {name}: {median(taken[name][-1]):.2f} ms", flush=True)
         return taken

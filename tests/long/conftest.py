@@ -13,6 +13,7 @@ from tests.benchmarks import results
 # While writing a test: the most that anything is tried. Such counts are not kept.
 _AT_MOST = int(os.environ.get("DDP_NOTEBOOK_LONG_TIMES", "0"))
 _counts = pytest.StashKey[list["Count"]]()
+_moment = pytest.StashKey[str]()  # of the first count
 Tally = Callable[[int, str], Iterator[int]]
 
 
@@ -32,7 +33,9 @@ class Count:
 def tally(request) -> Tally:
     """Count the passes of a loop: `for n in tally(50, "what is right")`. A pass that ends is right, and the first
     that raises ends the test."""
-    counts = request.config.stash.setdefault(_counts, [])
+    stash = request.config.stash
+    stash.setdefault(_moment, results.moment())
+    counts = stash.setdefault(_counts, [])
 
     def passes(times: int, what: str) -> Iterator[int]:
         count = Count(what=what, times=min(times, _AT_MOST or times))
@@ -53,4 +56,4 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
         terminalreporter.line(f"{count!r}  {count.what}")
     if os.environ.get("DDP_NOTEBOOK_WRITE_RESULTS") == "1" and not _AT_MOST:
         rows = [f"| {count.what} | {count!r} |" for count in counts]
-        results.replace_section("counts", [results.moment(), "", "| what | right |", "|---|---|", *rows])
+        results.replace_section("counts", [config.stash[_moment], "", "| what | right |", "|---|---|", *rows])

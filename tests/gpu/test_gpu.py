@@ -1,0 +1,238 @@
+"""Ranks on GPUs. Every test works with one GPU and with many; this process itself never touches CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch import warm
+from tests.conftest import marked_processes, wait_until
+
+# A rank takes some seconds until its first CUDA operation is done.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+_MIB = 1 << 20
+_COUNT = """
+import json, torch
+found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(json.dumps([torch.cuda.get_device_name(i) for i in range(found)]))
+"""
+_PLACE = """
+import os, threading
+found = {
+    "device": str(device),
+    "current": torch.cuda.current_device(),
+    "visible": torch.cuda.device_count(),
+    "local_rank": local_rank,
+    "in_main_thread": threading.current_thread() is threading.main_thread(),
+    "backend": dist.get_backend(),
+    "bound": str(dist.group.WORLD.bound_device_id),
+}
+"""
+_ALL_REDUCE = """
+x = torch.full((1 << 20,), float(rank + 1), device=device)  # (2**20,)
+dist.all_reduce(x)
+torch.cuda.synchronize()
+"""
+_DDP_STEP = """
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(rank)  # DDP gives every rank the parameters of rank 0
+model = DistributedDataParallel(torch.nn.Linear(8, 4).to(device), device_ids=[device.index])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+before = [p.detach().clone() for p in model.parameters()]
+model(torch.randn(16, 8, device=device)).square().mean().backward()
+optimizer.step()
+moved = [not torch.equal(p, q) for p, q in zip(model.parameters(), before)]
+parameters = [p.detach() for p in model.parameters()]
+del model, optimizer, before
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus() -> list[str]:
+    """The names of the GPUs that torch can use, asked in a process of its own."""
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("no CUDA device: there is no nvidia-smi")
+    env = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's order, which is ours
+    asked = subprocess.run([sys.executable, "-c", _COUNT], env=env, capture_output=True, text=True, timeout=120)
+    if asked.returncode != 0:
+        pytest.skip(f"no CUDA device: torch failed to look for one: {asked.stderr[-500:]}")
+    names: list[str] = json.loads(asked.stdout.splitlines()[-1])
+    if not names:
+        pytest.skip("no CUDA device that torch can use")
+    return names
+
+
+def driver_says(query: str) -> list[str]:
+    """Lines of nvidia-smi."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split("\n")[:-1]
+
+
+def gpu_memory_mib() -> list[int]:
+    """Memory in use on each GPU of the machine."""
+    return [int(line) for line in driver_says("--query-gpu=memory.used") if line.strip().isdigit()]
+
+
+def has_cuda(pid: int) -> bool:
+    """Whether a process has initialised CUDA. The driver opens this device file then, and NVML, which only asks, does
+    not. Works in a container too, where nvidia-smi shows other process ids or none."""
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(fd))
+    return "/dev/nvidia-uvm" in links
+
+
+@pytest.fixture
+def warm_server() -> Iterator[None]:
+    """A fork server that waits for every session of the test, as after `%load_ext`."""
+    warm.prepare()
+    yield
+    warm.drop()
+
+
+def test_by_default_there_is_a_rank_on_every_gpu(make_session, gpus):
+    session = make_session(None)
+    assert (session.world_size, session.backend) == (len(gpus), "nccl")
+    session.run(_PLACE)
+    for rank, found in session.pull("found").items():
+        assert found == {
+            "device": f"cuda:{rank}",
+            "current": rank,
+            "visible": len(gpus),
+            "local_rank": rank,
+            "in_main_thread": True,
+            "backend": "nccl",
+            "bound": f"cuda:{rank}",
+        }
+    session.run(_ALL_REDUCE)
+    for x in session.pull("x").values():
+        assert x.device.type == "cpu"
+        assert x.unique().tolist() == [sum(range(1, len(gpus) + 1))]
+    for row, name in zip(session.status().rows, gpus, strict=True):
+        assert (row.device, row.device_name) == (f"cuda:{row.rank}", name)
+        assert (row.device_bytes or 0) >= 4 * _MIB
+
+
+def test_the_current_device_is_the_ranks_also_after_an_await_and_in_px(make_session):
+    """It is per thread, so what counts is the thread in which cells run."""
+    session = make_session(None)
+    session.run("import asyncio\nawait asyncio.sleep(0)\ncurrent = torch.cuda.current_device()")
+    assert session.pull("current") == {rank: rank for rank in range(session.world_size)}
+    seen = session.client[:].apply_sync(lambda: __import__("torch").cuda.current_device())
+    assert seen == list(range(session.world_size))
+
+
+def test_a_ddp_step_over_nccl(make_session):
+    session = make_session(None)
+    session.run(_DDP_STEP)
+    _expect_equal_parameters(session)
+
+
+def test_a_ddp_step_on_one_gpu_that_two_ranks_share(make_session):
+    session = make_session(2, gpus=("0",), share_gpus=True)
+    assert session.backend == "gloo"
+    session.run(_PLACE)
+    places = [(found["device"], found["current"], found["local_rank"]) for found in session.pull("found").values()]
+    assert places == [("cuda:0", 0, 0), ("cuda:0", 0, 1)]
+    session.run(_ALL_REDUCE)
+    assert [x.unique().tolist() for x in session.pull("x").values()] == [[3.0], [3.0]]
+    session.run(_DDP_STEP)
+    _expect_equal_parameters(session)
+
+
+def _expect_equal_parameters(session) -> None:
+    assert all(all(moved) for moved in session.pull("moved").values())
+    parameters = session.pull("parameters")
+    for mine in parameters.values():
+        assert all(p.equal(q) for p, q in zip(mine, parameters[0], strict=True))
+
+
+def test_two_ranks_on_one_gpu_are_refused(gpus):
+    words = r"2 ranks on 1 GPU: NCCL refuses two ranks on one GPU \('Duplicate GPU detected'\).*--share-gpus"
+    with pytest.raises(UsageError, match=words):
+        ddp_notebook.start(2, gpus=("0",))
+    many = len(gpus) + 1
+    with pytest.raises(UsageError, match=rf"{many} ranks on {len(gpus)} GPU.*Start at most {len(gpus)}"):
+        ddp_notebook.start(many)
+    with pytest.raises(UsageError, match=r"--share-gpus works over gloo only.*--backend gloo --share-gpus"):
+        ddp_notebook.start(2, gpus=("0",), backend="nccl", share_gpus=True)
+    assert ddp_notebook.current() is None
+
+
+def test_a_gpu_is_chosen_by_number_and_by_uuid(make_session, gpus):
+    """The last one, so that it is not the default."""
+    last = len(gpus) - 1
+    session = make_session(None, gpus=(str(last),))
+    session.run("uuid = str(torch.cuda.get_device_properties(device).uuid)\nplace = str(device), world_size")
+    (uuid,) = session.pull("uuid").values()
+    assert session.pull("place") == {0: ("cuda:0", 1)}
+    session.stop()
+
+    session = make_session(None, gpus=(f"GPU-{uuid.removeprefix('GPU-')}",))
+    session.run("again = str(torch.cuda.get_device_properties(device).uuid)")
+    assert session.pull("again") == {0: uuid}
+
+
+def test_the_fork_server_has_no_cuda_context(make_session):
+    session = make_session(None)
+    session.run(_ALL_REDUCE)
+    (server,) = session.pids("host server")
+    ranks = session.pids()
+    assert all(map(has_cuda, ranks)), "else the next line would prove nothing"
+    assert not has_cuda(server)
+    assert not has_cuda(os.getpid())
+    others = [*session.pids("store"), *session.pids("controller")]
+    assert not any(map(has_cuda, others))
+    known = {int(line) for line in driver_says("--query-compute-apps=pid") if line.strip().isdigit()}
+    assert not known & {server, os.getpid(), *others}
+
+
+def test_nccls_watchdog_only_records(make_session):
+    """It would end the process before the session can tell which rank waited for whom."""
+    session = make_session(None)
+    session.run(
+        "import os\n"
+        "names = 'TORCH_NCCL_ASYNC_ERROR_HANDLING', 'TORCH_NCCL_ENABLE_MONITORING'\n"
+        "values = [os.environ.get(name) for name in names]"
+    )
+    assert list(session.pull("values").values()) == [["0", "0"]] * session.world_size
+
+
+def test_after_stop_no_process_holds_a_gpu(warm_server, make_session):
+    before_mib = gpu_memory_mib()
+    if not before_mib:
+        pytest.skip("the driver does not say how much memory is in use")
+    session = make_session(None)
+    session.run("held = torch.ones(512 << 18, device=device)  # 512 MiB\ntorch.cuda.synchronize()")
+    ranks = session.pids()
+    wait_until(lambda: sum(gpu_memory_mib()) > sum(before_mib) + 400, what="the ranks take memory")
+    session.stop()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    left = marked_processes()
+    assert left, "the fork server waits"
+    assert not any(has_cuda(process.pid) for process in left)
+    wait_until(lambda: sum(gpu_memory_mib()) < sum(before_mib) + 100, what="the driver has the memory back")
+
+
+def test_the_same_fork_server_serves_again_after_cuda_was_used(warm_server, make_session):
+    """Were CUDA initialised in it, every rank that is forked from it would fail at its first CUDA operation."""
+    servers = []
+    for _ in range(2):
+        session = make_session(None)
+        session.run(_ALL_REDUCE)
+        assert {x.max().item() for x in session.pull("x").values()} == {sum(range(1, session.world_size + 1))}
+        servers += session.pids("host server")
+        session.stop()
+    assert servers[0] == servers[1]
