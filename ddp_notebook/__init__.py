@@ -65,4 +65,5 @@ def unload_ipython_extension(_: InteractiveShell) -> None:
     session = current()
     if session is not None:
         session.stop()
+        print(f"stopped {session.world_size} ranks")
     warm.drop()

@@ -98,6 +98,7 @@ class RankError(DDPNotebookError):
         self.summaries = dict(summaries)
         self.result = result
         super().__init__(self._message())
+        self.add_note("\n".join(self._of_ranks()))  # what Python itself shows in a script
 
     def _message(self) -> str:
         parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in group_by_value(self.summaries).items()]
@@ -108,12 +109,15 @@ class RankError(DDPNotebookError):
             parts.append(f"{words.get(status, status)}: {name_ranks(ranks)}")
         return "; ".join(parts)
 
-    def _render_traceback_(self) -> list[str]:
+    def _of_ranks(self) -> list[str]:
         lines: list[str] = []
         by_text = group_by_value({rank: "\n".join(tb) for rank, tb in self.tracebacks.items()})
         for text, ranks in by_text.items():
             lines += [f"--- {name_ranks(ranks)} ---", *text.split("\n"), ""]
-        return [*lines, f"{type(self).__name__}: {self}"]
+        return lines
+
+    def _render_traceback_(self) -> list[str]:
+        return [*self._of_ranks(), f"{type(self).__name__}: {self}"]
 
 
 class RankDiedError(RankError):

@@ -55,14 +55,17 @@ class DDPMagics(Magics):
 
 
 def _start(asked: options.StartOptions) -> None:
-    def report(stage: str) -> None:
-        print(f"  {stage}", end="", flush=True)
+    stages: list[str] = []
 
-    print("starting:", end="", flush=True)
+    def report(stage: str) -> None:
+        print(f"  {stage}" if stages else f"starting:  {stage}", end="", flush=True)
+        stages.append(stage)
+
     try:
         session = sessions.Session(asked, report=report)
     finally:
-        print(flush=True)
+        if stages:
+            print(flush=True)
     print(session.status())
 
 

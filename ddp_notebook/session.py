@@ -98,7 +98,7 @@ class Session:
         with _current_lock:
             if _current is not None:
                 raise SessionExistsError(
-                    f"{_current!r} is running; use it, or end it with %ddp_stop (%ddp_restart starts it afresh)"
+                    f"{_current!r} is there already; use it, start afresh with %ddp_restart, or end it with %ddp_stop"
                 )
             _current = self
         try:
@@ -124,8 +124,8 @@ class Session:
                 raise StartTimeoutError(
                     f"the start took too long: the fork server was importing torch ({error})"
                 ) from None
-            stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
             self.placement: Placement = place(self.options, facts, env)
+            stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
             self._hostname: str = facts["host"]
             self._cluster = Cluster(self._host, self.placement, env, self)
             self._splitters = {
@@ -323,12 +323,13 @@ class Session:
 
     def _wait(self, run: CellRun, interrupts: Interrupts, screen: Screen | None) -> None:
         """Show what comes until the cell is over, or until nothing more can be done about it."""
-        handled, interrupted_at = 0, 0.0
+        handled, interrupted_at, told = 0, 0.0, False
         give_up_at = float("inf")
         pause: float | None = None
         while True:
             left = give_up_at - time.monotonic()
-            item = run.take(max(0.0, min(left, 3600.0 if pause is None else pause)))
+            longest = _ONE_PRESS_S if handled and not told else 3600.0
+            item = run.take(max(0.0, min(left, longest if pause is None else pause)))
             if screen is not None:
                 if item is not None:
                     screen.show(item)
@@ -346,6 +347,13 @@ class Session:
                     interrupted_at = now
                     self._interrupt(run)
                 handled = interrupts.count
+            if handled and not told and time.monotonic() - interrupted_at > _ONE_PRESS_S and run.pending:
+                told = True
+                if screen is not None:
+                    screen.note(
+                        f"no answer yet to the interrupt: {name_ranks(run.pending)}, perhaps inside a collective; "
+                        "press stop again to get the notebook back"
+                    )
             if give_up_at == float("inf") and any(one.status == "died" for one in run.result.by_rank.values()):
                 self._interrupt(run)
                 give_up_at = time.monotonic() + _AFTER_DEATH_S
@@ -369,9 +377,6 @@ class Session:
         if not pending:
             self._runs.pop(run.number, None)
         by_rank = run.result.by_rank
-        busy = (
-            f"; not answered yet: {name_ranks(pending)}, where the cell goes on until %ddp_restart" if pending else ""
-        )
         self._check_host()
         died = {rank: one.error for rank, one in by_rank.items() if one.status == "died"}
         failed = {rank: one.error for rank, one in by_rank.items() if one.status in ("error", "interrupted")}
@@ -379,8 +384,15 @@ class Session:
             raise RankDiedError({rank: by_rank[rank].traceback for rank in died}, died, run.result)
         if interrupts.count:
             answered = [rank for rank, one in by_rank.items() if one.status == "interrupted"]
-            where = f"interrupted: {name_ranks(answered)}" if answered else "no rank was interrupted"
-            raise keyboard_interrupt(where + busy)
+            ended = [rank for rank, one in by_rank.items() if one.status in ("ok", "error")]
+            parts = [
+                f"interrupted: {name_ranks(answered)}" if answered else "",
+                f"had ended: {name_ranks(ended)}" if ended else "",
+                f"not answered yet: {name_ranks(pending)}; the cell goes on there until %ddp_restart"
+                if pending
+                else "",
+            ]
+            raise keyboard_interrupt("; ".join(part for part in parts if part))
         if failed:
             raise RankError({rank: by_rank[rank].traceback for rank in failed}, failed, run.result)
         return run.result

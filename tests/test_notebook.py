@@ -103,7 +103,7 @@ def test_restart_and_stop(make_kernel):
         assert reply.ename == "NoSessionError" and "%ddp_start 4" in reply.evalue
     for line, words in [
         ("0", "0 ranks cannot be started"),
-        ("many", "N is 'many', which is no number"),
+        ("many", "N is 'many', which is no whole number of ranks"),
         ("2 --fast", "unrecognized arguments: --fast"),
         ("2 --backend smoke", "unknown backend 'smoke'"),
         ("2 --env A", "--env takes NAME=VALUE"),

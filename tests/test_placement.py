@@ -17,6 +17,7 @@ def host(*, gpus: int = 0, cores: int = 16, backends: tuple[str, ...] = ("gloo",
     """Facts as a host server tells them."""
     return {
         "cores": cores,
+        "memory_mib": 24_000,
         "torch": "2.13.0",
         "backends": backends,
         "gpus": [
@@ -194,3 +195,11 @@ def test_mpi_is_refused_also_where_torch_has_it():
     assert refusal(host(backends=("gloo", "nccl", "mpi")), backend="mpi") == (
         "mpi needs ranks that mpiexec has started, and these would not be; use --backend gloo"
     )
+
+
+def test_more_ranks_than_the_memory_holds():
+    """A slip of the finger must not take the machine down."""
+    assert refusal(host(cores=2), world_size=1000) == (
+        "1000 ranks need some 97 GiB of memory, and this host has 23; start at most 240"
+    )
+    assert placed(host(cores=2), world_size=64).world_size == 64

@@ -94,6 +94,6 @@ def test_no_key_on_any_command_line(session):
 
 
 def test_a_second_session_is_refused_and_harms_nothing(session):
-    with pytest.raises(SessionExistsError, match=r"2 ranks.*%ddp_stop"):
+    with pytest.raises(SessionExistsError, match=r"2 ranks.*%ddp_restart.*%ddp_stop"):
         ddp_notebook.start(2)
     assert session.run("1").ok

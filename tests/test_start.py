@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import psutil
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import StartError, StartTimeoutError, UsageError
+from ddp_notebook.errors import SessionBrokenError, StartError, StartTimeoutError, UsageError
 from tests.conftest import wait_until
 
 FORK = pytest.param({}, id="fork")
@@ -159,3 +161,15 @@ def test_odd_surroundings_of_the_notebook(make_session, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     session = make_session(1)
     assert session.run("import os; os.getcwd()")[0].result == repr(os.path.expanduser("~"))
+
+
+def test_a_rank_that_does_not_answer_the_interrupt(make_session, capsys):
+    """It is blocked inside gloo. The second press gives the notebook back, and says where matters stand."""
+    session = make_session(2)
+    for when in (0.5, 2.5):
+        threading.Timer(when, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt, match=r"^had ended: rank 1; not answered yet: rank 0; .*%ddp_restart$"):
+        session.run("if rank == 0: dist.recv(torch.ones(1), 1)")
+    assert "no answer yet to the interrupt: rank 0" in capsys.readouterr().err
+    with pytest.raises(SessionBrokenError, match="rank 0 still in an earlier cell"):
+        session.run("1")

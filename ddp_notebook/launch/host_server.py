@@ -405,6 +405,7 @@ def preload() -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "cores": devices.cores(),
+        "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": [gpu.to_json() for gpu in gpus],
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -98,8 +98,8 @@ def _number(kind: type[_Number], name: str, text: str) -> _Number:
     try:
         return kind(text)
     except ValueError:
-        what = "a whole number of ranks" if kind is int else "seconds"
-        raise UsageError(f"{name} is {text!r}, which is no number; give {what}\nusage: {USAGE}") from None
+        what = "whole number of ranks" if kind is int else "number of seconds"
+        raise UsageError(f"{name} is {text!r}, which is no {what}\nusage: {USAGE}") from None
 
 
 def _assignment(word: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from ddp_notebook.launch.environment import threads_per_rank
 from ddp_notebook.launch.options import StartOptions
 
 _MAX_DEFAULT_CPU_RANKS = 4
+_RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,11 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
             f"{world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
             f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
             "them over gloo"
+        )
+    if world_size * _RANK_MIB > facts["memory_mib"]:
+        raise UsageError(
+            f"{world_size} ranks need some {world_size * _RANK_MIB >> 10} GiB of memory, and this host has "
+            f"{facts['memory_mib'] >> 10}; start at most {facts['memory_mib'] // _RANK_MIB}"
         )
     return Placement(
         backend=backend,

@@ -50,6 +50,12 @@ class Screen:
             self._flush(now)
         return _FLUSH_S if self._dirty else _PARTIAL_LINE_S if self._partial else None
 
+    def note(self, text: str) -> None:
+        """Show a line of our own."""
+        self.finish()
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
     def finish(self) -> None:
         """The cell is over: show all that is left, and end the last line."""
         for key, (text, _) in self._partial.items():
