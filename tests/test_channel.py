@@ -21,11 +21,17 @@ from ddp_notebook.channel import Address, Keyring
 from ddp_notebook.channel.bulk import PIECE_BYTES
 from ddp_notebook.channel.keys import unlock
 from ddp_notebook.channel.link import DATA, Header
-from ddp_notebook.events import Probe, Pull
+from ddp_notebook.events import Message, Probe, Pull
 from tests.conftest import wait_until
 from tests.wires import LOOPBACK, numbered, proxy, wire
 
 PEER = "local/0"
+
+
+def framed(seq: int, message: Message) -> list[bytes]:
+    """A message as the wire carries it."""
+    first, *rest = message.encode()
+    return [Header(DATA, seq, 0, 0).pack() + first, *rest]
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +150,7 @@ def test_a_stranger_is_refused_while_a_rank_works(where, has_key):
         keys = replace(own, server_key=invited.server_key) if has_key else None
         with raw_client(getattr(invited, where), keys) as (stranger, events):
             for number in range(1, 4):
-                stranger.send_multipart([Header(DATA, number, 0, 0).pack(), *Pull(request=666, name="x").encode()])
+                stranger.send_multipart(framed(number, Pull(request=666, name="x")))
             rank = w.join_at(invited)
             rank.endpoint.send(Probe(request=1))
 
@@ -173,7 +179,7 @@ def test_messages_of_a_key_holder_whom_nobody_expects_are_dropped():
     with wire() as w:
         address = w.invite("local/0")
         with raw_client(w.endpoint.url, address, "local/9") as (unexpected, events):
-            unexpected.send_multipart([Header(DATA, 1, 0, 0).pack(), *Probe(request=9).encode()])
+            unexpected.send_multipart(framed(1, Probe(request=9)))
             wait_until(lambda: "HANDSHAKE_SUCCEEDED" in events())
             w.join("local/1").endpoint.send(Probe(request=1))
 
@@ -186,7 +192,7 @@ def test_a_message_that_cannot_be_read_is_logged_and_silences_nobody(caplog):
     with wire() as w:
         address = w.invite("local/0")
         with raw_client(w.endpoint.url, address) as (broken, events):
-            broken.send_multipart([Header(DATA, 1, 0, 0).pack(), b"garbage"])
+            broken.send_multipart([Header(DATA, 1, 0, 0).pack() + b"garbage"])
             broken.send_multipart([Header(DATA, 2, 0, 0).pack()])
             wait_until(lambda: "HANDSHAKE_SUCCEEDED" in events())
             w.join("local/1").endpoint.send(Probe(request=1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddp_notebook.channel.link import BEAT, DATA, RESEND, RESEND_S, Header, Link, VersionError
+from ddp_notebook.channel.link import BEAT, DATA, HEADER_BYTES, RESEND, RESEND_S, Header, Link, VersionError
 from ddp_notebook.events import VERSION
 
 
@@ -188,7 +188,7 @@ class Side:
             return
         frames = self._in.frames.pop(0)
         if self.link.heard(header(frames), now):
-            self.received.append(frames[1].decode())
+            self.received.append(frames[0][HEADER_BYTES:].decode())
         elif self.link.is_gap(header(frames)) and self.link.may_ask(now):
             self._out.put(self.link.beat(now, RESEND))
         elif header(frames).kind == RESEND:

@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from ddp_notebook.channel.keys import Address, Doorman, Keyring, unlock
-from ddp_notebook.channel.link import BEAT, RESEND, Header, Link, VersionError
+from ddp_notebook.channel.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 from ddp_notebook.events import Message, decode
 
 BEAT_S = 1.0  # a side that has nothing to say shows that it lives this often
@@ -177,7 +177,7 @@ class Endpoint:
             if link.heard(header, now):
                 if link.owes_ack >= _ACK_EVERY:
                     self._transmit(peer, link.beat(now))
-                self._deliver(peer.decode(), header.epoch, frames[1:])
+                self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
             elif link.is_gap(header) and link.may_ask(now):
                 self._transmit(peer, link.beat(now, RESEND))
             elif header.kind == RESEND:

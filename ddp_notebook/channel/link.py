@@ -25,6 +25,7 @@ DATA, BEAT, RESEND = 1, 2, 3
 RESEND_S = 1.0  # what is not acknowledged for so long is sent again, then after twice as long, and so on
 _LONGEST_RESEND_S = 30.0
 _HEADER = struct.Struct("!BBQQI")
+HEADER_BYTES = _HEADER.size
 
 
 class VersionError(ValueError):
@@ -33,7 +34,7 @@ class VersionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first frame of everything on the control socket."""
+    """The begin of the first frame of everything on the control socket; each frame is encrypted for itself."""
 
     kind: int
     seq: int
@@ -48,10 +49,10 @@ class Header:
         """Raises:
         VersionError: the frame is from another version, or no header at all.
         """
-        if len(frame) != _HEADER.size or frame[0] != VERSION:
+        if len(frame) < HEADER_BYTES or frame[0] != VERSION:
             theirs = frame[0] if frame else None
             raise VersionError(f"this side speaks version {VERSION} of the wire, the other one {theirs}")
-        _, kind, seq, ack, epoch = _HEADER.unpack(frame)
+        _, kind, seq, ack, epoch = _HEADER.unpack_from(frame)
         return cls(kind, seq, ack, epoch)
 
 
@@ -74,7 +75,7 @@ class Link:
         self.sent += 1
         if not self.unacknowledged:
             self.last_progress_s = now
-        frames = [Header(DATA, self.sent, self._ack(), epoch).pack(), *message]
+        frames = [Header(DATA, self.sent, self._ack(), epoch).pack() + message[0], *message[1:]]
         self.unacknowledged.append((self.sent, frames))
         self.last_sent_s = now
         return frames
