@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 _AFTER_DEATH_S = 2.0  # what the others get to end when a rank has died
 _MOST_ANSWERS = 1000
+# A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
+# handler runs at the timeout.
+_LOOK_S = 0.2
 _ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
 
@@ -328,8 +331,7 @@ class Session:
         pause: float | None = None
         while True:
             left = give_up_at - time.monotonic()
-            longest = _ONE_PRESS_S if handled and not told else 3600.0
-            item = run.take(max(0.0, min(left, longest if pause is None else pause)))
+            item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
             if screen is not None:
                 if item is not None:
                     screen.show(item)
