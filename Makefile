@@ -45,8 +45,8 @@ types: $(INSTALLED)
 test-long: $(INSTALLED) $(IPYKERNEL6_INSTALLED)
 	$(PYTEST) -m long --timeout 1800
 
-bench: $(INSTALLED) $(IPYKERNEL6_INSTALLED)
-	$(PYTEST) -m "long or not long" --timeout 1800 -s tests/benchmarks
+bench: $(INSTALLED)
+	env -u PYTHONUNBUFFERED $(BIN)/python -m tests.benchmarks --write
 
 # torch comes first and by its exact version: a range would take whatever build is the newest.
 # hatchling is in the environment so that building the package needs no further download.
