@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.long.watching import PIDS, SUM, expect_sums, send, start_ranks, wait_for_ranks
+from tests.long.watching import SUM, expect_sums, pids_of_ranks, send, start_ranks, wait_for_ranks
 
 pytestmark = pytest.mark.long
 
@@ -35,14 +35,14 @@ def kernel(make_kernel):
 
 
 def test_interrupting_an_await_ends_no_rank(kernel, tally):
-    pids = kernel.run(PIDS).stdout
+    pids = pids_of_ranks(kernel)
     for n in tally(50, "interrupting an `await` cell ends no rank"):
         message = send(kernel, _GO + AWAITS[n % len(AWAITS)])
         wait_for_ranks(kernel, "go {rank}.")
         kernel.interrupt()
         reply = kernel.finish(message, timeout_s=15)
         assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "interrupted: ranks 0-3")
-        assert kernel.run(PIDS).stdout == pids
+        assert pids_of_ranks(kernel) == pids
     expect_sums(kernel.run(SUM))
 
 

@@ -8,7 +8,7 @@ from tests.kernels import NotebookKernel, Reply
 
 WORLD_SIZE = 4
 SUM = "%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); print(f'sum of rank {rank} is {x.item():g}')"
-PIDS = "import ddp_notebook; print(*ddp_notebook.current().pids())"
+_PIDS = "import ddp_notebook; print('pids', *ddp_notebook.current().pids())"
 
 
 def start_ranks(kernel: NotebookKernel, world_size: int = WORLD_SIZE) -> None:
@@ -16,6 +16,12 @@ def start_ranks(kernel: NotebookKernel, world_size: int = WORLD_SIZE) -> None:
     assert kernel.run("%load_ext ddp_notebook").status == "ok"
     reply = kernel.run(f"%ddp_start {world_size}", timeout_s=120)
     assert reply.status == "ok", reply.traceback
+
+
+def pids_of_ranks(kernel: NotebookKernel) -> list[int]:
+    """By rank."""
+    (line,) = (line for line in kernel.run(_PIDS).stdout.splitlines() if line.startswith("pids "))
+    return [int(pid) for pid in line.split()[1:]]
 
 
 def send(kernel: NotebookKernel, code: str) -> str:
