@@ -191,9 +191,9 @@ class Endpoint:
             _log.exception("a message of %s was lost: %.200r", peer or "the notebook", frames)
 
     def _write_all(self) -> None:
-        self._awake = False  # before reading the outbox: a later append wakes us again
         with contextlib.suppress(BlockingIOError):
             self._wake_r.recv(4096)
+        self._awake = False  # after the byte is read, before the outbox is: a later append wakes us again
         now = time.monotonic()
         while self._outbox:
             peer, message, epoch = self._outbox.popleft()

@@ -28,6 +28,7 @@ class Agent:
     def __init__(self, address: dict[str, Any], process: int, on_message: Callable[[Message], None]) -> None:
         self._on_message = on_message
         self.running: Callable[[], tuple[int, float] | None] = lambda: None
+        self.device: str | None = None  # the rank's; the current device of this thread is always the first
         self.stop_cell: Callable[[int], None] = lambda _: None
         where = Address(**address)
         self.endpoint = Endpoint.connect(where, self._receive)
@@ -62,7 +63,7 @@ class Agent:
         return Vitals(
             request=request,
             rss_bytes=psutil.Process().memory_info().rss,
-            device_bytes=torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0,
+            device_bytes=torch.cuda.memory_reserved(self.device) if torch.cuda.is_initialized() else 0,
             running_cell=cell,
             running_s=time.monotonic() - since,
         )

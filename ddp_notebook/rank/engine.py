@@ -90,6 +90,7 @@ class Rank:
         meanwhile (64 ranks on two cores: 8 s instead of 13)."""
         self.place = place
         if place.device != "cpu":
+            self.agent.device = place.device
             torch.cuda.set_device(place.device)  # per thread: cells run in this one
         if self.runner is not None:
             self._name_place()
