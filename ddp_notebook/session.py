@@ -191,7 +191,7 @@ class Session:
             message = RunCell(cell=run.number, code=code, execution_count=execution_count)
             with Interrupts(run.wake) as interrupts:
                 self._runs[run.number] = run
-                cluster.send_all(message)
+                cluster.run_cell(message, cluster.ranks)
                 try:
                     self._wait(run, interrupts, screen)
                 finally:

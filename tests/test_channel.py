@@ -77,7 +77,8 @@ def test_each_rank_gets_its_own_messages_and_is_named_when_it_answers():
             w.inbox.wait_for(1)
             w.inbox.clear()
         w.endpoint.send(Probe(request=1), "local/0")
-        w.endpoint.send_all(Probe(request=2), ["local/0", "local/1"])
+        for peer in ("local/0", "local/1"):
+            w.endpoint.send(Probe(request=2), peer)
 
         assert first.inbox.wait_for(2) == [Probe(request=1), Probe(request=2)]
         assert second.inbox.wait_for(1) == [Probe(request=2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from ddp_notebook.launch.framing import Text, Unpacker, pack_command, pack_text
+from ddp_notebook.launch.framing import Input, Text, Unpacker, pack_command, pack_input, pack_text
 
 COMMAND = {"op": "start", "process": 3, "spec": {"env": {"LANG": "é", "EMPTY": ""}, "cwd": "/tmp"}}
 STREAM = [
@@ -14,10 +14,12 @@ STREAM = [
     (pack_text(2**32 - 1, 2, b"\x00\xff\x1e"), (2**32 - 1, 2, b"\x00\xff\x1e")),
     (pack_text(0, 1, b""), (0, 1, b"")),
     (pack_command({}), {}),
+    (pack_input([3, 2**32 - 1], b"{}\n"), Input((3, 2**32 - 1), b"{}\n")),
+    (pack_input([], b""), Input((), b"")),
 ]
 
 
-def unpack(pieces: list[bytes]) -> list[dict[str, Any] | Text]:
+def unpack(pieces: list[bytes]) -> list[dict[str, Any] | Text | Input]:
     unpacker = Unpacker()
     return [frame for piece in pieces for frame in unpacker.feed(piece)]
 

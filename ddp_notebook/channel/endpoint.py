@@ -8,7 +8,7 @@ import socket as pysocket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -99,13 +99,7 @@ class Endpoint:
 
     def send(self, message: Message, peer: str = "") -> None:
         """Send a message; it arrives once and in order, also across a cut of the connection."""
-        self.send_all(message, [peer])
-
-    def send_all(self, message: Message, peers: Iterable[str]) -> None:
-        """Send a message to several peers; it is encoded once."""
-        frames = message.encode()
-        for peer in peers:
-            self._outbox.append((peer.encode(), frames, self.epoch))
+        self._outbox.append((peer.encode(), message.encode(), self.epoch))
         self._wake()
 
     def expect(self, peer: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ddp_notebook.channel import BulkFetcher, Endpoint, Keyring
 from ddp_notebook.errors import ClientError, StartError, StartTimeoutError, name_ranks
-from ddp_notebook.events import Engine, Form, Formed, Hello, Message, Ready
+from ddp_notebook.events import Engine, Form, Formed, Hello, Message, Ready, RunCell
 from ddp_notebook.launch import controller, environment, processes
 from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
@@ -249,9 +249,10 @@ class Cluster:
         """Send a message to a rank, from any thread."""
         self._endpoint.send(message, self._peer(self._ranks[rank].number))
 
-    def send_all(self, message: Message) -> None:
-        """Send a message to every rank."""
-        self._endpoint.send_all(message, [self._peer(process.number) for process in self._ranks.values()])
+    def run_cell(self, cell: RunCell, ranks: list[int]) -> None:
+        """Hand a cell to ranks: by their inboxes, see `launch.pipes`."""
+        [line] = cell.encode()
+        self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")
 
     def signal(self, ranks: list[int], number: int) -> None:
         """Send a signal to ranks. They have it when this returns."""

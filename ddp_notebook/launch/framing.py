@@ -3,20 +3,28 @@
 frame      length (4 bytes)  kind (1 byte)  body
 COMMAND    JSON: a request, its reply, or an event
 TEXT       process (4 bytes)  fd (1 byte)  bytes that the process wrote to its fd 1 or 2
+INPUT      count (4 bytes)  processes (4 bytes each)  bytes for their inboxes
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 _FRAME = struct.Struct("!IB")
 _TEXT = struct.Struct("!IB")
-_COMMAND_KIND, _TEXT_KIND = 0, 1
+_COMMAND_KIND, _TEXT_KIND, _INPUT_KIND = 0, 1, 2
 
 Text = tuple[int, int, bytes]  # process, fd, bytes
+
+
+class Input(NamedTuple):
+    """Bytes for the inboxes of some processes."""
+
+    processes: tuple[int, ...]
+    data: bytes
 
 
 def pack_command(command: dict[str, Any]) -> bytes:
@@ -28,6 +36,12 @@ def pack_command(command: dict[str, Any]) -> bytes:
 def pack_text(process: int, fd: int, data: bytes) -> bytes:
     """A frame of text from a process."""
     return _FRAME.pack(_TEXT.size + len(data), _TEXT_KIND) + _TEXT.pack(process, fd) + data
+
+
+def pack_input(processes: Sequence[int], data: bytes) -> bytes:
+    """A frame of bytes for the inboxes of processes."""
+    to = struct.pack(f"!I{len(processes)}I", len(processes), *processes)
+    return _FRAME.pack(len(to) + len(data), _INPUT_KIND) + to + data
 
 
 class Unpacker:
@@ -43,8 +57,8 @@ class Unpacker:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[dict[str, Any] | Text]:
-        """The frames that are complete now: a dict for a command, `(process, fd, bytes)` for text."""
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | Text | Input]:
+        """The frames that are complete now: a dict for a command, `(process, fd, bytes)` for text, or `Input`."""
         self._buffer += data
         at = 0
         try:
@@ -57,6 +71,9 @@ class Unpacker:
                 if kind == _TEXT_KIND:
                     process, fd = _TEXT.unpack_from(body)
                     yield process, fd, body[_TEXT.size :]
+                elif kind == _INPUT_KIND:
+                    count = int.from_bytes(body[:4], "big")
+                    yield Input(struct.unpack_from(f"!{count}I", body, 4), body[4 + 4 * count :])
                 else:
                     yield json.loads(body)
         finally:

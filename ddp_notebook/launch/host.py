@@ -138,6 +138,11 @@ class Host:
         with self._lock, contextlib.suppress(OSError):
             self._control.sendall(framing.pack_command({"op": "hold", "id": 0, "hold": hold}))
 
+    def tell(self, targets: list[int], data: bytes) -> None:
+        """Put bytes into the inboxes of ranks. Does not wait for them."""
+        with self._lock, contextlib.suppress(OSError):  # then the reader sees the end of the stream
+            self._control.sendall(framing.pack_input(targets, data))
+
     def start(self, process: int, spec: dict[str, Any]) -> dict[str, Any]:
         """Start a rank, the store or the controller. The reply holds its pid."""
         reply = self.request("start", process=process, spec=spec)
@@ -197,6 +202,7 @@ class Host:
                 break
             for frame in unpacker.feed(data):
                 if isinstance(frame, tuple):
+                    assert not isinstance(frame, framing.Input)
                     self._report(self.on_text, *frame)
                 elif frame.get("event") == "ended":
                     self._leaders.pop(frame["process"], None)

@@ -16,13 +16,13 @@ everything below it.
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
                                                    {"event": "ended", "process", "status"} after its last text
+
+Besides, a frame of input puts a line into the inboxes of some ranks: a cell. It has no reply.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import gc
 import json
 import os
@@ -33,7 +33,6 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from typing import Any
 import psutil
 
 from ddp_notebook.launch import child, devices, framing, processes
+from ddp_notebook.launch.pipes import Pipes
 
 _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
@@ -57,7 +57,7 @@ class Child:
 
     process: int
     pid: int
-    pipes: dict[int, int]  # read end -> the child's fd
+    pipes: Pipes
     spawned: subprocess.Popen[bytes] | None = None
 
 
@@ -112,8 +112,10 @@ class HostServer:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_r, 4096)
                     self._reap()
-                elif isinstance(key.data, Child) and key.fd in key.data.pipes:
+                elif isinstance(key.data, Child) and key.fd in key.data.pipes.outputs:
                     self._read_text(key.data, key.fd)
+                elif isinstance(key.data, Child) and key.fd == key.data.pipes.inbox:
+                    self._tell(key.data, b"")
             if self._out:
                 self._flush()
             self._advance_endings()
@@ -137,7 +139,12 @@ class HostServer:
             self._serving = False
             return
         for request in self._unpacker.feed(data):
-            assert isinstance(request, dict), "the owner sends commands only"
+            if isinstance(request, framing.Input):
+                for known in self._children.values():
+                    if known.process in request.processes:
+                        self._tell(known, request.data)
+                continue
+            assert isinstance(request, dict), "the owner sends no text"
             try:
                 reply = getattr(self, f"_on_{request['op']}")(request)
             except Exception as error:
@@ -181,7 +188,7 @@ class HostServer:
                 listener.close()
         self._children[started.pid] = started
         if self._reading_text:
-            for pipe in started.pipes:
+            for pipe in started.pipes.outputs:
                 self._selector.register(pipe, selectors.EVENT_READ, started)
         return {"pid": started.pid, **reply}
 
@@ -229,21 +236,23 @@ class HostServer:
     # ---- children
 
     def _fork(self, process: int, spec: child.Spec) -> Child:
-        pipes = [os.pipe() for _ in range(2)]
+        pipes = Pipes(inbox=spec["kind"] == "rank")
+        spec["inbox"] = pipes.inbox_of_child
         server = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
         try:
             pid = os.fork()
         except OSError:
-            for fd in (fd for pipe in pipes for fd in pipe):
-                os.close(fd)
+            pipes.close_near()
+            pipes.close_far()
             raise
         if pid == 0:
             status = 1
             try:
-                self._close_in_child([r for r, _ in pipes])
-                child.enter(spec, pipes[0][1], pipes[1][1], server)
+                pipes.close_near()
+                self._close_in_child()
+                child.enter(spec, pipes.stdout, pipes.stderr, server)
                 child.main(spec)
                 status = 0
             except SystemExit as stop:
@@ -257,70 +266,65 @@ class HostServer:
                     sys.stdout.flush()
                     sys.stderr.flush()
                 os._exit(status)
-        return self._adopt(process, pid, pipes)
+        pipes.close_far()
+        return Child(process, pid, pipes)
 
     def _spawn(self, process: int, spec: child.Spec) -> Child:
-        pipes = [os.pipe() for _ in range(2)]
+        pipes = Pipes(inbox=spec["kind"] == "rank")
+        spec["inbox"] = pipes.inbox_of_child
         spec_r, spec_w = os.pipe()
         code = f"import sys; sys.path[:] = {sys.path!r}; from ddp_notebook.launch.child import spawned; "
         code += f"spawned({spec_r}, {os.getpid()})"
         spawned = subprocess.Popen(
             [sys.executable, "-P", "-c", code],
             stdin=subprocess.DEVNULL,
-            stdout=pipes[0][1],
-            stderr=pipes[1][1],
+            stdout=pipes.stdout,
+            stderr=pipes.stderr,
             env=spec["env"],
             cwd=spec["cwd"],
-            pass_fds=[spec_r, *([spec["fd"]] if "fd" in spec else [])],
+            pass_fds=[fd for fd in (spec_r, spec["inbox"], spec.get("fd")) if fd is not None],
             start_new_session=True,
         )
         os.close(spec_r)
         with os.fdopen(spec_w, "w") as pipe:
             json.dump(spec, pipe)
-        started = self._adopt(process, spawned.pid, pipes)
-        started.spawned = spawned
-        return started
+        pipes.close_far()
+        return Child(process, spawned.pid, pipes, spawned)
 
-    def _adopt(self, process: int, pid: int, pipes: list[tuple[int, int]]) -> Child:
-        for read_end, write_end in pipes:
-            os.close(write_end)
-            os.set_blocking(read_end, False)
-        return Child(process, pid, {pipes[0][0]: 1, pipes[1][0]: 2})
-
-    def _close_in_child(self, own_pipes: list[int]) -> None:
+    def _close_in_child(self) -> None:
         self._selector.close()
         self._control.close()
-        for fd in (self._wake_r, self._wake_w, *own_pipes):
+        for fd in (self._wake_r, self._wake_w):
             os.close(fd)
         for other in self._children.values():
-            for fd in other.pipes:
-                os.close(fd)
+            other.pipes.close_near()
+
+    def _tell(self, known: Child, data: bytes) -> None:
+        """Put bytes into a child's inbox; what it does not take now waits here."""
+        inbox = known.pipes.inbox
+        if inbox is None:
+            return
+        waits = inbox in self._selector.get_map()
+        if known.pipes.tell(data) == waits:
+            if waits:
+                self._selector.unregister(inbox)
+            else:
+                self._selector.register(inbox, selectors.EVENT_WRITE, known)
 
     def _read_text(self, owner: Child, pipe: int) -> bool:
-        """Pass on what a pipe holds. False when it is empty or at its end.
+        """Pass on what a pipe holds. False when it is empty or at its end."""
+        found = False
+        for fd, data in owner.pipes.read(pipe):
+            self._out += framing.pack_text(owner.process, fd, data)  # flushed once per round
+            found = True
+        for ended in list(owner.pipes.ended):
+            self._close_pipe(owner, ended)
+        return found
 
-        What was written to fd 2 before it goes first: the end of a cell is marked in the pipe of fd 1 alone.
-        """
-        try:
-            data = os.read(pipe, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._drop_pipe(owner, pipe)
-            return False
-        if owner.pipes[pipe] == 1:
-            for other in [p for p, fd in owner.pipes.items() if fd == 2]:
-                waiting = _bytes_in(other)
-                while waiting > 0 and other in owner.pipes and self._read_text(owner, other):
-                    waiting -= _READ_BYTES
-        self._out += framing.pack_text(owner.process, owner.pipes[pipe], data)  # flushed once per round
-        return True
-
-    def _drop_pipe(self, owner: Child, pipe: int) -> None:
+    def _close_pipe(self, owner: Child, pipe: int) -> None:
         if self._reading_text:
             self._selector.unregister(pipe)
-        del owner.pipes[pipe]
-        os.close(pipe)
+        owner.pipes.close(pipe)
 
     def _hold_back_text(self, hold: bool) -> None:
         """Stop or resume reading the pipes: a flood waits in the rank that makes it, not in our memory."""
@@ -328,7 +332,7 @@ class HostServer:
             return
         self._reading_text = not hold
         for known in self._children.values():
-            for pipe in known.pipes:
+            for pipe in known.pipes.outputs:
                 if hold:
                     self._selector.unregister(pipe)
                 else:
@@ -354,11 +358,14 @@ class HostServer:
                 for process in left:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
-            for pipe in list(gone.pipes):
+            for pipe in list(gone.pipes.outputs):
                 while self._read_text(gone, pipe):
                     pass
-            for pipe in list(gone.pipes):  # a descendant may hold the other end open
-                self._drop_pipe(gone, pipe)
+            for pipe in list(gone.pipes.outputs):  # a descendant may hold the other end open
+                self._close_pipe(gone, pipe)
+            if gone.pipes.inbox is not None and gone.pipes.inbox in self._selector.get_map():
+                self._selector.unregister(gone.pipes.inbox)
+            gone.pipes.close_inbox()
             del self._children[pid]
             self._say({"event": "ended", "process": gone.process, "status": os.waitstatus_to_exitcode(status)})
 
@@ -374,12 +381,6 @@ class HostServer:
                 if os.getsid(process.pid) in leaders and _alive(process):
                     found.append(process)
         return found
-
-
-def _bytes_in(pipe: int) -> int:
-    count = array.array("i", [0])
-    fcntl.ioctl(pipe, termios.FIONREAD, count)
-    return count[0]
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -20,6 +20,7 @@ from ipyparallel.engine.app import IPEngine
 from ddp_notebook.events import Engine, Form, Formed, Message, Pull, Pulled, Ready, RunCell
 from ddp_notebook.rank import group, kernel_api, values
 from ddp_notebook.rank.agent import Agent
+from ddp_notebook.rank.inbox import Inbox
 from ddp_notebook.rank.runner import Runner
 from ddp_notebook.rank.streams import Streams
 
@@ -33,6 +34,7 @@ class Rank:
         self.place: Form | None = None
         self.runner: Runner | None = None
         self._streams = Streams(spec["mark_token"])
+        self._inbox = Inbox(spec["inbox"], self._handle)
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
@@ -67,6 +69,7 @@ class Rank:
         self.agent.stop_cell = runner.stop
         self._loop = asyncio.get_running_loop()
         self._name_place()
+        self._loop.add_reader(self._inbox.fileno(), self._read_inbox)
         while not self._to_do.empty():
             self._pass_to_main(self._to_do.get())
         self._loop.call_soon(self.agent.send, Ready())
@@ -76,6 +79,11 @@ class Rank:
             self._to_do.put(message)
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
+
+    def _read_inbox(self) -> None:
+        assert self._loop is not None
+        if not self._inbox.read():
+            self._loop.remove_reader(self._inbox.fileno())
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Form):

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
@@ -41,6 +41,8 @@ class Runner:
         self._interrupted = False
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was told to stop, be it before it began
+        self._handler = self._on_sigint  # one object, so that it can be told from a cell's own handler
+        signal.signal(signal.SIGINT, self._handler)
         kernel_api.intercept_sends(kernel.session, self._take)
         self._shell.ask_exit = _refuse_exit
 
@@ -80,7 +82,6 @@ class Runner:
         shell._last_traceback = None  # of an earlier cell
         self._interrupted = False
         self._uneventful = True
-        previous = signal.signal(signal.SIGINT, self._on_sigint)
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
@@ -93,7 +94,8 @@ class Runner:
         finally:
             self._may_raise = False
             self._task = None
-            signal.signal(signal.SIGINT, previous)
+            if signal.getsignal(signal.SIGINT) is not self._handler:  # 3 us; setting it each time takes 15
+                signal.signal(signal.SIGINT, self._handler)
         if result is not None:
             failure = result.error_before_exec or result.error_in_exec
         return CellDone(
@@ -104,38 +106,33 @@ class Runner:
         )
 
     async def _execute(self, code: str) -> ExecutionResult:
+        """What `run_cell` of the shell does, on the loop that runs already."""
         shell = self._shell
-        transformed, problem = code, None
-        is_async = _may_await(code)  # else spare the cell a second transformation
-        if is_async:
-            try:
-                transformed = shell.transform_cell(code)
-            except Exception:
-                problem = sys.exc_info()
-            is_async = shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem)
-        if not is_async:
-            self._may_raise = True
-            try:
-                self._raise_if_interrupted()
-                return shell.run_cell(code, store_history=True)
-            finally:
-                self._may_raise = False
-        self._raise_if_interrupted()
-        result = None
-        self._task = asyncio.ensure_future(
-            shell.run_cell_async(
-                code, store_history=True, transformed_cell=transformed, preprocessing_exc_tuple=problem
-            )
-        )
-        if self._interrupted:  # between the last look and now
-            self._task.cancel()
+        transformed, problem, result = code, None, None
         try:
-            result = await self._task
+            transformed = shell.transform_cell(code)
+        except Exception:
+            problem = sys.exc_info()
+        how = {"transformed_cell": transformed, "preprocessing_exc_tuple": problem}
+        suspends = _may_await(code) and shell.should_run_async(code, **how)
+        self._may_raise = not suspends
+        self._raise_if_interrupted()
+        cell = shell.run_cell_async(code, store_history=True, **how)
+        try:
+            result = await (self._as_task(cell) if suspends else cell)
             return result
         finally:
-            self._task = None
-            shell.events.trigger("post_execute")  # run_cell does this by itself
+            shell.events.trigger("post_execute")
             shell.events.trigger("post_run_cell", result)
+
+    async def _as_task(self, cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
+        self._task = asyncio.ensure_future(cell)
+        if self._interrupted:  # before there was a task to cancel
+            self._task.cancel()
+        try:
+            return await self._task
+        finally:
+            self._task = None
 
     def _raise_if_interrupted(self) -> None:
         if self._interrupted:

@@ -170,9 +170,7 @@ def _running_server(root: Path, folder: Path, extra_env: Mapping[str, str]) -> I
 
     log = folder / "server.log"
     with log.open("wb") as output:
-        process = psutil.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+        process = psutil.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield Server(process, _wait_for_url(process, runtime, log), token)
     finally:

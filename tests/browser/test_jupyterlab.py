@@ -49,7 +49,5 @@ def test_cells_run_on_all_ranks_and_the_stop_button_ends_them(tmp_path):
 
 def write_notebook(path: Path, cells: list[str]) -> None:
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    notebook = new_notebook(
-        cells=[new_code_cell(source) for source in cells], metadata={"kernelspec": kernel}
-    )
+    notebook = new_notebook(cells=[new_code_cell(source) for source in cells], metadata={"kernelspec": kernel})
     nbformat.write(notebook, path)

@@ -11,9 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted(
-    path for path in (ROOT / "notebooks").glob("*.ipynb") if not path.name.endswith(".executed.ipynb")
-)
+NOTEBOOKS = sorted(path for path in (ROOT / "notebooks").glob("*.ipynb") if not path.name.endswith(".executed.ipynb"))
 
 
 def run_demo(notebook: Path, executed: Path) -> subprocess.CompletedProcess[str]:
@@ -35,9 +33,7 @@ def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp
 
     notebook = nbformat.read(executed, as_version=4)
     assert "widgets" not in notebook.metadata, "a saved widget is only an error message when it is reopened"
-    kinds = {
-        kind for cell in notebook.cells for out in cell.get("outputs", []) for kind in out.get("data", {})
-    }
+    kinds = {kind for cell in notebook.cells for out in cell.get("outputs", []) for kind in out.get("data", {})}
     assert "image/png" in kinds
 
 

@@ -1,0 +1,26 @@
+"""Where cells come in."""
+
+from __future__ import annotations
+
+import os
+
+from ddp_notebook.events import Message, RunCell
+from ddp_notebook.rank.inbox import Inbox
+
+
+def test_messages_come_out_whole_and_in_order_however_they_were_cut():
+    cells = [RunCell(cell=n, code=f"print('é\n{n}')", execution_count=n) for n in range(3)]
+    stream = b"".join(cell.encode()[0] + b"\n" for cell in cells)
+
+    for size in (1, 7, len(stream)):
+        read_end, write_end = os.pipe()
+        came: list[Message] = []
+        inbox = Inbox(read_end, came.append)
+        assert inbox.read(), "empty is not the end"
+        for at in range(0, len(stream), size):
+            os.write(write_end, stream[at : at + size])
+            assert inbox.read()
+        assert came == cells
+        os.close(write_end)
+        assert not inbox.read()
+        os.close(inbox.fileno())
