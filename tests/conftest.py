@@ -22,6 +22,8 @@ _RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
 os.environ.update([tuple(_RUN_MARK.split("="))])  # type: ignore[list-item]  # two strings
 os.environ.pop("PYTHONUNBUFFERED", None)  # it hides that C's output waits in a buffer
 os.environ.setdefault("IPYTHONDIR", tempfile.mkdtemp(prefix="ipython-"))
+VISIBLE_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests are of CPU ranks; those in `gpu` see the GPUs again
 _LEFTOVER_DEADLINE_S = 5.0
 
 

@@ -49,8 +49,17 @@ class NotebookKernel:
         if connection_file:
             self.client = BlockingKernelClient(connection_file=connection_file)
             self.client.load_connection_file()
-        else:
+            self._connect()
+            return
+        self.client = self._launch(env, pythonpath)
+        try:
+            self._connect()
+        except RuntimeError:  # its ports were chosen before they were bound, and one was taken meanwhile
+            self.close()
             self.client = self._launch(env, pythonpath)
+            self._connect()
+
+    def _connect(self) -> None:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 

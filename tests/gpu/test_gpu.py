@@ -16,7 +16,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch import warm
-from tests.conftest import marked_processes, wait_until
+from tests.conftest import VISIBLE_GPUS, marked_processes, wait_until
 
 # A rank takes some seconds until its first CUDA operation is done.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -59,7 +59,16 @@ del model, optimizer, before
 
 
 @pytest.fixture(scope="module", autouse=True)
-def gpus() -> list[str]:
+def visible_gpus() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES")
+        if VISIBLE_GPUS is not None:
+            patch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE_GPUS)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus(visible_gpus) -> list[str]:
     """The names of the GPUs that torch can use, asked in a process of its own."""
     if shutil.which("nvidia-smi") is None:
         pytest.skip("no CUDA device: there is no nvidia-smi")
