@@ -9,6 +9,7 @@
     ├── SessionBrokenError      a rank is gone or still busy, so a cell for all ranks cannot run
     ├── RankError               a cell failed on at least one rank
     │   └── RankDiedError       ... because the rank's process ended
+    ├── CellTimeoutError        a cell took longer than `--timeout` and was stopped
     └── ClientError             ipyparallel's controller cannot be reached or started again
 
 Every message says what happened, where, the value that was wrong, and what to do.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.result import CellResult
 
 __all__ = [
+    "CellTimeoutError",
     "ClientError",
     "DDPNotebookError",
     "NoSessionError",
@@ -84,6 +86,7 @@ class RankError(DDPNotebookError):
         tracebacks: rank -> the traceback as shown on that rank (lines, with ANSI colours).
         summaries: rank -> `"ValueError: message"`.
         result: what the cell left behind on every rank, the ones that succeeded included.
+        hint: what to do, for the last line.
 
     The same traceback from several ranks is shown once, under the set of its ranks.
     """
@@ -93,11 +96,12 @@ class RankError(DDPNotebookError):
         tracebacks: Mapping[int, Sequence[str]],
         summaries: Mapping[int, str],
         result: CellResult | None = None,
+        hint: str = "",
     ) -> None:
         self.tracebacks = dict(tracebacks)
         self.summaries = dict(summaries)
         self.result = result
-        super().__init__(self._message())
+        super().__init__("\n".join(filter(None, [self._message(), hint])))
         self.add_note("\n".join(self._of_ranks()))  # what Python itself shows in a script
 
     def _message(self) -> str:
@@ -122,6 +126,14 @@ class RankError(DDPNotebookError):
 
 class RankDiedError(RankError):
     """A rank's process ended while it ran a cell."""
+
+
+class CellTimeoutError(DDPNotebookError, TimeoutError):
+    """A cell took longer than its limit and was stopped. `result` holds what it left behind."""
+
+    def __init__(self, message: str, result: CellResult | None = None) -> None:
+        self.result = result
+        super().__init__(message)
 
 
 def group_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:

@@ -11,8 +11,10 @@ module; it imports neither.
     RunCell    run this code                         Ready     my shell can run a cell
     Interrupt  stop that cell                        Display   something that a cell displayed
     Pull       pickle this variable                  CellDone  the cell ended
-    Probe      how are you?                          Pulled    the pickle, or the transfer to fetch it from
-                                                     Vitals    resident memory, device memory, what runs
+    Push       set these variables                   Pulled    the pickle, or the transfer to fetch it from
+    Answer     what was typed                        Pushed    they are set (or why not)
+    Comm       a message to or from a widget         Ask       input() waits for a line
+    Probe      how are you?                          Vitals    resident memory, device memory, what runs
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
 """
@@ -106,6 +108,7 @@ class RunCell(Message):
     cell: int
     code: str
     execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
+    file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,35 @@ class Pull(Message):
 
     request: int
     name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push(Message):
+    """Set variables from a pickled dict: here when small, else in a transfer that was put before."""
+
+    request: int
+    transfer: int = 0
+    pickle: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Message):
+    """What was typed for an `Ask`, or why nothing can be."""
+
+    request: int
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comm(Message):
+    """A message between a widget's two halves: the one on a rank and the one in the browser. Goes both ways."""
+
+    msg_type: str  # "comm_open", "comm_msg" or "comm_close"
+    content: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)  # of the buffers, in bytes
+    buffers: bytes = b""  # one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +209,7 @@ class CellDone(Message):
     evalue: str = ""
     traceback: list[str] = field(default_factory=list)
     payload: list[dict[str, Any]] = field(default_factory=list)  # pages shown by `x?`
+    has_group: bool = True  # False: the cell has destroyed the default group and formed no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +224,24 @@ class Pulled(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed(Message):
+    """Answer to `Push`."""
+
+    request: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask(Message):
+    """`input()` or `getpass()` of a cell waits for a line."""
+
+    cell: int
+    request: int  # counted by the rank
+    prompt: str
+    password: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals(Message):
     """Answer to `Probe`."""
 
@@ -199,6 +250,7 @@ class Vitals(Message):
     device_bytes: int  # allocated and cached by torch on the rank's GPU, 0 on the CPU
     running_cell: int  # 0: idle
     running_s: float
+    where: str = ""  # what the main thread is in: "cell line 3, in all_reduce"
 
 
 _KINDS: dict[str, type[Message]] = {

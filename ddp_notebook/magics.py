@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from ddp_notebook import session as sessions
-from ddp_notebook.errors import NoSessionError, UsageError
-from ddp_notebook.launch import options
+from ddp_notebook.auto import AutoSend
+from ddp_notebook.errors import DDPNotebookError, NoSessionError, UsageError
+from ddp_notebook.launch import options as start_options
+from ddp_notebook.run import options as cell_options
 
 
 @magics_class
 class DDPMagics(Magics):
-    """`%ddp_start`, `%ddp_status`, `%ddp_restart`, `%ddp_stop` and `%%on_all_ranks`."""
+    """`%ddp_start`, `%ddp_status`, `%ddp_restart`, `%ddp_stop`, `%ddp_auto`, and the cells for ranks."""
+
+    # ---- the session
 
     @line_magic
     def ddp_start(self, line: str) -> None:
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
         [--timeout S]"""
-        _start(options.parse(line))
+        _start(start_options.parse(line))
 
     @line_magic
     def ddp_status(self, line: str) -> None:
@@ -41,11 +45,62 @@ class DDPMagics(Magics):
         session.stop()
         print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
 
+    # ---- cells
+
+    @line_cell_magic
+    def on_all_ranks(self, line: str, cell: str | None = None) -> None:
+        """Run the cell on every rank: %%on_all_ranks [--ranks 0,2-3] [--timeout S] [--quiet] [--here]
+        or one line: %on_all_ranks x.sum()"""
+        if cell is not None:
+            self._run(cell_options.parse(line), cell)
+        elif line.strip():
+            self._run(cell_options.CellOptions(), line)
+        else:
+            raise UsageError("%on_all_ranks needs something to run: %on_all_ranks x.sum()")
+
     @cell_magic
-    def on_all_ranks(self, line: str, cell: str) -> None:
-        """Run the cell on every rank: %%on_all_ranks"""
-        _refuse_arguments("%%on_all_ranks", line)
-        _session().run(cell, execution_count=self._cell_number())
+    def on_ranks(self, line: str, cell: str) -> None:
+        """Run the cell on some ranks: %%on_ranks 0,2-3 [--timeout S] [--quiet] [--here]"""
+        self._run(cell_options.parse(line, cell_options.ON_RANKS), cell)
+
+    @cell_magic
+    def local(self, line: str, cell: str) -> None:
+        """Run the cell in the notebook, also when %ddp_auto is on: %%local"""
+        _refuse_arguments("%%local", line)
+        self._run_here(cell)
+
+    @line_magic
+    def ddp_auto(self, line: str) -> None:
+        """Send every plain cell to all ranks, or no longer: %ddp_auto on|off"""
+        word = line.strip()
+        if word not in ("on", "off"):
+            raise UsageError(f"%ddp_auto takes on or off, not {word!r}")
+        if word == "on":
+            _session()
+        assert self.shell is not None
+        AutoSend.of(self.shell).is_on = word == "on"
+        print(
+            "every plain cell runs on all ranks now; %%local keeps one in the notebook"
+            if word == "on"
+            else "plain cells run in the notebook again"
+        )
+
+    def _run(self, options: cell_options.CellOptions, code: str) -> None:
+        _session().run(
+            code,
+            options.ranks,
+            options.timeout_s,
+            quiet=options.quiet,
+            execution_count=self._cell_number(),
+            file=self._cell_file(code),
+        )
+        if options.here:
+            self._run_here(code)
+
+    def _run_here(self, code: str) -> None:
+        assert self.shell is not None
+        if not self.shell.run_cell(code).success:
+            raise _FailedHere
 
     def _cell_number(self) -> int:
         """The number in this cell's `In [n]`; IPython counts up before a cell runs, or after it in older versions."""
@@ -53,8 +108,20 @@ class DDPMagics(Magics):
             return 1
         return max(1, len(self.shell.history_manager.input_hist_parsed) - 1)
 
+    def _cell_file(self, code: str) -> str:
+        """The name that the notebook itself gives to the code of a cell."""
+        assert self.shell is not None
+        return str(self.shell.compile.get_code_name(code, code, self._cell_number()))
 
-def _start(asked: options.StartOptions) -> None:
+
+class _FailedHere(DDPNotebookError):
+    """A cell failed in the notebook. IPython has shown its traceback already."""
+
+    def _render_traceback_(self) -> list[str]:
+        return []
+
+
+def _start(asked: start_options.StartOptions) -> None:
     stages: list[str] = []
 
     def report(stage: str) -> None:

@@ -2,53 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ddp_notebook.channel.endpoint import SILENT_S
 from ddp_notebook.errors import (
     ClientError,
     DDPNotebookError,
-    RankDiedError,
-    RankError,
     SessionBrokenError,
     SessionExistsError,
-    StartError,
     StartTimeoutError,
     name_ranks,
 )
-from ddp_notebook.events import CellDone, Display, Interrupt, Message, Probe, Pull, Pulled, RunCell, Vitals
+from ddp_notebook.events import Ask, CellDone, Display, Message, Probe, Pull, Pulled, Pushed, Vitals
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.cluster import Cluster, describe_status
+from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
-from ddp_notebook.run.cell import CellRun, Shown
-from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt, uninterrupted
+from ddp_notebook.run.cells import Cells
+from ddp_notebook.run.interrupt import uninterrupted
+from ddp_notebook.run.options import check_timeout
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.ranks import RankSet, parse_ranks
 from ddp_notebook.run.result import CellResult
-from ddp_notebook.run.screen import Screen
-from ddp_notebook.run.text import CellEnd, TextSplitter
 from ddp_notebook.status import RankStatus, Status
 
 if TYPE_CHECKING:
     import ipyparallel
 
-_AFTER_DEATH_S = 2.0  # what the others get to end when a rank has died
-_MOST_ANSWERS = 1000
-# A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
-# handler runs at the timeout.
-_LOOK_S = 0.2
-_ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
-_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
+_STATUS_S = 1.0  # what ranks get to answer a question for the table
 
 Report = Callable[[str], None]
 _current: Session | None = None
@@ -88,13 +76,6 @@ class Session:
         global _current
         self._cluster: Cluster | None = None
         self.options = options
-        self._requests = itertools.count(1)
-        self._cells = itertools.count(1)
-        self._answers: dict[int, Future[Any]] = {}
-        self._turn = threading.Lock()
-        self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
-        self._splitters: dict[tuple[int, int], TextSplitter] = {}
-        self._between: dict[tuple[int, int], str] = {}  # text written between cells
         self._ready = False
         self._host_ended = False  # closed, or given back
         self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
@@ -130,13 +111,12 @@ class Session:
             self.placement: Placement = place(self.options, facts, env)
             stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
             self._hostname: str = facts["host"]
-            self._cluster = Cluster(self._host, self.placement, env, self)
-            self._splitters = {
-                (rank, fd): TextSplitter(self._cluster.mark_token)
-                for rank in range(self.placement.world_size)
-                for fd in (1, 2)
-            }
-            self._cluster.start(deadline, stage)
+            cluster = Cluster(self._host, self.placement, env, self)
+            self._questions = Questions(cluster.send, self._check_rank)
+            self._cells = Cells(cluster, self.world_size, self._questions, self._check)
+            self._cluster = cluster
+            cluster.start(deadline, stage)
+            self._cells.forget_text()
             self._ready = True
         except BaseException:
             with uninterrupted():
@@ -163,19 +143,60 @@ class Session:
         """Whether the ranks were started and not stopped, and their fork server lives."""
         return self._cluster is not None and self._host.is_alive
 
-    def run(self, code: str, *, execution_count: int = 1) -> CellResult:
-        """Run code on every rank, as a cell of a notebook would.
+    @overload
+    def run(
+        self,
+        code: str,
+        ranks: RankSet = None,
+        timeout: float | None = None,
+        wait: Literal[True] = True,
+        *,
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+    ) -> CellResult: ...
+    @overload
+    def run(
+        self,
+        code: str,
+        ranks: RankSet = None,
+        timeout: float | None = None,
+        *,
+        wait: Literal[False],
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+    ) -> Future[CellResult]: ...
+    def run(
+        self,
+        code: str,
+        ranks: RankSet = None,
+        timeout: float | None = None,
+        wait: bool = True,
+        *,
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+    ) -> CellResult | Future[CellResult]:
+        """Run code on ranks, as a cell of a notebook would.
 
-        In the main thread the output appears live and the kernel's interrupt is passed on. A second call waits its
-        turn.
+        In the main thread the output appears live, `input()` can be answered and the kernel's interrupt is passed on;
+        in another thread nothing is shown. A second call waits its turn.
 
         Args:
             code: what an IPython cell may hold, magics and top-level `await` included.
+            ranks: which of them: "all", "0,2-3", "-1", "::2", a rank or several; None: all.
+            timeout: seconds after which the cell is stopped as by the stop button; None: no limit.
+            wait: False returns a future of the result at once.
+            quiet: show nothing.
             execution_count: the number in `In [n]` that tracebacks show.
+            file: the name of the cell's file that warnings show; "": one made from the code.
 
         Raises:
+            UsageError: no such rank, or no such time.
             RankError: it failed on at least one rank; holds the results of all.
             RankDiedError: a rank's process ended.
+            CellTimeoutError: it took too long; says where each rank was.
             KeyboardInterrupt: it was interrupted.
             SessionBrokenError: a rank is gone, or still busy with an earlier cell.
 
@@ -183,20 +204,17 @@ class Session:
             >>> session.run("x = torch.ones(1) * rank; dist.all_reduce(x); x")[0].result
             'tensor([6.])'
         """
-        with self._turn:
-            cluster = self._check()
-            run = CellRun(next(self._cells), cluster.ranks, cluster.hold_text)
-            screen = Screen() if threading.current_thread() is threading.main_thread() else None
-            self._show_text_between_cells(screen)
-            message = RunCell(cell=run.number, code=code, execution_count=execution_count)
-            with Interrupts(run.wake) as interrupts:
-                self._runs[run.number] = run
-                cluster.run_cell(message, cluster.ranks)
-                try:
-                    self._wait(run, interrupts, screen)
-                finally:
-                    run.leave()
-            return self._conclude(run, interrupts)
+        chosen = parse_ranks(ranks, self.world_size)
+        if timeout is not None:
+            check_timeout(timeout)
+
+        def run() -> CellResult:
+            return self._cells.run(
+                code, chosen, timeout_s=timeout, quiet=quiet, execution_count=execution_count, file=file
+            )
+
+        self._check()
+        return run() if wait else self._cells.run_later(run)
 
     def pull(self, name: str) -> dict[int, Any]:
         """The value of a variable on every rank, by rank. Tensors of a GPU arrive on the CPU.
@@ -208,10 +226,10 @@ class Session:
             >>> session.pull("rank")
             {0: 0, 1: 1}
         """
-        with self._turn:
+        with self._cells.turn:
             cluster = self._check()
-            asked = {rank: self._ask(rank, lambda n: Pull(request=n, name=name)) for rank in cluster.ranks}
-            answers = {rank: self._answer(rank, future) for rank, future in asked.items()}
+            self._cells.check_idle()
+            answers = self._questions.ask_all(cluster.ranks, lambda n: Pull(request=n, name=name))
             errors = [f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error]
             try:
                 if errors:
@@ -221,6 +239,20 @@ class Session:
                 for rank, answer in answers.items():
                     if answer.transfer:
                         cluster.drop(rank, answer.transfer)
+
+    def log(self, rank: int) -> str:
+        """What a rank has written, as it came: the last 64 MB.
+
+        Raises:
+            UsageError: there is no such rank.
+
+        Example:
+            >>> session.log(0).splitlines()[-1]
+            'epoch 3 done'
+        """
+        self._check_host()
+        [one] = parse_ranks([rank], self.world_size)
+        return self._cells.log(one)
 
     @property
     def client(self) -> ipyparallel.Client:
@@ -261,23 +293,19 @@ class Session:
         Raises:
             StartError: it did not form.
         """
-        with self._turn:
-            self._check().form(time.monotonic() + timeout_s)
+        with self._cells.turn:
+            cluster = self._check()
+            self._cells.check_idle()
+            cluster.form(time.monotonic() + timeout_s)
 
     def status(self) -> Status:
         """Every rank's host, process, device, memory and state."""
         cluster = self._living
-        asked = {rank: self._ask(rank, lambda n: Probe(request=n)) for rank in cluster.alive}
+        answers: dict[int, Vitals] = self._questions.ask_for(cluster.alive, lambda n: Probe(request=n), _STATUS_S)
         rows = []
-        deadline = time.monotonic() + 1.0
         for rank in cluster.ranks:
             process = cluster.process(rank)
-            vitals: Vitals | None = None
-            if rank in asked:
-                try:
-                    vitals = asked[rank].result(max(0.0, deadline - time.monotonic()))
-                except FutureTimeoutError:
-                    vitals = None
+            vitals = answers.get(rank)
             rows.append(
                 RankStatus(
                     rank=rank,
@@ -303,9 +331,8 @@ class Session:
             with _current_lock:
                 if _current is self:
                     _current = None
-            for run in list(self._runs.values()):
-                for rank in run.pending:
-                    run.on_died(rank, "the session was stopped")
+            if self._cluster is not None:
+                self._cells.close()
             self._close_client()
             self._end_processes()
 
@@ -322,91 +349,7 @@ class Session:
         dead = f", {name_ranks(gone)} died" if gone else ""
         return f"<Session: {self.world_size} ranks on {self._hostname}, {self.backend}{dead}>"
 
-    # ---- a cell
-
-    def _wait(self, run: CellRun, interrupts: Interrupts, screen: Screen | None) -> None:
-        """Show what comes until the cell is over, or until nothing more can be done about it."""
-        handled, interrupted_at, told = 0, 0.0, False
-        give_up_at = float("inf")
-        pause: float | None = None
-        while True:
-            left = give_up_at - time.monotonic()
-            item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
-            if screen is not None:
-                if item is not None:
-                    screen.show(item)
-                if run.shown.empty():
-                    pause = screen.refresh()
-            if run.is_over and run.shown.empty():
-                break
-            if time.monotonic() > give_up_at or not self.is_running:
-                break
-            if interrupts.count > handled:
-                now = time.monotonic()
-                if handled and now - interrupted_at > _ONE_PRESS_S:
-                    break  # pressed again, and some rank has still not answered
-                if not handled:
-                    interrupted_at = now
-                    self._interrupt(run)
-                handled = interrupts.count
-            if handled and not told and time.monotonic() - interrupted_at > _ONE_PRESS_S and run.pending:
-                told = True
-                if screen is not None:
-                    screen.note(
-                        f"no answer yet to the interrupt: {name_ranks(run.pending)}, perhaps inside a collective; "
-                        "press stop again to get the notebook back"
-                    )
-            if give_up_at == float("inf") and any(one.status == "died" for one in run.result.by_rank.values()):
-                self._interrupt(run)
-                give_up_at = time.monotonic() + _AFTER_DEATH_S
-        if screen is not None:
-            screen.finish()
-
-    def _interrupt(self, run: CellRun) -> None:
-        """Interrupt the cell on every rank that has not ended it.
-
-        The signal comes from the host server, so it reaches a rank whose agent cannot run; ranks have it when
-        `signal` returns, so it cannot hit a later cell. The message stops a cell that has not begun.
-        """
-        cluster, pending = self._living, run.pending
-        with contextlib.suppress(StartError):  # the host server is gone: `_wait` sees that
-            cluster.signal(pending, signal.SIGINT)
-            for rank in pending:
-                cluster.send(rank, Interrupt(cell=run.number))
-
-    def _conclude(self, run: CellRun, interrupts: Interrupts) -> CellResult:
-        pending = run.pending
-        if not pending:
-            self._runs.pop(run.number, None)
-        by_rank = run.result.by_rank
-        self._check_host()
-        died = {rank: one.error for rank, one in by_rank.items() if one.status == "died"}
-        failed = {rank: one.error for rank, one in by_rank.items() if one.status in ("error", "interrupted")}
-        if died:
-            raise RankDiedError({rank: by_rank[rank].traceback for rank in died}, died, run.result)
-        if interrupts.count:
-            answered = [rank for rank, one in by_rank.items() if one.status == "interrupted"]
-            ended = [rank for rank, one in by_rank.items() if one.status in ("ok", "error")]
-            parts = [
-                f"interrupted: {name_ranks(answered)}" if answered else "",
-                f"had ended: {name_ranks(ended)}" if ended else "",
-                f"not answered yet: {name_ranks(pending)}; the cell goes on there until %ddp_restart"
-                if pending
-                else "",
-            ]
-            raise keyboard_interrupt("; ".join(part for part in parts if part))
-        if failed:
-            raise RankError({rank: by_rank[rank].traceback for rank in failed}, failed, run.result)
-        return run.result
-
-    def _show_text_between_cells(self, screen: Screen | None) -> None:
-        if screen is None:
-            return
-        between, self._between = self._between, {}
-        for (rank, fd), text in sorted(between.items()):
-            stream = "stdout" if fd == 1 else "stderr"
-            screen.show(Shown(rank, f"(between cells) {text}", stream))
-        screen.finish()
+    # ---- checks
 
     def _check(self) -> Cluster:
         """The cluster, if every rank can take a cell."""
@@ -415,13 +358,6 @@ class Session:
         if gone:
             why = "; ".join(f"rank {rank} died: {cluster.process(rank).how_it_ended()}" for rank in gone)
             raise SessionBrokenError(f"{why}\nThe ranks cannot run a cell together; start afresh with %ddp_restart")
-        for run in list(self._runs.values()):
-            if run.is_over:
-                del self._runs[run.number]
-            else:
-                raise SessionBrokenError(
-                    f"{name_ranks(run.pending)} still in an earlier cell: wait, or end it with %ddp_restart"
-                )
         return cluster
 
     def _check_host(self) -> Cluster:
@@ -429,24 +365,6 @@ class Session:
         if not self._host.is_alive:
             raise SessionBrokenError("the fork server ended, and all ranks with it; start afresh with %ddp_restart")
         return cluster
-
-    # ---- questions to ranks
-
-    def _ask(self, rank: int, make: Callable[[int], Message]) -> Future[Any]:
-        number = next(self._requests)
-        future: Future[Any] = Future()
-        self._answers[number] = future
-        while len(self._answers) > _MOST_ANSWERS:  # of ranks that never answered
-            self._answers.pop(next(iter(self._answers)))
-        self._living.send(rank, make(number))
-        return future
-
-    def _answer(self, rank: int, future: Future[Any]) -> Any:
-        while True:
-            try:
-                return future.result(timeout=0.5)
-            except FutureTimeoutError:
-                self._check_rank(rank)
 
     def _check_rank(self, rank: int) -> None:
         process = self._check_host().process(rank)
@@ -464,52 +382,31 @@ class Session:
         if vitals is None:
             silent_s = self._living.silent_s(rank)
             return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
-        return f"in a cell for {vitals.running_s:.1f} s" if vitals.running_cell else "idle"
+        if not vitals.running_cell:
+            return "idle"
+        return f"in a cell for {vitals.running_s:.1f} s" + (f": {vitals.where}" if vitals.where else "")
 
     # ---- what ranks say (I/O threads)
 
     def on_message(self, rank: int, message: Message) -> None:
         """A message of a rank. Part of `Listener`."""
-        if isinstance(message, CellDone):
-            if (run := self._runs.get(message.cell)) is not None:
-                run.on_done(rank, message)
-        elif isinstance(message, Display):
-            if (run := self._runs.get(message.cell)) is not None:
-                run.on_display(rank, message)
-        elif isinstance(message, Pulled | Vitals):
-            future = self._answers.pop(message.request, None)
-            if future is not None:
-                future.set_result(message)
+        if isinstance(message, CellDone | Display | Ask):
+            self._cells.on_message(rank, message)
+        elif isinstance(message, Pulled | Pushed | Vitals):
+            self._questions.on_answer(message.request, message)
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank. Part of `Listener`."""
-        for piece in self._splitters[rank, fd].feed(data):
-            if isinstance(piece, CellEnd):
-                if (ended := self._runs.get(piece.cell)) is not None:
-                    ended.on_text_end(rank, piece.duration_s)
-            elif (run := self._cell_of(rank)) is not None:
-                run.on_text(rank, fd, piece)
-            elif self._ready:
-                kept = self._between.get((rank, fd), "") + piece
-                self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
-
-    def _cell_of(self, rank: int) -> CellRun | None:
-        """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
-        return next((run for run in list(self._runs.values()) if run.reads(rank)), None)
+        self._cells.on_text(rank, fd, data)
 
     def on_ended(self, rank: int, status: int) -> None:
         """A rank's process ended. Part of `Listener`."""
-        if self._cluster is None:
-            return
-        process = self._cluster.process(rank)
-        for run in list(self._runs.values()):
-            run.on_died(rank, describe_status(status), process.last_words)
+        if (cluster := self._cluster) is not None:
+            self._cells.on_ended(rank, status, cluster.process(rank).last_words)
 
     def on_gone(self) -> None:
         """The host server ended, and all with it. Part of `Listener`."""
-        for run in list(self._runs.values()):
-            for rank in run.pending:
-                run.on_died(rank, "the fork server ended")
+        self._cells.on_gone()
 
     # ---- ending
 

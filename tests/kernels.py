@@ -29,6 +29,43 @@ class Reply:
     traceback: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
     duration_s: float = 0.0
+    shown: list[tuple[str, Any]] = field(default_factory=list)  # what a front end shows now: (name, content), in order
+    messages: int = 0  # on iopub
+    nbytes: int = 0  # of the texts in them
+
+    def read(self, message: dict[str, Any]) -> None:
+        """Take a message of iopub as a front end does."""
+        kind, content = message["msg_type"], message["content"]
+        self.messages += 1
+        if kind == "stream":
+            self.nbytes += len(content["text"])
+            if self.shown and self.shown[-1][0] == content["name"]:
+                self.shown[-1] = (content["name"], self.shown[-1][1] + content["text"])
+            else:
+                self.shown.append((content["name"], content["text"]))
+        elif kind == "error":
+            self.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
+        elif kind == "clear_output":
+            self.shown.clear()
+        elif kind == "update_display_data":
+            display_id = content["transient"]["display_id"]
+            for name, shown in self.shown:
+                if name == "display" and (shown.get("transient") or {}).get("display_id") == display_id:
+                    shown["data"] = content["data"]
+        elif "data" in content and kind in ("display_data", "execute_result"):
+            self.shown.append(("display", content))
+        texts = {"stdout": "", "stderr": ""}
+        self.displays = []
+        for name, shown in self.shown:
+            if name != "display":
+                texts[name] += shown
+            elif (
+                set(shown["data"]) == {"text/plain"} and shown.get("transient", {}).get("display_id", "")[:4] == "ddp-"
+            ):
+                texts["stdout"] += shown["data"]["text/plain"] + "\n"  # lines that may change
+            else:
+                self.displays.append(shown["data"])
+        self.stdout, self.stderr = texts["stdout"], texts["stderr"]
 
 
 class NotebookKernel:
@@ -80,11 +117,10 @@ class NotebookKernel:
 
     def wait_for_text(self, text: str, timeout_s: float = 30.0) -> str:
         """Read the cell's output until `text` was shown. Returns what was shown so far."""
-        shown, until = "", time.monotonic() + timeout_s
-        while text not in shown:
-            message = self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
-            shown += message["content"].get("text", "")
-        return shown
+        reply, until = Reply(), time.monotonic() + timeout_s
+        while text not in reply.stdout + reply.stderr:
+            reply.read(self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic())))
+        return reply.stdout + reply.stderr
 
     def finish(self, message_id: str, timeout_s: float = 60.0) -> Reply:
         """Wait until a cell has ended, and read all that it showed."""
@@ -96,14 +132,8 @@ class NotebookKernel:
                 raise TimeoutError(f"the cell did not end in {timeout_s:g} s; so far: {reply}") from None
             if message["parent_header"].get("msg_id") != message_id:
                 continue
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                setattr(reply, content["name"], getattr(reply, content["name"]) + content["text"])
-            elif kind == "error":
-                reply.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
-            elif "data" in content:
-                reply.displays.append(content["data"])
-            elif kind == "status" and content["execution_state"] == "idle":
+            reply.read(message)
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
                 break
         while True:
             answer = self.client.get_shell_msg(timeout=max(0.1, until - time.monotonic()))

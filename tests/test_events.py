@@ -22,6 +22,7 @@ SAMPLES: dict[str, Any] = {
     "dict[str, str]": {"LANG": "é", "EMPTY": ""},
     "dict[str, Any]": {"data": {"text/plain": "1"}, "transient": {}, "deep": [{"a": None}]},
     "list[str]": ["a", ""],
+    "list[int]": [0, 2**40],
     "list[dict[str, Any]]": [{"source": "page", "start": 0}],
 }
 

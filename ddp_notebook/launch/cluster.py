@@ -103,8 +103,8 @@ class Cluster:
         if placement.cuda_visible_devices is not None:
             self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
         self._listener = listener
-        self._directory = tempfile.mkdtemp(prefix="session-", dir=host.directory)
-        self._controller_spec = controller.make_spec(self._directory)
+        self.directory = tempfile.mkdtemp(prefix="session-", dir=host.directory)
+        self._controller_spec = controller.make_spec(self.directory)
         self._processes: dict[int, Process] = {}
         self._ranks: dict[int, Process] = {}
         self._changed = threading.Condition()
@@ -136,7 +136,7 @@ class Cluster:
         report("processes")
         self._call_to_form()
         self._wait_for_controller(deadline)
-        connection_file = str(controller.connection_file(self._directory, "engine"))
+        connection_file = str(controller.connection_file(self.directory, "engine"))
         for rank in self._ranks:
             self.send(rank, Engine(connection_file=connection_file, engine_id=rank))
         self._wait("the group to form", "Formed", deadline)
@@ -224,7 +224,7 @@ class Cluster:
                 raise StartError(f"{name} failed while waiting for {stage}: {process.error}")
 
     def _wait_for_controller(self, deadline: float) -> None:
-        while not controller.is_up(self._directory):
+        while not controller.is_up(self.directory):
             with self._changed:
                 self._raise_failures("the controller")
             if time.monotonic() > deadline:
@@ -232,6 +232,11 @@ class Cluster:
             time.sleep(0.005)
 
     # ---- the ranks
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the host server lives, and so the ranks that have not died by themselves."""
+        return self._host.is_alive
 
     @property
     def ranks(self) -> list[int]:
@@ -288,7 +293,7 @@ class Cluster:
             if running is None:
                 running = self._start_process(_CONTROLLER, {**self._controller_spec, "restore": True})
             until = time.monotonic() + timeout_s
-            while not controller.is_up(self._directory):
+            while not controller.is_up(self.directory):
                 if not running.is_alive or time.monotonic() > until:
                     raise StartError(
                         running.how_it_ended() if not running.is_alive else f"no answer in {timeout_s:g} s"
@@ -299,7 +304,7 @@ class Cluster:
                 f"ipyparallel's controller is gone and did not start again ({error}); cells go on without it, "
                 "and %ddp_restart brings it back"
             ) from error
-        return str(controller.connection_file(self._directory, "client")), running.pid
+        return str(controller.connection_file(self.directory, "client")), running.pid
 
     def _find(self, kind: str) -> Process | None:
         living = [p for p in self._processes.values() if p.kind == kind and p.is_alive]
@@ -323,7 +328,7 @@ class Cluster:
         self._host.release()
         self._bulk.close()
         self._endpoint.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
         return not left
 
     # ---- I/O threads

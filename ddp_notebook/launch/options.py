@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
 
 from ddp_notebook.errors import UsageError
-
-_Number = TypeVar("_Number", int, float)
+from ddp_notebook.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
@@ -57,11 +53,6 @@ class StartOptions:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\nusage: {USAGE}")
-
-
 def parse(line: str) -> StartOptions:
     """Read the line of `%ddp_start`.
 
@@ -72,38 +63,27 @@ def parse(line: str) -> StartOptions:
         >>> parse("2 --gpus 3,4 --env A=1 B=2").env
         {'A': '1', 'B': '2'}
     """
-    parser = _Parser(prog="%ddp_start", add_help=False, allow_abbrev=False)
+    parser = LineParser(USAGE)
     parser.add_argument("world_size", nargs="?")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--gpus")
     parser.add_argument("--share-gpus", action="store_true")
     parser.add_argument("--env", nargs="+", action="extend", default=[])
     parser.add_argument("--timeout", default="120")
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        parser.error(f"{error}: {line!r}")
-    given = parser.parse_args(words)
+    given = parser.parse_line(line)
+    n = given.world_size
     return StartOptions(
-        world_size=None if given.world_size is None else _number(int, "N", given.world_size),
+        world_size=None if n is None else parser.number(int, "N", n, "whole number of ranks"),
         backend=given.backend,
         gpus=given.gpus,
         share_gpus=given.share_gpus,
-        env=dict(_assignment(word) for word in given.env),
-        timeout_s=_number(float, "--timeout", given.timeout),
+        env=dict(_assignment(parser, word) for word in given.env),
+        timeout_s=parser.number(float, "--timeout", given.timeout, "number of seconds"),
     )
 
 
-def _number(kind: type[_Number], name: str, text: str) -> _Number:
-    try:
-        return kind(text)
-    except ValueError:
-        what = "whole number of ranks" if kind is int else "number of seconds"
-        raise UsageError(f"{name} is {text!r}, which is no {what}\nusage: {USAGE}") from None
-
-
-def _assignment(word: str) -> tuple[str, str]:
+def _assignment(parser: LineParser, word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
     if not equals or not name:
-        raise UsageError(f"--env takes NAME=VALUE, not {word!r} (the number of ranks comes first)\nusage: {USAGE}")
+        parser.error(f"--env takes NAME=VALUE, not {word!r} (the number of ranks comes first)")
     return name, value

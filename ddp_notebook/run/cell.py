@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_notebook.events import CellDone, Display
+from ddp_notebook.events import Ask, CellDone, Display
 from ddp_notebook.run.result import CellResult, RankResult
 
 _HIGH_WATER_CHARS = 4_000_000  # text that waits to be shown, above which the ranks have to wait with theirs
@@ -17,12 +17,13 @@ _STREAMS = {1: "stdout", 2: "stderr"}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Something to show: text of a stream, a page, or what a rank displayed."""
+    """Something to show: text of a stream, a page, what a rank displayed, or a question of its `input()`."""
 
     rank: int
     text: str = ""
     stream: str = "stdout"
     display: Display | None = None
+    ask: Ask | None = None
 
 
 class CellRun:
@@ -37,7 +38,8 @@ class CellRun:
         self._hold_text = hold_text
         self._held = False
         self._unshown_chars = 0
-        self._is_watched = True
+        self.is_watched = True  # somebody waits for it
+        self.has_died = False  # a rank's process, in this cell
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -65,7 +67,7 @@ class CellRun:
         """Text that a rank wrote in this cell."""
         stream = _STREAMS[fd]
         self.result[rank].text[stream].append(text)
-        if not self._is_watched:
+        if not self.is_watched:
             return
         with self._lock:
             self._unshown_chars += len(text)
@@ -93,7 +95,7 @@ class CellRun:
     def leave(self) -> None:
         """Nobody waits any more: keep what still comes, and queue nothing."""
         with self._lock:
-            self._is_watched = False
+            self.is_watched = False
             held, self._held = self._held, False
         if held:
             self._hold_text(False)
@@ -112,7 +114,8 @@ class CellRun:
             self.result[rank].result = data.get("text/plain")
         elif data:
             self.result[rank].displays.append(data)
-        self.shown.put(Shown(rank, display=display))
+        if self.is_watched:
+            self.shown.put(Shown(rank, display=display))
 
     def on_done(self, rank: int, done: CellDone) -> None:
         """The cell ended on a rank; its text may still be on its way."""
@@ -123,7 +126,8 @@ class CellRun:
             one.traceback = done.traceback
         for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
             text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
-            self.shown.put(Shown(rank, text + "\n"))
+            if self.is_watched:
+                self.shown.put(Shown(rank, text + "\n"))
         self._close(rank, "done")
 
     def on_died(self, rank: int, how: str, last_words: str = "") -> None:
@@ -131,6 +135,7 @@ class CellRun:
         one = self.result[rank]
         if rank in self._open and one.status == "running":
             one.status, one.error = "died", how
+            self.has_died = True
             one.traceback = [f"the rank's process ended: {how}", *last_words.splitlines()[-_LAST_LINES:]]
         for what in ("text", "done"):
             self._close(rank, what)

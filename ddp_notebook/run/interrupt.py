@@ -36,6 +36,18 @@ class Interrupts:
         if self._active:
             signal.signal(signal.SIGINT, self._previous)
 
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Let interrupts raise for a while, for a read that nothing else can end."""
+        if not self._active:
+            yield
+            return
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._on_sigint)
+
     def _on_sigint(self, _: int, __: FrameType | None) -> None:
         self.count += 1
         self._wake()

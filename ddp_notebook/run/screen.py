@@ -1,126 +1,297 @@
-"""Output of ranks in the notebook: live, each line labelled with its rank."""
+"""Output of a cell's ranks in the notebook: live, folded, each line labelled with the ranks that it comes from.
+
+    [0-3] epoch 1
+    [0] loss 0.51
+    [1-3] loss 0.48
+
+All text goes out as text: nothing that a rank prints is taken as markup.
+"""
 
 from __future__ import annotations
 
-import sys
 import time
+from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from ddp_notebook.errors import format_ranks
 from ddp_notebook.events import Display
 from ddp_notebook.run.cell import Shown
+from ddp_notebook.run.fold import Fold, Folded, Item, Tail
+from ddp_notebook.run.live import Live
+from ddp_notebook.run.outlet import Outlet
 
-_PARTIAL_LINE_S = 0.2  # a line without its end is shown after so long
-_FLUSH_S = 0.05  # what was shown reaches the front end within so long, and not more often
+_PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
+_UPDATE_S = 0.1  # what was shown is changed at most so often
+_TAIL_CHARS = 4000  # that may be sent again with another label
+_MOST_CHARS = 5_000_000  # of a cell's text are shown; what is beyond is a flood
+_MOST_DISPLAY_CHARS = 8_000_000
+_LAST_LINES = 10  # of a flood, from each rank
+_LONGEST_LABEL = 20
+_LONGEST_PAUSE_S = 64.0
 
 
 class Screen:
-    """Shows what comes from the ranks. A line is shown whole, or as far as it is when no more comes for a while.
+    """Shows what comes from the ranks of one cell.
 
-    All text goes out as text: nothing that a rank prints is taken as markup.
+    Args:
+        ranks: the ranks that run it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = list(ranks)
+        self._outlet = Outlet()
+        self._fold = Fold()
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
-        self._open: tuple[int, str] | None = None  # whose unfinished line is the last on the screen
-        self._flushed = 0.0
-        self._dirty = False
+        self._live = Live(self._outlet, label)
+        self._tail: Tail | None = None
+        self._tail_id = ""
+        self._tail_updated_s = 0.0
+        self._tail_was_joined = False
+        self._no_tail_until_s = 0.0
+        self._no_tail_for_s = 1.0  # doubled each time that nobody has joined: displays are dear
+        self._slots: dict[int, list[tuple[str, list[int]]]] = {}  # by rank: displays shown, with their ranks
+        self._reuse: dict[int, list[tuple[str, list[int]]]] = {}  # of them, those that were cleared
+        self._chars = self._display_chars = 0
+        self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
+        self._hidden_displays = 0
+        self._last_lines: dict[int, deque[str]] = {}
+
+    # ---- what comes
 
     def show(self, item: Shown) -> None:
         """Show a piece of text or a display."""
+        now = time.monotonic()
         if item.display is not None:
-            self._show_display(item.rank, item.display)
+            self._on_display(item.rank, item.display, now)
+            return
+        self._chars += len(item.text)
+        if self._chars > _MOST_CHARS:
+            self._hide(item)
             return
         key = (item.rank, item.stream)
-        text, since = self._partial.pop(key, ("", time.monotonic()))
-        text += item.text
-        cut = max(text.rfind("\n"), text.rfind("\r")) + 1
-        if cut:
-            self._write(key, text[:cut])
-        if text[cut:]:
-            self._partial[key] = text[cut:], since if not cut else time.monotonic()
+        text, since = self._partial.pop(key, ("", now))
+        *lines, rest = (text + item.text).replace("\r\n", "\n").split("\n")
+        for line in lines:
+            self._add_line(item.rank, item.stream, line, now)
+        if rest:
+            self._partial[key] = rest[-_MOST_CHARS:], now if lines else since
 
-    def refresh(self) -> float | None:
-        """Bring what was shown to the front end. Seconds until this is to be called again; None: not at all."""
+    def show_between_cells(self, rank: int, stream: str, text: str) -> None:
+        """Show text that a rank wrote while no cell ran."""
+        for line in text.splitlines():
+            self._fold.add(rank, Item.line(stream, f"(between cells) {_visible(line)}"), time.monotonic())
+        self._emit(self._fold.take_all())
+
+    def refresh(self, talking: Collection[int]) -> float | None:
+        """Bring what may be shown to the front end. Seconds until this is to be called again; None: not at all.
+
+        Args:
+            talking: ranks from which more can come.
+        """
         now = time.monotonic()
-        for key, (text, since) in list(self._partial.items()):
-            if now - since > _PARTIAL_LINE_S:
-                del self._partial[key]
-                self._write(key, text)
-        if self._dirty and now - self._flushed >= _FLUSH_S:
-            self._flush(now)
-        return _FLUSH_S if self._dirty else _PARTIAL_LINE_S if self._partial else None
+        entries = self._fold.take(now, talking, self._tail)
+        self._emit(entries, now, talking)
+        waits = [self._fold.wait_s(now), self._update_tail(now), self._update_live(now), self._outlet.flush(now)]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def note(self, text: str) -> None:
         """Show a line of our own."""
         self.finish()
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        self._outlet.write("stderr", text + "\n")
+        self._outlet.drain()
 
     def finish(self) -> None:
         """The cell is over: show all that is left, and end the last line."""
-        for key, (text, _) in self._partial.items():
-            self._write(key, text)
+        for (rank, stream), (text, _) in self._partial.items():
+            self._add_line(rank, stream, text, 0.0)
         self._partial.clear()
-        if self._open is not None:
-            self._close_line()
-        if self._dirty:
-            self._flush(time.monotonic())
+        self._emit(self._fold.take(float("inf"), (), self._tail))
+        self._update_tail(float("inf"))
+        self._live.refresh(float("inf"))
+        self._live.close()
+        self._tail = None
+        if self._hidden or self._hidden_displays:
+            self._tell_hidden()
+        self._outlet.drain()
 
-    def _flush(self, now: float) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        self._dirty, self._flushed = False, now
+    # ---- lines
 
-    def _write(self, key: tuple[int, str], text: str) -> None:
-        rank, stream = key
-        label = f"[{rank}] "
-        out = []
-        if self._open == key:
-            line, end, text = _first_line(text)
-            out.append(line + end)
-            self._open = None if end == "\n" else key
-            if end == "\r" and text:
-                out.append(label)
-        elif self._open is not None:
-            self._close_line()
-        while text:
-            line, end, text = _first_line(text)
-            out.append(f"{label}{line}{end}")
-            self._open = None if end == "\n" else key
-        getattr(sys, stream).write("".join(out))
-        self._dirty = True
+    def _add_line(self, rank: int, stream: str, line: str, now: float) -> None:
+        line = _visible(line)
+        if not self._live.end_line(rank, stream, line):
+            self._fold.add(rank, Item.line(stream, line), now)
 
-    def _close_line(self) -> None:
-        assert self._open is not None
-        getattr(sys, self._open[1]).write("\n")
-        self._open = None
+    def _emit(self, entries: list[Folded], now: float = 0.0, talking: Collection[int] = ()) -> None:
+        if not entries:
+            return
+        self._close_tail()
+        tail = self._new_tail(entries, now, talking)
+        for entry in entries[: len(entries) - len(tail)]:
+            if not _is_update(entry.item.display):
+                self._outlet.write(entry.item.stream, _labelled(entry) + "\n")
+            if entry.item.display is not None:
+                self._show_display(entry.ranks, entry.item.display)
+        if tail:
+            self._tail, self._tail_id, self._tail_updated_s = Tail(tail), self._outlet.new_id(), now
+            self._tail_was_joined = False
+            self._outlet.show(_plain(tail), display_id=self._tail_id)
+            if tail[-1].item.display is not None:
+                self._show_display(tail[-1].ranks, tail[-1].item.display)
 
-    def _show_display(self, rank: int, display: Display) -> None:
+    def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
+        """The last entries, if late twins may be expected and the front end can change what it shows."""
+        if not self._outlet.can_update or not talking:
+            return []
+        last = entries[-1]
+        if last.item.display is not None:
+            is_open = bool(set(talking) - set(last.ranks)) and not _is_update(last.item.display)
+            return [last] if is_open else []
+        if now < self._no_tail_until_s:
+            return []
+        tail: list[Folded] = []
+        chars = 0
+        for entry in reversed(entries):
+            chars += len(entry.item.text) + _LONGEST_LABEL
+            is_open = bool(set(talking) - set(entry.ranks))
+            if entry.item.display or entry.item.stream != "stdout" or not is_open or chars > _TAIL_CHARS:
+                break
+            tail.insert(0, entry)
+        return tail
+
+    def _close_tail(self) -> None:
+        if self._tail is None:
+            return
+        self._update_tail(float("inf"))
+        self._tail = None
+        if self._tail_was_joined:
+            self._no_tail_for_s = 1.0
+        else:
+            self._no_tail_until_s = time.monotonic() + self._no_tail_for_s
+            self._no_tail_for_s = min(_LONGEST_PAUSE_S, 2 * self._no_tail_for_s)
+
+    def _update_tail(self, now: float) -> float | None:
+        if self._tail is None or not self._tail.changed:
+            return None
+        if (wait_s := self._tail_updated_s + _UPDATE_S - now) > 0:
+            return wait_s
+        self._tail.changed = False
+        self._tail_was_joined = True
+        self._tail_updated_s = now if now != float("inf") else 0.0
+        self._outlet.update(_plain(self._tail.entries), None, self._tail_id)
+        return None
+
+    def _update_live(self, now: float) -> float | None:
+        """Show lines that have not ended for a while: bars that are redrawn, dots, questions."""
+        soonest: float | None = None
+        for (rank, stream), (text, since) in self._partial.items():
+            if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
+                soonest = wait_s if soonest is None else min(soonest, wait_s)
+            elif self._outlet.can_update:
+                self._live.set_line(rank, stream, _visible(text))
+        waits = [wait for wait in (soonest, self._live.refresh(now)) if wait is not None]
+        return min(waits, default=None)
+
+    # ---- displays
+
+    def _on_display(self, rank: int, display: Display, now: float) -> None:
+        for stream in ("stdout", "stderr"):
+            if (rank, stream) in self._partial:
+                self._add_line(rank, stream, self._partial.pop((rank, stream))[0], now)
+        if display.msg_type == "clear_output":
+            self._reuse[rank] = self._slots.pop(rank, [])
+            self._live.clear(rank)
+            return
+        data: dict[str, Any] = display.content.get("data") or {}
+        has_handle = (display.content.get("transient") or {}).get("display_id") is not None
+        if set(data) == {"text/plain"} and not has_handle:
+            self._fold.add(rank, Item.line("stdout", data["text/plain"]), now)
+            return
+        self._display_chars += sum(len(str(value)) for value in data.values())
+        if self._display_chars > _MOST_DISPLAY_CHARS:
+            self._hidden_displays += 1
+        elif data:
+            self._fold.add(rank, Item.displayed(rank, display), now)
+
+    def _show_display(self, ranks: list[int], display: Display) -> None:
         content = display.content
-        data: dict[str, Any] = content.get("data") or {}
-        if display.msg_type == "clear_output" or not data:
-            return
-        self.finish()
-        plain = data.get("text/plain")
-        display_id = (content.get("transient") or {}).get("display_id")
-        if set(data) == {"text/plain"} and display_id is None:
-            self._write((rank, "stdout"), f"{plain}\n")
-            return
-        from IPython.display import publish_display_data
+        data, metadata = content["data"], content.get("metadata") or {}
+        handle = (content.get("transient") or {}).get("display_id")
+        if handle is not None:
+            display_id = f"rank{ranks[0]}-{handle}"
+            if display.msg_type == "update_display_data":
+                self._outlet.update(data, metadata, display_id)
+                return
+        else:
+            reused = [self._reuse[rank][0] for rank in ranks if self._reuse.get(rank)]
+            if len(reused) == len(ranks) and all(slot == (reused[0][0], ranks) for slot in reused):
+                for rank in ranks:
+                    self._slots.setdefault(rank, []).append(self._reuse[rank].pop(0))
+                self._outlet.update(data, metadata, reused[0][0])
+                return
+            display_id = self._outlet.new_id()
+        for rank in ranks:
+            self._slots.setdefault(rank, []).append((display_id, ranks))
+        self._outlet.show(data, metadata, display_id)
 
-        is_update = display.msg_type == "update_display_data"
-        if not is_update:
-            self._write((rank, "stdout"), f"{plain.partition(chr(10))[0] if plain else 'display'}\n")
-            self._flush(time.monotonic())
-        more: dict[str, Any] = {}
-        if display_id is not None:
-            more = {"transient": {"display_id": f"rank{rank}-{display_id}"}, "update": is_update}
-        publish_display_data(data, content.get("metadata") or {}, **more)
+    # ---- floods
+
+    def _hide(self, item: Shown) -> None:
+        self._hidden[item.rank] = self._hidden.get(item.rank, 0) + len(item.text)
+        kept = self._last_lines.setdefault(item.rank, deque([""], maxlen=_LAST_LINES))
+        first, *lines = item.text.rsplit("\n", _LAST_LINES)
+        kept[-1] = (kept[-1] + first)[-_TAIL_CHARS:].rpartition("\n")[2]
+        kept.extend(line[-_TAIL_CHARS:] for line in lines)
+
+    def _tell_hidden(self) -> None:
+        """Say how much of a flood is missing, and show its end."""
+        parts = [f"{chars / 1e6:.1f} MB of rank {rank}" for rank, chars in sorted(self._hidden.items())]
+        if len(parts) > 4:
+            parts = [f"{sum(self._hidden.values()) / 1e6:.1f} MB of {len(parts)} ranks"]
+        if self._hidden_displays:
+            parts.append(f"{self._hidden_displays} displays")
+        where = "; session.log(rank) has the text" if self._hidden else ""
+        self._outlet.write("stderr", f"... not shown: {', '.join(parts)}{where}\n")
+        for rank, lines in self._last_lines.items():
+            for line in lines:
+                if line:
+                    self._fold.add(rank, Item.line("stdout", _visible(line)), 0.0)
+        for entry in self._fold.take_all():
+            self._outlet.write("stdout", _labelled(entry) + "\n")
+        self._hidden.clear()
+        self._last_lines.clear()
+        self._hidden_displays = 0
 
 
-def _first_line(text: str) -> tuple[str, str, str]:
-    """The first line, its end ("\\n", "\\r" or nothing) and the rest."""
-    ends = [at for at in (text.find("\n"), text.find("\r")) if at >= 0]
-    if not ends:
-        return text, "", ""
-    return text[: min(ends)], text[min(ends)], text[min(ends) + 1 :]
+def label(ranks: list[int]) -> str:
+    """The label of a line.
+
+    Example:
+        >>> label([0, 1, 2, 5])
+        '[0-2,5] '
+    """
+    short = format_ranks(ranks)
+    if len(short) > _LONGEST_LABEL:
+        short = f"{len(ranks)} ranks: {short[: _LONGEST_LABEL - 8].rpartition(',')[0]},…"
+    return f"[{short}] "
+
+
+def _labelled(entry: Folded) -> str:
+    """A line with its label; the further lines of a value stand below its first."""
+    prefix = label(entry.ranks)
+    return prefix + entry.item.text.replace("\n", "\n" + " " * len(prefix))
+
+
+def _is_update(display: Display | None) -> bool:
+    return display is not None and display.msg_type == "update_display_data"
+
+
+def _plain(entries: list[Folded]) -> dict[str, Any]:
+    return {"text/plain": "\n".join(map(_labelled, entries))}
+
+
+def _visible(line: str) -> str:
+    """What a terminal shows of a line that was redrawn."""
+    if "\r" not in line:
+        return line
+    return next((part for part in reversed(line.split("\r")) if part), "")

@@ -1,0 +1,51 @@
+"""`%ddp_auto on`: every plain cell goes to the ranks.
+
+A plain cell is one that the user ran and that begins with no cell magic and no magic of this package. What front ends
+execute by themselves (silently, or without history: variable inspectors, completers) stays in the notebook.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_STAYS = re.compile(r"\s*(%%|%ddp_|%on_all_ranks\b|%load_ext\b|%reload_ext\b)")
+_ATTRIBUTE = "_ddp_notebook_auto"
+
+
+class AutoSend:
+    """An input transformer of IPython's that puts `%%on_all_ranks` on top of plain cells while `is_on`."""
+
+    has_side_effects = True  # so IPython leaves it out when it only asks whether a cell is complete
+
+    def __init__(self, shell: Any) -> None:
+        self.is_on = False
+        self._shell = shell
+
+    @classmethod
+    def of(cls, shell: Any) -> AutoSend:
+        """The one of this shell."""
+        found: AutoSend | None = getattr(shell, _ATTRIBUTE, None)
+        if found is None:
+            found = cls(shell)
+            setattr(shell, _ATTRIBUTE, found)
+            shell.input_transformers_cleanup.append(found)
+        return found
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        """Transform the lines of a cell."""
+        code = "".join(lines)
+        if not self.is_on or not code.strip() or _STAYS.match(code) or not self._is_users(code):
+            return lines
+        return ["%%on_all_ranks\n", *lines]
+
+    def _is_users(self, code: str) -> bool:
+        """Whether this is the cell that the user has just run, as far as the front end says."""
+        if getattr(self._shell, "kernel", None) is None:
+            return True  # a terminal runs what was typed, and nothing else
+        request = self._shell.get_parent().get("content", {})
+        return (
+            not request.get("silent", True)
+            and request.get("store_history", True)
+            and request.get("code", "").strip() == code.strip()
+        )

@@ -1,0 +1,60 @@
+"""The lines of magics: options as on a command line, and errors that say how the line is to be written."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import NoReturn, TypeVar
+
+from ddp_notebook.errors import UsageError
+
+_Number = TypeVar("_Number", int, float)
+
+
+class LineParser(argparse.ArgumentParser):
+    """An argument parser for the line of a magic.
+
+    Args:
+        usage: how the line is to be written; the first word is the magic.
+    """
+
+    def __init__(self, usage: str) -> None:
+        super().__init__(prog=usage.split()[0], add_help=False, allow_abbrev=False)
+        self.usage_line = usage
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\nusage: {self.usage_line}")
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """The options on a line.
+
+        Raises:
+            UsageError: says what is wrong, and how the line is to be written.
+        """
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            self.error(f"{error}: {line!r}")
+        return self.parse_args(_with_signed_values(words))
+
+    def number(self, kind: type[_Number], name: str, text: str, what: str) -> _Number:
+        """The number that an option was given.
+
+        Args:
+            what: what it counts, for the error.
+        """
+        try:
+            return kind(text)
+        except ValueError:
+            self.error(f"{name} is {text!r}, which is no {what}")
+
+
+def _with_signed_values(words: list[str]) -> list[str]:
+    """`--ranks -2:` as `--ranks=-2:`, since argparse takes a value that begins with a minus for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "--ranks":
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined

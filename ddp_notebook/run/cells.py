@@ -1,0 +1,208 @@
+"""The cells of a session: sends each to its ranks, one after the other, and keeps the rest of what they write."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from ddp_notebook.errors import SessionBrokenError, StartError, name_ranks
+from ddp_notebook.events import Answer, Ask, CellDone, Display, Interrupt, Probe, RunCell
+from ddp_notebook.launch.cluster import Cluster, describe_status
+from ddp_notebook.run import outcome
+from ddp_notebook.run.cell import CellRun, Shown
+from ddp_notebook.run.interrupt import Interrupts
+from ddp_notebook.run.log import RankLog
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.result import CellResult
+from ddp_notebook.run.screen import Screen
+from ddp_notebook.run.text import CellEnd, TextSplitter
+from ddp_notebook.run.watch import Watch
+
+_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
+_WHERE_S = 0.5  # what ranks get to say where they are
+
+
+class Cells:
+    """Runs cells on ranks.
+
+    Args:
+        cluster: the ranks, which need not have been started.
+        world_size: how many they will be.
+        questions: to ask them.
+        check: raises when the ranks cannot take a cell.
+    """
+
+    def __init__(self, cluster: Cluster, world_size: int, questions: Questions, check: Callable[[], object]) -> None:
+        self.turn = threading.Lock()  # held by whoever has the ranks for himself
+        self._cluster = cluster
+        self._questions = questions
+        self._check = check
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self._between: dict[tuple[int, int], str] = {}  # text written between cells
+        ranks = range(world_size)
+        self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
+        self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
+
+    # ---- running one
+
+    def run(
+        self,
+        code: str,
+        ranks: list[int],
+        *,
+        timeout_s: float | None = None,
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+    ) -> CellResult:
+        """Run a cell in its turn. See `Session.run`."""
+        with self.turn:
+            self._check()
+            self.check_idle()
+            run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
+            screen = None
+            if not quiet and threading.current_thread() is threading.main_thread():
+                screen = Screen(ranks)
+                self._show_text_between_cells(screen)
+            cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file)
+            with Interrupts(run.wake) as interrupts:
+                watch = Watch(run, self, interrupts, screen, timeout_s)
+                self._runs[run.number] = run
+                self._cluster.run_cell(cell, ranks)
+                try:
+                    watch.follow()
+                finally:
+                    run.leave()
+            pending = run.pending
+            if not pending:
+                self._runs.pop(run.number, None)
+            if not self._cluster.is_running:
+                self._check()
+            outcome.raise_if_bad(
+                run.result, pending, bool(interrupts.count), timeout_s if watch.timed_out else None, watch.where
+            )
+            return run.result
+
+    def run_later(self, run: Callable[[], CellResult]) -> Future[CellResult]:
+        """Run a cell in a thread of its own."""
+        future: Future[CellResult] = Future()
+
+        def wait() -> None:
+            try:
+                future.set_result(run())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=wait, name="ddp-cell", daemon=True).start()
+        return future
+
+    def check_idle(self) -> None:
+        """Raises:
+        SessionBrokenError: a rank is still in an earlier cell.
+        """
+        for run in list(self._runs.values()):
+            if run.is_over:
+                del self._runs[run.number]
+            else:
+                raise SessionBrokenError(
+                    f"{name_ranks(run.pending)} still in an earlier cell: wait, or end it with %ddp_restart"
+                )
+
+    def forget_text(self) -> None:
+        """What ranks wrote while they started is nobody's."""
+        self._between.clear()
+
+    def log(self, rank: int) -> str:
+        """What is kept on disk of a rank's text."""
+        return self._logs[rank].read()
+
+    def close(self) -> None:
+        """The session ends: nobody waits for ever."""
+        for run in list(self._runs.values()):
+            for rank in run.pending:
+                run.on_died(rank, "the session was stopped")
+        for log in self._logs.values():
+            log.close()
+
+    def _show_text_between_cells(self, screen: Screen) -> None:
+        between, self._between = self._between, {}
+        for (rank, fd), text in sorted(between.items()):
+            screen.show_between_cells(rank, "stdout" if fd == 1 else "stderr", text)
+
+    # ---- what can be done about one under way (`watch.Controls`)
+
+    @property
+    def is_running(self) -> bool:
+        return self._cluster.is_running
+
+    def interrupt(self, run: CellRun) -> None:
+        """Interrupt the cell on every rank that has not ended it.
+
+        The signal comes from the host server, so it reaches a rank whose agent cannot run; ranks have it when
+        `signal` returns, so it cannot hit a later cell. The message stops a cell that has not begun.
+        """
+        pending = run.pending
+        with contextlib.suppress(StartError):  # the host server is gone: the watch sees that
+            self._cluster.signal(pending, signal.SIGINT)
+            for rank in pending:
+                self._cluster.send(rank, Interrupt(cell=run.number))
+
+    def where(self, ranks: list[int]) -> dict[int, str]:
+        """What ranks are doing, of those that can say."""
+        answers = self._questions.ask_for(ranks, lambda n: Probe(request=n), _WHERE_S)
+        return {rank: vitals.where or "between two lines of the cell" for rank, vitals in answers.items()}
+
+    def answer(self, rank: int, answer: Answer) -> None:
+        """What was typed for a rank's `input()`."""
+        self._cluster.send(rank, answer)
+
+    # ---- what ranks say (I/O threads)
+
+    def on_message(self, rank: int, message: CellDone | Display | Ask) -> None:
+        """A message about a cell."""
+        run = self._runs.get(message.cell)
+        if isinstance(message, Ask) and (run is None or not run.is_watched):
+            self.answer(rank, Answer(request=message.request, error="nobody waits for this cell any more"))
+        elif run is None:
+            return
+        elif isinstance(message, Ask):
+            run.shown.put(Shown(rank, ask=message))
+        elif isinstance(message, CellDone):
+            run.on_done(rank, message)
+        else:
+            run.on_display(rank, message)
+
+    def on_text(self, rank: int, fd: int, data: bytes) -> None:
+        """Text of a rank."""
+        for piece in self._splitters[rank, fd].feed(data):
+            if isinstance(piece, CellEnd):
+                if (ended := self._runs.get(piece.cell)) is not None:
+                    ended.on_text_end(rank, piece.duration_s)
+                continue
+            self._logs[rank].write(piece)
+            if (run := self._cell_of(rank)) is not None:
+                run.on_text(rank, fd, piece)
+            else:
+                kept = self._between.get((rank, fd), "") + piece
+                self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
+
+    def _cell_of(self, rank: int) -> CellRun | None:
+        """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
+        return next((run for run in list(self._runs.values()) if run.reads(rank)), None)
+
+    def on_ended(self, rank: int, status: int, last_words: str) -> None:
+        """A rank's process ended."""
+        for run in list(self._runs.values()):
+            run.on_died(rank, describe_status(status), last_words)
+
+    def on_gone(self) -> None:
+        """The host server ended, and all with it."""
+        for run in list(self._runs.values()):
+            for rank in run.pending:
+                run.on_died(rank, "the fork server ended")

@@ -1,0 +1,58 @@
+"""All that a rank wrote, on disk: what a cell's output leaves out can be read there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+LIMIT_BYTES = 64 << 20  # kept per rank
+
+
+class RankLog:
+    """The last `limit_bytes` of a rank's text, as it came; stdout and stderr in the order of arrival.
+
+    Two files take turns, so at least the limit is kept and at most half as much again.
+    """
+
+    def __init__(self, directory: Path, rank: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._path = directory / f"rank{rank}.log"
+        self._older = directory / f"rank{rank}.log.1"
+        self._limit_bytes = limit_bytes
+        self._file: BinaryIO | None = self._open()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def _open(self) -> BinaryIO:
+        return open(self._path, "wb", buffering=0)
+
+    def write(self, text: str) -> None:
+        """Append."""
+        data = text.encode("utf-8", "replace")
+        with self._lock:
+            if self._file is None:
+                return
+            if self._bytes > self._limit_bytes:
+                self._file.close()
+                os.replace(self._path, self._older)
+                self._file = self._open()
+                self._bytes = 0
+            self._bytes += self._file.write(data) or 0
+
+    def read(self) -> str:
+        """All that is kept."""
+        with self._lock:
+            parts = [path.read_bytes() for path in (self._older, self._path) if path.exists()]
+        data = b"".join(parts)
+        if len(data) > self._limit_bytes:
+            cut = data.find(b"\n", len(data) - self._limit_bytes)
+            data = data[cut + 1 :]
+        return data.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Write no more. The files go with the session's directory."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None

@@ -1,0 +1,130 @@
+"""The way to the front end: text in batches, displays, and no more of either than Jupyter takes.
+
+Jupyter drops all output above 1 MB a second (averaged over 3 s) or 1000 messages a second, and says so in the user's
+cell. So text leaves 20 times a second at most, and above 2 MB at 0.8 MB a second.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+FLUSH_S = 0.05
+_BURST_BYTES = 2_000_000
+_BYTES_PER_S = 800_000
+_FRAMING_BYTES = 600  # of a message on iopub, measured
+_PROCESS = secrets.token_hex(4)  # a notebook keeps its outputs across restarts of its kernel
+_ids = itertools.count(1)
+
+
+@dataclass(slots=True)
+class _Text:
+    stream: str
+    text: str
+
+    @property
+    def cost(self) -> int:
+        """Bytes on iopub, where a line's end takes two and an escape six."""
+        return len(self.text.encode("utf-8", "replace")) + self.text.count("\n") + 5 * self.text.count("\x1b")
+
+
+@dataclass(slots=True)
+class _Data:
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+    display_id: str | None
+    update: bool
+
+    @property
+    def cost(self) -> int:
+        return _FRAMING_BYTES + sum(len(str(value)) for value in self.data.values())
+
+
+class Outlet:
+    """Shows text and displays in order. To be used by the main thread alone."""
+
+    def __init__(self) -> None:
+        self.can_update = _shell_has_kernel()  # a terminal cannot change what it has shown
+        self._waiting: deque[_Text | _Data] = deque()
+        self._allowed = float(_BURST_BYTES)
+        self._refilled_s = time.monotonic()
+        self._flushed_s = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def write(self, stream: str, text: str) -> None:
+        """Show text. `flush` brings it to the front end."""
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, _Text) and last.stream == stream and len(last.text) < 100_000:
+            last.text += text
+        else:
+            self._waiting.append(_Text(stream, text))
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, display_id: str | None = None) -> None:
+        """Display a MIME bundle; with an id it can be updated later."""
+        self._waiting.append(_Data(data, metadata or {}, display_id, update=False))
+
+    def update(self, data: dict[str, Any], metadata: dict[str, Any] | None, display_id: str) -> None:
+        """Change what was displayed with this id."""
+        self._waiting.append(_Data(data, metadata or {}, display_id, update=True))
+
+    def new_id(self) -> str:
+        """An id that nothing displayed has."""
+        return f"ddp-{_PROCESS}-{next(_ids)}"
+
+    def flush(self, now: float) -> float | None:
+        """Bring to the front end what may go now. Seconds until the rest may; None: there is none."""
+        if not self._waiting:
+            return None
+        if (wait_s := self._flushed_s + FLUSH_S - now) > 0:
+            return wait_s
+        self._flush_allowed(now)
+        return FLUSH_S if self._waiting else None
+
+    def drain(self) -> None:
+        """Bring everything to the front end."""
+        while self._waiting:
+            self._flush_allowed(time.monotonic())
+            if self._waiting:
+                time.sleep(FLUSH_S)
+
+    def _flush_allowed(self, now: float) -> None:
+        self._allowed = min(_BURST_BYTES, self._allowed + (now - self._refilled_s) * _BYTES_PER_S)
+        self._refilled_s = self._flushed_s = now
+        written = set()
+        while self._waiting and (self._allowed > 0 or not self.can_update):
+            part = self._waiting.popleft()
+            self._allowed -= part.cost
+            if isinstance(part, _Text):
+                getattr(sys, part.stream).write(part.text)
+                written.add(part.stream)
+            else:
+                _publish(part)
+        self._allowed -= _FRAMING_BYTES * len(written)
+        for stream in written:
+            getattr(sys, stream).flush()
+
+
+def _shell_has_kernel() -> bool:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _publish(part: _Data) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.display import publish_display_data
+
+    if not InteractiveShell.initialized():  # a script
+        if not part.update:
+            print(part.data.get("text/plain", "a display without text"))
+        return
+    more: dict[str, Any] = {}
+    if part.display_id is not None:
+        more = {"transient": {"display_id": part.display_id}, "update": part.update}
+    publish_display_data(part.data, part.metadata, **more)
