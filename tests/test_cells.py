@@ -116,9 +116,11 @@ def test_leaving_python_ends_no_rank(session, code):
     assert session.pids() == before
 
 
-def test_input_is_refused_plainly(session):
-    with pytest.raises(RankError, match="raw_input was called, but this frontend does not support input"):
+def test_input_without_anyone_to_type_says_so(session):
+    with pytest.raises(RankError, match="nobody can type here"):
         session.run("input('name? ')")
+    with pytest.raises(RankError, match="can be answered only while a cell of the notebook waits"):
+        session.run("input('name? ')", wait=False).result(30)
 
 
 def test_a_forked_child_that_comes_back_is_ended(session):

@@ -6,9 +6,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 
+from ipykernel.compiler import XCachingCompiler
 from ipykernel.ipkernel import IPythonKernel
+from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
+from IPython.core.displayhook import DisplayHook
+from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
 
 from ddp_notebook.rank import kernel_api
@@ -20,9 +24,12 @@ def test_ipykernel_keeps_other_cells_out():
     assert "_main_asyncio_lock" in source or hasattr(IPythonKernel, "schedule_dispatch")
 
 
-def test_ipykernel_forwards_input():
-    for name in ("_forward_input", "_restore_input"):
-        assert callable(getattr(IPythonKernel, name))
+def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
+    assert list(inspect.signature(XCachingCompiler.get_code_name).parameters) == ["self", "raw_code", "code", "number"]
+    shell = inspect.getsource(ZMQInteractiveShell)
+    assert "self._last_traceback = stb" in shell
+    for kind in (InteractiveShell, DisplayHook):
+        assert "_oh" in inspect.getsource(kind)
 
 
 def test_session_send_takes_what_we_pass_on():
@@ -65,11 +72,6 @@ def test_without_the_kernels_lock_our_own_keeps_order():
         return order
 
     assert asyncio.run(main()) == ["a", "a", "b", "b"]
-
-
-def test_without_forwarding_input_is_left_alone():
-    with kernel_api.refuse_input(object()):
-        pass
 
 
 def test_without_a_message_taken_the_session_sends_as_before():

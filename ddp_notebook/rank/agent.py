@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from ddp_notebook.channel import Address, BulkServer, Endpoint
-from ddp_notebook.events import Hello, Interrupt, Message, Probe, Vitals
+from ddp_notebook.events import Answer, Hello, Interrupt, Message, Probe, Vitals
 
 
 class Agent:
@@ -30,6 +30,8 @@ class Agent:
         self.running: Callable[[], tuple[int, float] | None] = lambda: None
         self.device: str | None = None  # the rank's; the current device of this thread is always the first
         self.stop_cell: Callable[[int], None] = lambda _: None
+        self.on_answer: Callable[[Answer], None] = lambda _: None
+        self.where: Callable[[], str] = lambda: ""
         where = Address(**address)
         self.endpoint = Endpoint.connect(where, self._receive)
         self.bulk = BulkServer(self.endpoint.context, where)
@@ -55,6 +57,8 @@ class Agent:
             self.send(self._vitals(message.request))
         elif isinstance(message, Interrupt):
             self.stop_cell(message.cell)
+        elif isinstance(message, Answer):
+            self.on_answer(message)
         else:
             self._on_message(message)
 
@@ -66,4 +70,5 @@ class Agent:
             device_bytes=torch.cuda.memory_reserved(self.device) if torch.cuda.is_initialized() else 0,
             running_cell=cell,
             running_s=time.monotonic() - since,
+            where=self.where() if cell else "",
         )

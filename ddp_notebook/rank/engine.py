@@ -67,6 +67,8 @@ class Rank:
         runner = self.runner
         self.agent.running = lambda: runner.running
         self.agent.stop_cell = runner.stop
+        self.agent.on_answer = runner.asking.on_answer
+        self.agent.where = runner.where.describe
         self._loop = asyncio.get_running_loop()
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)

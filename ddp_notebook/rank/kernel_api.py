@@ -4,7 +4,6 @@
 |---|---|---|
 | `Kernel._main_asyncio_lock` (7.x) | a `%%px` or a second cell would run inside an `await` of our cell | own lock |
 | `Kernel.schedule_dispatch` (6.x) | the same | own lock |
-| `Kernel._forward_input`, `_restore_input` | `input()` in a rank must fail plainly, not read a null device | EOFError |
 | `Session.send` replaced on the instance | displays of our cells leave for our wire | displays stay in ipyparallel |
 
 `tests/test_private_interfaces.py` fails when one of them goes away.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 _own_locks: dict[int, asyncio.Lock] = {}
@@ -51,19 +50,6 @@ def _keep(task: asyncio.Future[None]) -> None:
     """The event loop holds tasks weakly: keep this one until it is done."""
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
-
-
-@contextlib.contextmanager
-def refuse_input(kernel: Any) -> Iterator[None]:
-    """`input()` and `getpass()` raise an error that says why."""
-    if not hasattr(kernel, "_forward_input"):
-        yield
-        return
-    kernel._forward_input(False)
-    try:
-        yield
-    finally:
-        kernel._restore_input()
 
 
 def intercept_sends(session: Any, take: Callable[[str, dict[str, Any], dict[str, Any]], bool]) -> None:

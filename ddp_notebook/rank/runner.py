@@ -14,8 +14,10 @@ from typing import Any
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from ddp_notebook.events import CellDone, Display, Message, RunCell
-from ddp_notebook.rank import kernel_api
+from ddp_notebook.rank import guards, kernel_api
+from ddp_notebook.rank.asking import Asking
 from ddp_notebook.rank.streams import Streams
+from ddp_notebook.rank.where import Where
 
 _PARENT = "ddp-cell-"
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output"}
@@ -41,10 +43,13 @@ class Runner:
         self._interrupted = False
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was told to stop, be it before it began
-        self._handler = self._on_sigint  # one object, so that it can be told from a cell's own handler
-        signal.signal(signal.SIGINT, self._handler)
+        self._handlers = guards.Handlers(self._on_sigint)
+        self._file = ""  # the name that the cell under way is to be compiled under
+        self.where = Where()
+        self.asking = Asking(send, lambda: self.running[0] if self.running else None)
         kernel_api.intercept_sends(kernel.session, self._take)
-        self._shell.ask_exit = _refuse_exit
+        guards.install(self._shell)
+        self._name_files()
 
     def submit(self, cell: RunCell) -> None:
         """Run a cell in its turn. Call it on the event loop."""
@@ -82,28 +87,31 @@ class Runner:
         shell._last_traceback = None  # of an earlier cell
         self._interrupted = False
         self._uneventful = True
+        self._file = cell.file
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
-            with kernel_api.refuse_input(kernel):
-                if self._stopped == cell.cell:
-                    raise KeyboardInterrupt
-                result = await self._execute(cell.code)
+            if self._stopped == cell.cell:
+                raise KeyboardInterrupt
+            result = await self._execute(cell.code)
         except BaseException as error:  # what IPython has not caught: the notebook must hear of it all the same
             failure = error
         finally:
             self._may_raise = False
             self._task = None
-            if signal.getsignal(signal.SIGINT) is not self._handler:  # 3 us; setting it each time takes 15
-                signal.signal(signal.SIGINT, self._handler)
+            self._handlers.put_back()
         if result is not None:
             failure = result.error_before_exec or result.error_in_exec
-        return CellDone(
+        done = CellDone(
             cell=cell.cell,
             duration_s=time.perf_counter() - started,
             payload=self._take_payload(),
             **self._outcome(failure),
         )
+        if failure is not None:
+            guards.forget_failure(shell, failure)
+        guards.forget_tensors(shell, cell.execution_count)
+        return done
 
     async def _execute(self, code: str) -> ExecutionResult:
         """What `run_cell` of the shell does, on the loop that runs already."""
@@ -134,6 +142,20 @@ class Runner:
         finally:
             self._task = None
 
+    def _name_files(self) -> None:
+        """Have cells compiled under the notebook's name for them: IPython's own holds the process id, so a warning
+        would be another text on every rank."""
+        compiler = self._shell.compile
+        name_code = compiler.get_code_name
+
+        def get_code_name(raw_code: str, code: str, number: int) -> str:
+            name, self._file = self._file, ""  # the cell's own; what it compiles in turn gets names of its own
+            name = name or name_code(raw_code, code, number)
+            self.where.enter(name, number)
+            return name
+
+        compiler.get_code_name = get_code_name
+
     def _raise_if_interrupted(self) -> None:
         if self._interrupted:
             raise KeyboardInterrupt
@@ -155,6 +177,14 @@ class Runner:
         stopped = isinstance(failure, KeyboardInterrupt) or (
             self._interrupted and isinstance(failure, asyncio.CancelledError)
         )
+        if isinstance(failure, SystemExit):
+            what = f"SystemExit: {failure}" if failure.args else "SystemExit"
+            return {
+                "status": "error",
+                "ename": "SystemExit",
+                "evalue": f"{failure}: {guards.EXIT}" if failure.args else guards.EXIT,
+                "traceback": [what, guards.EXIT],
+            }
         return {
             "status": "interrupted" if stopped else "error",
             "ename": "KeyboardInterrupt" if stopped else type(failure).__name__,
@@ -201,7 +231,3 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
 def _may_await(code: str) -> bool:
     """Whether the code can hold a top-level `await`, `async for` or `async with`."""
     return "await" in code or "async" in code
-
-
-def _refuse_exit() -> None:
-    raise RuntimeError("exit() and quit() do not end a rank; %ddp_stop in the notebook ends them all")

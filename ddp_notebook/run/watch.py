@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import getpass
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from ddp_notebook.errors import name_ranks
 from ddp_notebook.events import Answer, Ask
-from ddp_notebook.run.cell import CellRun
+from ddp_notebook.run.cell import CellRun, Shown
 from ddp_notebook.run.interrupt import Interrupts
 from ddp_notebook.run.screen import Screen
 
@@ -17,6 +18,7 @@ _AFTER_DEATH_S = 2.0  # what the others get to end when a rank has died
 # A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
 # handler runs at the timeout.
 _LOOK_S = 0.2
+_PIPES_S = 0.05  # what text gets to come through the pipes
 _ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 
 
@@ -60,6 +62,7 @@ class Watch:
         self._handled = 0  # interrupts
         self._interrupted_at = float("inf")
         self._told = False
+        self._asked: deque[tuple[int, Ask, float]] = deque()  # and since when
 
     def follow(self) -> None:
         """Return when the cell is over, or when nothing more can be done about it."""
@@ -68,11 +71,14 @@ class Watch:
         while True:
             now = time.monotonic()
             left = min(self._give_up_at, self._stop_at) - now
+            if self._asked:  # a question overtakes the text before it
+                left = min(left, _PIPES_S)
             item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
-            if item is not None and item.ask is not None:
-                self._answer(item.rank, item.ask)
-            elif item is not None and screen is not None:
-                screen.show(item)
+            if item is not None:
+                self._take(item)
+            if self._asked and time.monotonic() - self._asked[0][2] > _PIPES_S:
+                rank, ask, _ = self._asked.popleft()
+                self._answer(rank, ask)
             if screen is not None and run.shown.empty():
                 pause = screen.refresh(run.pending)
             if run.is_over and run.shown.empty():
@@ -91,6 +97,12 @@ class Watch:
                 self._give_up_at = now + _AFTER_DEATH_S
         if screen is not None:
             screen.finish()
+
+    def _take(self, item: Shown) -> None:
+        if item.ask is not None:
+            self._asked.append((item.rank, item.ask, time.monotonic()))
+        elif self._screen is not None:
+            self._screen.show(item)
 
     def _on_press(self, now: float) -> bool:
         """Somebody pressed stop. False: again, and some rank has still not answered."""

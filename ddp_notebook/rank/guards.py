@@ -1,0 +1,101 @@
+"""What a cell may not do to its rank, and what it may not leave behind."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+
+_MOST_LOOKED_AT = 100  # elements of a container
+_PUT_BACK = (signal.SIGINT, signal.SIGTERM)
+EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
+
+
+def install(shell: Any) -> None:
+    """Make `exit()`, `quit()` and `breakpoint()` errors that say what to do instead."""
+    shell.ask_exit = _refuse_exit
+    sys.breakpointhook = _refuse_breakpoint
+    # IPython's advice after sys.exit(), which is wrong on a rank
+    warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+
+def _refuse_exit() -> NoReturn:
+    raise RuntimeError("exit() and quit() do not end a rank; %ddp_stop in the notebook ends them all")
+
+
+def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(
+        "breakpoint() would stop this rank while the others wait for it. Print what you want to know, end the cell "
+        "there with an error, or look at a variable afterwards: %on_all_ranks x, or %ddp_pull x in the notebook"
+    )
+
+
+class Handlers:
+    """The signal handlers of a rank, put back after a cell that has set others: the stop button needs them."""
+
+    def __init__(self, on_sigint: Callable[..., None]) -> None:
+        signal.signal(signal.SIGINT, on_sigint)
+        self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
+
+    def put_back(self) -> None:
+        """Look whether they are still ours: 3 us each, while setting one takes 15."""
+        for number, handler in self._ours.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def forget_failure(shell: Any, failure: BaseException) -> None:
+    """Let go of the frames that a failed cell ran in: their variables may hold all of a GPU's memory.
+
+    They hang on the exception and those behind it, on `sys.last_*`, and on IPython's formatters.
+    """
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [failure]
+    while chain:
+        error = chain.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        error.__traceback__ = None
+        chain += [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        with contextlib.suppress(AttributeError):
+            delattr(sys, name)
+    for formatter in (shell.InteractiveTB, shell.SyntaxTB):
+        if hasattr(formatter, "tb"):
+            formatter.tb = None
+    gc.collect()  # frames and exceptions refer to each other
+
+
+def forget_tensors(shell: Any, execution_count: int) -> None:
+    """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` has the last value, as always."""
+    namespace, hook = shell.user_ns, shell.displayhook
+    out = namespace.get("_oh", {})
+    if execution_count in out and _holds_tensor(out[execution_count]):
+        del out[execution_count]
+        namespace.pop(f"_{execution_count}", None)
+    for name in ("__", "___"):
+        if _holds_tensor(getattr(hook, name, None)):
+            setattr(hook, name, "")
+            if namespace.get(name) is not None and not hasattr(builtins, name):
+                namespace[name] = ""
+
+
+def _holds_tensor(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+        return True
+    if depth == 0:
+        return False
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = list(value.values())[:_MOST_LOOKED_AT]
+    elif isinstance(value, list | tuple | set):
+        parts = list(value)[:_MOST_LOOKED_AT]
+    return any(_holds_tensor(part, depth - 1) for part in parts)
