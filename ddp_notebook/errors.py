@@ -117,6 +117,8 @@ class RankError(DDPNotebookError):
         lines: list[str] = []
         by_text = group_by_value({rank: "\n".join(tb) for rank, tb in self.tracebacks.items()})
         for text, ranks in by_text.items():
+            if not text.strip():
+                continue  # IPython has shown a wrong magic as text
             lines += [f"--- {name_ranks(ranks)} ---", *text.split("\n"), ""]
         return lines
 

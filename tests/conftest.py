@@ -125,7 +125,7 @@ def session() -> Iterator[Any]:
         yield running
 
 
-def _ipykernel6() -> str:
+def ipykernel6() -> str:
     """Where ipykernel 6.31 lies, without its dependencies, to be put before the installed one."""
     return os.environ.get("DDP_NOTEBOOK_TEST_IPYKERNEL6", "")
 
@@ -135,9 +135,9 @@ def kernel(request) -> Iterator[Any]:
     """A real notebook kernel with the extension loaded, on the newest ipykernel and on the oldest that is supported."""
     from tests.kernels import NotebookKernel
 
-    if request.param == "6.31" and not _ipykernel6():
+    if request.param == "6.31" and not ipykernel6():
         pytest.skip("DDP_NOTEBOOK_TEST_IPYKERNEL6 names no folder with ipykernel 6.31; `make test` sets it")
-    with closing(NotebookKernel(pythonpath=_ipykernel6() if request.param == "6.31" else "")) as running:
+    with closing(NotebookKernel(pythonpath=ipykernel6() if request.param == "6.31" else "")) as running:
         running.run("%load_ext ddp_notebook")
         version = running.run("import ipykernel; print(ipykernel.__version__)").stdout
         assert version.startswith("6.31") == (request.param == "6.31")

@@ -67,9 +67,9 @@ def test_what_json_cannot_hold_is_sent_as_text():
 
     content = {"data": {"text/plain": Odd()}}
 
-    came = decode(Display(cell=1, msg_type="display_data", content=content).encode())
+    came = decode(Display(cell=1, msg_type="display_data", content=content, place=1).encode())
 
-    assert came == Display(cell=1, msg_type="display_data", content={"data": {"text/plain": "odd"}})
+    assert came == Display(cell=1, msg_type="display_data", content={"data": {"text/plain": "odd"}}, place=1)
 
 
 def test_every_message_is_in_the_table():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from ddp_notebook.rank.streams import mark
-from ddp_notebook.run.text import CellEnd, TextSplitter
+from ddp_notebook.events import Display
+from ddp_notebook.rank.streams import display_mark, mark
+from ddp_notebook.run.text import CellEnd, Ordered, Piece, Place, TextSplitter
 
 TOKEN = "0123456789abcdef"  # as long as a session's
 
 
-def split(*reads: bytes) -> list[str | CellEnd]:
+def split(*reads: bytes) -> list[Piece]:
     """What a splitter makes of these reads; neighbouring texts joined, since reads are cut by chance."""
     splitter = TextSplitter(TOKEN)
-    joined: list[str | CellEnd] = []
+    joined: list[Piece] = []
     for read in reads:
         for piece in splitter.feed(read):
             if joined and isinstance(piece, str) and isinstance(joined[-1], str):
@@ -21,7 +22,7 @@ def split(*reads: bytes) -> list[str | CellEnd]:
     return joined
 
 
-def assert_split(stream: bytes, expected: list[str | CellEnd]) -> None:
+def assert_split(stream: bytes, expected: list[Piece]) -> None:
     """However the stream is cut in two, and byte by byte."""
     for at in range(len(stream) + 1):
         assert split(stream[:at], stream[at:]) == expected, f"cut before byte {at}"
@@ -32,6 +33,36 @@ def test_text_and_the_ends_of_cells_come_in_order():
     stream = b"one\n" + mark(TOKEN, 1) + b"between\n" + mark(TOKEN, 2) + mark(TOKEN, 31) + b"later"
 
     assert_split(stream, ["one\n", CellEnd(1), "between\n", CellEnd(2), CellEnd(31), "later"])
+
+
+def test_the_places_of_displays_come_in_order_and_may_cut_a_character():
+    stream = b"one\n" + display_mark(TOKEN, 7) + "é".encode() + display_mark(TOKEN, 80) + mark(TOKEN, 1, 5)
+
+    assert_split(stream, ["one\n", Place(7), "é", Place(80), CellEnd(1, 5e-06)])
+
+
+def shown(place: int) -> Display:
+    return Display(cell=1, msg_type="display_data", content={}, place=place)
+
+
+def test_text_waits_for_the_display_before_it_and_a_display_for_its_place():
+    ordered = Ordered()
+    assert list(ordered.arrived(shown(2))) == []
+    assert list(ordered.add(1, "a")) == [(1, "a")]
+    assert list(ordered.add(1, Place(1))) == []
+    assert list(ordered.add(2, "b")) == []
+    assert list(ordered.add(1, Place(2))) == []
+    assert list(ordered.add(1, CellEnd(1))) == []
+    assert list(ordered.arrived(shown(1))) == [(1, shown(1)), (2, "b"), (1, shown(2)), (1, CellEnd(1))]
+    assert list(ordered.add(1, "c")) == [(1, "c")]
+
+
+def test_text_of_a_dead_rank_waits_for_no_display():
+    ordered = Ordered()
+    assert list(ordered.add(1, Place(1))) == []
+    assert list(ordered.add(2, "last words")) == []
+    assert list(ordered.give_up()) == [(2, "last words")]
+    assert list(ordered.give_up()) == []
 
 
 def test_a_cell_that_ended_well_says_how_long_it_took():

@@ -1,4 +1,4 @@
-"""Text of a rank: pipes behind fd 1 and 2, and a mark where the text of a cell ends.
+"""Text of a rank: pipes behind fd 1 and 2, and marks where the text of a cell ends and where something is displayed.
 
 Python, C, subprocesses and forked children all write to the same pipes, so their order is kept, and a line costs
 2 to 3 us (10 to 12 through ipykernel's stream). The mark goes through the pipe of fd 1, and whoever reads it passes
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import sys
 import threading
@@ -27,6 +28,11 @@ def mark(token: str, cell: int, duration_us: int | None = None) -> bytes:
     return f"\x1e{token}:{cell}:{'' if duration_us is None else duration_us}\x1e\n".encode()
 
 
+def display_mark(token: str, place: int) -> bytes:
+    """The mark at the place of a display, which itself travels by the wire."""
+    return f"\x1e{token}:d{place}:\x1e\n".encode()
+
+
 class Streams:
     """The rank's text. A cell that closes or redirects fd 1 does not take the marks with it."""
 
@@ -36,6 +42,7 @@ class Streams:
         self._writers = (sys.stdout, sys.stderr)
         self._libc = ctypes.CDLL(None)
         self._in_cell = threading.Event()
+        self._places = itertools.count(1)
         threading.Thread(target=self._show_partial_lines, name="ddp-partial-lines", daemon=True).start()
 
     def begin(self) -> None:
@@ -48,6 +55,13 @@ class Streams:
         self.flush()
         self._libc.fflush(None)
         os.write(self._pipe, mark(self._token, cell, duration_us))
+
+    def place_display(self) -> int:
+        """Mark the place of a display in the text. Returns its number."""
+        self.flush()
+        place = next(self._places)
+        os.write(self._pipe, display_mark(self._token, place))
+        return place
 
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""

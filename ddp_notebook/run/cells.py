@@ -14,13 +14,13 @@ from ddp_notebook.errors import SessionBrokenError, StartError, name_ranks
 from ddp_notebook.events import Answer, Ask, CellDone, Display, Interrupt, Probe, RunCell
 from ddp_notebook.launch.cluster import Cluster, describe_status
 from ddp_notebook.run import outcome
-from ddp_notebook.run.cell import CellRun, Shown
+from ddp_notebook.run.cell import STREAMS, CellRun, Shown
 from ddp_notebook.run.interrupt import Interrupts
 from ddp_notebook.run.log import RankLog
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.screen import Screen
-from ddp_notebook.run.text import CellEnd, TextSplitter
+from ddp_notebook.run.text import CellEnd, Ordered, Piece, TextSplitter
 from ddp_notebook.run.watch import Watch
 
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
@@ -47,6 +47,8 @@ class Cells:
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
         ranks = range(world_size)
         self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
+        self._ordered = {rank: Ordered() for rank in ranks}
+        self._order_lock = threading.RLock()  # text and displays come in two threads
         self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
 
     # ---- running one
@@ -132,8 +134,8 @@ class Cells:
 
     def _show_text_between_cells(self, screen: Screen) -> None:
         between, self._between = self._between, {}
-        for (rank, fd), text in sorted(between.items()):
-            screen.show_between_cells(rank, "stdout" if fd == 1 else "stderr", text)
+        if between:
+            screen.show_between_cells({(rank, STREAMS[fd]): text for (rank, fd), text in sorted(between.items())})
 
     # ---- what can be done about one under way (`watch.Controls`)
 
@@ -166,6 +168,11 @@ class Cells:
 
     def on_message(self, rank: int, message: CellDone | Display | Ask) -> None:
         """A message about a cell."""
+        if isinstance(message, Display):
+            with self._order_lock:
+                for fd, ready in self._ordered[rank].arrived(message):
+                    self._on_piece(rank, fd, ready)
+            return
         run = self._runs.get(message.cell)
         if isinstance(message, Ask) and (run is None or not run.is_watched):
             self.answer(rank, Answer(request=message.request, error="nobody waits for this cell any more"))
@@ -173,24 +180,33 @@ class Cells:
             return
         elif isinstance(message, Ask):
             run.shown.put(Shown(rank, ask=message))
-        elif isinstance(message, CellDone):
-            run.on_done(rank, message)
         else:
-            run.on_display(rank, message)
+            run.on_done(rank, message)
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank."""
-        for piece in self._splitters[rank, fd].feed(data):
-            if isinstance(piece, CellEnd):
-                if (ended := self._runs.get(piece.cell)) is not None:
-                    ended.on_text_end(rank, piece.duration_s)
-                continue
+        with self._order_lock:
+            for piece in self._splitters[rank, fd].feed(data):
+                for its_fd, ready in self._ordered[rank].add(fd, piece):
+                    self._on_piece(rank, its_fd, ready)
+
+    def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
+        if isinstance(piece, str):
             self._logs[rank].write(piece)
             if (run := self._cell_of(rank)) is not None:
                 run.on_text(rank, fd, piece)
             else:
                 kept = self._between.get((rank, fd), "") + piece
                 self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
+        elif isinstance(piece, CellEnd):
+            if (ended := self._runs.get(piece.cell)) is not None:
+                ended.on_text_end(rank, piece.duration_s)
+        elif isinstance(piece, Display):
+            self._on_display(rank, piece)
+
+    def _on_display(self, rank: int, display: Display) -> None:
+        if (run := self._runs.get(display.cell)) is not None:
+            run.on_display(rank, display)
 
     def _cell_of(self, rank: int) -> CellRun | None:
         """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
@@ -198,6 +214,9 @@ class Cells:
 
     def on_ended(self, rank: int, status: int, last_words: str) -> None:
         """A rank's process ended."""
+        with self._order_lock:
+            for fd, piece in self._ordered[rank].give_up():
+                self._on_piece(rank, fd, piece)
         for run in list(self._runs.values()):
             run.on_died(rank, describe_status(status), last_words)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.errors import format_ranks
@@ -24,7 +24,7 @@ from ddp_notebook.run.outlet import Outlet
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _UPDATE_S = 0.1  # what was shown is changed at most so often
 _TAIL_CHARS = 4000  # that may be sent again with another label
-_MOST_CHARS = 5_000_000  # of a cell's text are shown; what is beyond is a flood
+_MOST_CHARS = 5_000_000  # of a cell's text are shown, without labels; what is beyond is a flood
 _MOST_DISPLAY_CHARS = 8_000_000
 _LAST_LINES = 10  # of a flood, from each rank
 _LONGEST_LABEL = 20
@@ -39,7 +39,6 @@ class Screen:
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = list(ranks)
         self._outlet = Outlet()
         self._fold = Fold()
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
@@ -52,7 +51,9 @@ class Screen:
         self._no_tail_for_s = 1.0  # doubled each time that nobody has joined: displays are dear
         self._slots: dict[int, list[tuple[str, list[int]]]] = {}  # by rank: displays shown, with their ranks
         self._reuse: dict[int, list[tuple[str, list[int]]]] = {}  # of them, those that were cleared
-        self._chars = self._display_chars = 0
+        self._chars = self._display_chars = 0  # shown
+        self._received_chars = 0  # of text, before it is folded
+        self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
         self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
         self._hidden_displays = 0
         self._last_lines: dict[int, deque[str]] = {}
@@ -65,8 +66,8 @@ class Screen:
         if item.display is not None:
             self._on_display(item.rank, item.display, now)
             return
-        self._chars += len(item.text)
-        if self._chars > _MOST_CHARS:
+        self._received_chars += len(item.text)
+        if self._chars > _MOST_CHARS or self._received_chars > self._most_received_chars:
             self._hide(item)
             return
         key = (item.rank, item.stream)
@@ -77,10 +78,11 @@ class Screen:
         if rest:
             self._partial[key] = rest[-_MOST_CHARS:], now if lines else since
 
-    def show_between_cells(self, rank: int, stream: str, text: str) -> None:
-        """Show text that a rank wrote while no cell ran."""
-        for line in text.splitlines():
-            self._fold.add(rank, Item.line(stream, f"(between cells) {_visible(line)}"), time.monotonic())
+    def show_between_cells(self, texts: Mapping[tuple[int, str], str]) -> None:
+        """Show text that ranks wrote while no cell ran, by rank and stream."""
+        for (rank, stream), text in texts.items():
+            for line in text.splitlines():
+                self._fold.add(rank, Item.line(stream, f"(between cells) {_visible(line)}"), 0.0)
         self._emit(self._fold.take_all())
 
     def refresh(self, talking: Collection[int]) -> float | None:
@@ -127,6 +129,8 @@ class Screen:
             return
         self._close_tail()
         tail = self._new_tail(entries, now, talking)
+        for entry in entries:
+            self._chars += len(entry.item.text)
         for entry in entries[: len(entries) - len(tail)]:
             if not _is_update(entry.item.display):
                 self._outlet.write(entry.item.stream, _labelled(entry) + "\n")

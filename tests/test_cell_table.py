@@ -1,0 +1,64 @@
+"""The table of cells on two kinds of sessions; `tests/long` runs it on all."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+
+from tests.cell_table import TABLE, Case, Expected
+from tests.conftest import ipykernel6
+from tests.kernels import NotebookKernel, Reply
+
+
+def check(case: Case, reply: Reply, world_size: int) -> None:
+    """Compare what a cell showed with what it was to show."""
+    everyone = f"[0-{world_size - 1}]"
+
+    def compare(shown: str, expected: Expected, what: str) -> None:
+        if isinstance(expected, re.Pattern):
+            assert expected.search(shown.replace(everyone, "{all}")), f"{case.name}: {what} is {shown!r}"
+        else:
+            wanted = (expected or "").replace("{all}", everyone).replace("{n}", str(world_size))
+            assert shown == wanted.replace("{pad}", " " * (len(everyone) + 1)), f"{case.name}: {what}"
+
+    if case.error:
+        assert reply.status == "error", f"{case.name}: it ended well, with {reply.stdout!r}"
+        assert re.search(case.error, reply.traceback, re.DOTALL), f"{case.name}: {reply.traceback}"
+        return
+    assert reply.status == "ok", f"{case.name}: {reply.traceback}"
+    compare(reply.stdout, case.stdout, "stdout")
+    compare(reply.stderr, case.stderr, "stderr")
+    kinds = [tuple(kind for kind in data if kind != "text/plain") for data in reply.displays]
+    assert kinds == [(mime,) for mime in case.mimes], case.name
+
+
+def run_table(world_size: int, start_method: str, pythonpath: str, repeats: int = 1) -> int:
+    """Run all cells in one kernel, in order. Returns how many were checked."""
+    kernel = NotebookKernel(env={"DDP_NOTEBOOK_START_METHOD": start_method}, pythonpath=pythonpath)
+    with closing(kernel):
+        kernel.run("%load_ext ddp_notebook")
+        started = kernel.run(f"%ddp_start {world_size}", timeout_s=120)
+        assert started.status == "ok", started.traceback
+        for _ in range(repeats):
+            for case in TABLE:
+                check(case, kernel.run(case.prefix + case.code), world_size)
+        assert kernel.run("%ddp_stop").status == "ok"
+    return repeats * len(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "start_method", "version"), [(2, "fork", "newest"), (4, "spawn", "6.31")], ids=str
+)
+def test_every_cell_shows_what_it_should(world_size, start_method, version):
+    if version == "6.31" and not ipykernel6():
+        pytest.skip("DDP_NOTEBOOK_TEST_IPYKERNEL6 names no folder with ipykernel 6.31; `make test` sets it")
+    run_table(world_size, start_method, ipykernel6() if version == "6.31" else "")
+
+
+def test_the_table_is_large_and_its_names_differ():
+    names = sorted(case.name for case in TABLE)
+    assert len(names) >= 60
+    assert not [a for a, b in pairwise(names) if a == b]

@@ -1,0 +1,162 @@
+"""What a front end sees of the ranks' output, in a real kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels import Reply
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel):
+    reply = kernel.run("%ddp_start 3")
+    assert reply.status == "ok", reply.traceback
+    yield kernel
+    assert kernel.run("%ddp_stop").status == "ok"
+
+
+def test_a_late_twin_joins_the_line_that_was_shown_last(ranks):
+    reply = ranks.run("%%on_all_ranks\nimport time\ntime.sleep(0.3 * rank)\nprint('same')\nprint('next')")
+    assert reply.stdout == "[0-2] same\n[0-2] next\n"
+
+
+def test_text_that_was_shown_is_not_sent_again(ranks):
+    code = "for i in range(10):\n    time.sleep(0.15)\n    print('x' * 1000, i)"
+    reply = ranks.run("%%on_ranks 0-1\nimport time\n" + code)
+    assert reply.stdout.count("x" * 1000) == 10
+    assert reply.nbytes < 1.2 * len(reply.stdout)
+
+
+def test_displays_and_text_keep_their_order(ranks):
+    code = (
+        "from IPython.display import Markdown\n"
+        "for i in range(5):\n    print('text', i)\n    display(Markdown(f'**{i}**'))"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    order = [c["data"].get("text/markdown") or c["data"]["text/plain"] if n == "display" else c for n, c in reply.shown]
+    joined = "".join(order)
+    at = [joined.index(piece) for i in range(5) for piece in (f"text {i}", f"**{i}**")]
+    assert at == sorted(at), order
+
+
+def test_a_bar_is_redrawn_in_its_place(ranks):
+    code = (
+        "import sys, time\n"
+        "for i in range(8):\n"
+        "    print(f'\\r{i} of 7', end='', file=sys.stderr, flush=True)\n"
+        "    time.sleep(0.15)\n"
+        "print(file=sys.stderr)\nprint('done')"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    assert reply.stdout == "[0-2] 7 of 7\n[0-2] done\n"
+    assert reply.nbytes < 200, "each state takes the place of the one before"
+
+
+def test_tqdm(ranks):
+    code = "from tqdm import tqdm\nimport time\nfor i in tqdm(range(5), desc=f'rank {rank}'): time.sleep(0.1)"
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    lines = reply.stdout.splitlines() + reply.stderr.splitlines()
+    assert [line[:12] for line in lines] == [f"[{rank}] rank {rank}: "[:12] for rank in range(3)], lines
+    assert all("100%" in line and "5/5" in line for line in lines)
+
+
+def test_a_rank_that_clears_its_output_replaces_what_it_has_shown(ranks):
+    code = (
+        "import time\nimport matplotlib.pyplot as plt\nfrom IPython.display import clear_output\n%matplotlib inline\n"
+        "for i in range(3):\n"
+        "    clear_output(wait=True)\n    plt.plot([i, rank]); plt.show()\n    print('frame', i)\n    time.sleep(0.2)"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    assert ["image/png" in data for data in reply.displays] == [True] * 3, "one figure of each rank is left"
+    assert "[0-2] frame 2" in reply.stdout and "frame 1" not in reply.stdout
+
+
+def test_a_flood_is_cut_short_with_a_note_and_its_end(ranks):
+    code = "line = 'y' * 99\nfor i in range(80_000): print(i, line)\nprint('the end', rank)"
+    reply = ranks.run("%%on_all_ranks --ranks 0-1\n" + code)
+    assert 4_000_000 < len(reply.stdout) < 11_000_000
+    assert "... not shown:" in reply.stderr and "session.log(rank) has the text" in reply.stderr
+    assert "[0] the end 0\n[1] the end 1\n" in reply.stdout[-500:]
+    log = ranks.run(
+        "import ddp_notebook\nlog = ddp_notebook.current().log(1).splitlines()\n"
+        "print([log.index(f'{i} ' + 'y' * 99) - len(log) for i in (0, 79_999)], log[-1])"
+    )
+    assert log.stdout == "[-80001, -2] the end 1\n"
+    assert ranks.run("%%on_all_ranks\nprint('calm')").stdout == "[0-2] calm\n"
+
+
+def test_what_a_thread_prints_between_cells_heads_the_next(ranks):
+    ranks.run(
+        "%%on_all_ranks\nimport threading\ngo = threading.Event()\n"
+        "def late():\n    go.wait(); time.sleep(0.3); print('late')\n"
+        "thread = threading.Thread(target=late); thread.start(); go.set()"
+    )
+    ranks.run("import time; time.sleep(1)")
+    assert ranks.run("%%on_all_ranks\nprint('now')").stdout == "[0-2] (between cells) late\n[0-2] now\n"
+
+
+def test_a_warning_is_shown_once_also_after_a_cell_on_some_ranks(ranks):
+    for _ in range(2):
+        ranks.run("%%on_ranks 1\npass")
+    reply = ranks.run("%%on_all_ranks\nimport warnings\nwarnings.warn('mind')\n1 / 0")
+    assert reply.stderr.count("mind") == 2 and reply.stderr.count("[0-2] ") == 2  # the warning, and its line of code
+    assert reply.traceback.count("ZeroDivisionError") <= 3 and "--- ranks 0-2 ---" in reply.traceback
+
+
+def test_input_is_asked_in_the_notebook_and_names_the_rank(ranks):
+    client = ranks.client
+    message = client.execute(
+        "%%on_all_ranks --ranks 0,2\nprint('before')\nname = input('Name: ')\nprint('hi', name)", allow_stdin=True
+    )
+    for expected in ("Ann", "Ann"):
+        asked = client.get_stdin_msg(timeout=20)["content"]
+        assert asked["prompt"] in ("[0] Name: ", "[2] Name: ") and not asked["password"]
+        client.input(expected)
+    reply = ranks.finish(message)
+    assert reply.status == "ok", reply.traceback
+    first, *rest = sorted(reply.stdout.splitlines())
+    assert "[0,2] before" in (first, *rest) and reply.stdout.count("hi Ann") in (1, 2), reply.stdout
+
+
+def test_getpass_hides_what_is_typed_and_stop_ends_the_question(ranks):
+    client = ranks.client
+    message = client.execute("%%on_ranks 1\nimport getpass\nsecret = getpass.getpass()", allow_stdin=True)
+    assert client.get_stdin_msg(timeout=20)["content"] == {"prompt": "[1] Password: ", "password": True}
+    client.input("xyz")
+    assert ranks.finish(message).status == "ok"
+    assert ranks.run("%%on_ranks 1\nsecret").stdout == "[1] 'xyz'\n"
+
+    message = client.execute("%%on_ranks 1\ninput('never: ')", allow_stdin=True)
+    client.get_stdin_msg(timeout=20)
+    ranks.interrupt()
+    assert ranks.finish(message, timeout_s=10).ename == "KeyboardInterrupt"
+    assert ranks.run("%%on_all_ranks\n1").stdout == "[0-2] 1\n"
+
+
+def test_auto_sends_what_the_user_runs_and_nothing_else(ranks):
+    assert "every plain cell runs on all ranks" in ranks.run("%ddp_auto on").stdout
+    try:
+        assert ranks.run("where = 'there'\nrank").stdout == "[0] 0\n[1] 1\n[2] 2\n"
+        assert ranks.run("%%local\nprint('here')").stdout == "here\n"
+        for options in ({"silent": True}, {"store_history": False}):
+            message = ranks.client.execute("hidden = 'notebook'", **options)
+            if options != {"silent": True}:
+                ranks.finish(message)
+        assert ranks.run("%%local\nprint(hidden)").stdout == "notebook\n"
+        assert ranks.run("'hidden' in globals()").stdout == "[0-2] False\n"
+        assert ranks.run("%ddp_status").stdout.startswith("rank  host")
+    finally:
+        ranks.run("%ddp_auto off")
+    assert ranks.run("'where' in globals()").displays == [{"text/plain": "False"}]
+    wrong: Reply = ranks.run("%ddp_auto maybe")
+    assert wrong.evalue == "%ddp_auto takes on or off, not 'maybe'"
+
+
+def test_a_cell_may_be_run_later_and_from_a_thread(ranks):
+    code = (
+        "import ddp_notebook, threading\nsession = ddp_notebook.current()\n"
+        "future = session.run('import time; time.sleep(0.2); print(rank)', ranks='::2', wait=False)\n"
+        "other = session.run('print(1)', ranks=1)\n"
+        "print([future.result()[rank].stdout for rank in (0, 2)], other.ranks)"
+    )
+    assert ranks.run(code).stdout == "[1] 1\n['0\\n', '2\\n'] [1]\n"
