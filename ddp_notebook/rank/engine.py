@@ -18,7 +18,7 @@ from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 
 from ddp_notebook.events import Engine, Form, Formed, Message, Pull, Pulled, Ready, RunCell
-from ddp_notebook.rank import group, kernel_api, values
+from ddp_notebook.rank import group, kernel_api, tutorials, values
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.inbox import Inbox
 from ddp_notebook.rank.runner import Runner
@@ -69,6 +69,7 @@ class Rank:
         self.agent.stop_cell = runner.stop
         self.agent.on_answer = runner.asking.on_answer
         self.agent.where = runner.where.describe
+        tutorials.install(lambda: self.place)
         self._loop = asyncio.get_running_loop()
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,36 +16,51 @@ from ddp_notebook.events import Form
 def form(place: Form) -> None:
     """Leave the current group, if any, and join the one of `place.epoch`. Cells find it when it returns.
 
-    The group forms with a short timeout, which is raised to torch's default afterwards: with a wrong interface one
-    rank fails at once and the others wait five times the timeout (measured: 25 s of 5), so half an hour would be 2.5.
-
     Raises:
         whatever `init_process_group` raises; then the rank is in no group.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
     os.environ.update(_environment(place))
-    device = torch.device(place.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread; the main thread's is set by the engine
+    if place.device != "cpu":
+        torch.cuda.set_device(place.device)  # of this thread; the main thread's is set by the engine
+    join(place, f"{place.store_prefix}/{place.epoch}")
+
+
+def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | None = None, **options: Any) -> None:
+    """Form the default group of the session's ranks. They meet at the session's store, under a prefix of this group.
+
+    Without a timeout the group forms with a short one, which is raised to torch's default afterwards: with a wrong
+    interface one rank fails at once and the others wait five times the timeout (measured: 25 s of 5), so half an hour
+    would be 2.5.
+
+    Args:
+        prefix: the same on all ranks, and used by no group before.
+        backend: the session's if empty.
+        timeout: of the group, also while it forms.
+        options: further ones of `init_process_group`.
+
+    Raises:
+        whatever `init_process_group` raises; then the rank is in no group.
+    """
+    backend = backend or place.backend
+    forming = timeout or timedelta(seconds=place.form_timeout_s)
     store = TCPStore(
         place.store_host,
         place.store_port,
         world_size=None,
         is_master=False,
-        timeout=timedelta(seconds=place.form_timeout_s),
+        timeout=forming,
         wait_for_workers=False,
     )
-    prefixed = PrefixStore(f"{place.store_prefix}/{place.epoch}", store)
+    prefixed = PrefixStore(prefix, store)
+    if backend == "nccl":
+        options.setdefault("device_id", torch.device(place.device))
     dist.init_process_group(
-        place.backend,
-        store=prefixed,
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=timedelta(seconds=place.form_timeout_s),
-        device_id=device if place.backend == "nccl" else None,
+        backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options
     )
-    _raise_timeout(place.backend, store, prefixed)
+    if timeout is None:
+        _raise_timeout(backend, store, prefixed)
 
 
 def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:

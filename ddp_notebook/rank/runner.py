@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from ddp_notebook.events import CellDone, Display, Message, RunCell
@@ -72,7 +73,7 @@ class Runner:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
-        if self._uneventful and done.status == "ok" and not done.payload:
+        if self._uneventful and done.status == "ok" and not done.payload and done.has_group:
             self._streams.end(cell.cell, round(done.duration_s * 1e6))
         else:
             self._streams.end(cell.cell)
@@ -81,6 +82,7 @@ class Runner:
 
     async def _run_guarded(self, cell: RunCell) -> CellDone:
         started = time.perf_counter()
+        had_group = dist.is_initialized()  # 0.1 us
         shell, kernel = self._shell, self._kernel
         kernel.set_parent([], _parent_message(cell.cell))
         shell.execution_count = cell.execution_count
@@ -106,6 +108,7 @@ class Runner:
             cell=cell.cell,
             duration_s=time.perf_counter() - started,
             payload=self._take_payload(),
+            has_group=dist.is_initialized() or not had_group,
             **self._outcome(failure),
         )
         if failure is not None:

@@ -120,7 +120,7 @@ class CellRun:
     def on_done(self, rank: int, done: CellDone) -> None:
         """The cell ended on a rank; its text may still be on its way."""
         one = self.result[rank]
-        one.status, one.duration_s = done.status, done.duration_s
+        one.status, one.duration_s, one.has_group = done.status, done.duration_s, done.has_group
         if done.status != "ok":
             one.error = f"{done.ename}: {done.evalue}" if done.evalue else done.ename
             one.traceback = done.traceback

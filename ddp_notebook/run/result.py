@@ -41,6 +41,7 @@ class RankResult:
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"
     traceback: list[str] = field(default_factory=list)
+    has_group: bool = True  # False: the cell has destroyed the default group and formed no other
 
     @property
     def stdout(self) -> str:

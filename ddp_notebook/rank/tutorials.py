@@ -1,0 +1,142 @@
+"""Tutorial code runs as it is: what scripts call to become ranks and to start them, on a rank that is one already.
+
+| call | on a rank |
+|---|---|
+| `dist.init_process_group` | says that the group exists; after `destroy_process_group` it forms the next one |
+| `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
+| `mp.set_start_method` | may be called again, so that a cell can be run again |
+
+Only what `install` puts in place is replaced, by functions of the same signature, wherever a module has the original.
+Children of a rank keep what they inherit if they are forked, and have the originals if they are spawned.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing import reduction
+from types import FunctionType
+from typing import IO, Any
+
+import torch.distributed as dist
+
+from ddp_notebook.events import Form
+from ddp_notebook.rank import group
+
+_init_process_group = dist.init_process_group
+_dump = reduction.dump
+_set_start_method = multiprocessing.set_start_method
+
+
+def install(place: Callable[[], Form | None]) -> None:
+    """Replace the functions in this process.
+
+    Args:
+        place: tells the rank's place, which changes when the group is formed anew.
+    """
+    _replace(_init_process_group, _around_init(place))
+    _replace(_dump, _dump_for_new_process)
+    _replace(_set_start_method, _set_start_method_again)
+
+
+def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """In every module: `from torch.distributed import init_process_group` has made copies, in torch itself too."""
+    name = original.__name__
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, ours)
+
+
+# ---- groups
+
+
+def _around_init(place: Callable[[], Form | None]) -> Callable[..., None]:
+    pid = os.getpid()
+    signature = inspect.signature(_init_process_group)
+    joined: Counter[int] = Counter()  # groups that cells have formed, by the session's epoch: equal on all ranks
+
+    @functools.wraps(_init_process_group)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        here = place()
+        assert here is not None
+        asked = signature.bind(*args, **kwargs).arguments
+        backend = str(asked.get("backend") or "").lower()
+        if os.getpid() != pid:
+            raise RuntimeError(
+                f"this process was forked from rank {here.rank}, whose group it cannot use. The ranks exist already: "
+                "call the function in the cell, without a Process around it, and every rank runs it"
+            )
+        if not dist.is_initialized() and (asked.get("store") is not None or backend == "fake"):
+            _init_process_group(*args, **kwargs)  # a group of their own; the session's comes this way too
+            return
+        _check(asked, here)
+        if dist.is_initialized():
+            print(_nothing_to_do(backend))  # the same line on all ranks, so that it is shown once
+            return
+        joined[here.epoch] += 1
+        prefix = f"{here.store_prefix}/{here.epoch}.{joined[here.epoch]}"
+        options = {name: asked[name] for name in ("pg_options", "device_id") if name in asked}
+        group.join(here, prefix, backend=backend, timeout=asked.get("timeout"), **options)
+
+    return init_process_group
+
+
+def _check(asked: dict[str, Any], here: Form) -> None:
+    """The place that a cell asks for has to be the one that the rank has."""
+    size, rank = asked.get("world_size", -1), asked.get("rank", -1)
+    if size not in (None, -1, here.world_size):
+        raise ValueError(
+            f"world_size={size}, but the session has {_ranks(here.world_size)}; run with size={here.world_size}, "
+            f"or start {_ranks(size)}: %ddp_start {size}"
+        )
+    if rank not in (None, -1, here.rank):
+        raise ValueError(
+            f"rank={rank}, but this is rank {here.rank} of {here.world_size}; leave rank out, the session knows it"
+        )
+
+
+def _nothing_to_do(backend: str) -> str:
+    there = dist.get_backend()
+    line = f"init_process_group: the group of {_ranks(dist.get_world_size())} exists already ({there}); nothing to do"
+    return line if backend in ("", there) else f"{line}, {there} stays the backend instead of {backend}"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+# ---- processes
+
+
+class _Importable(reduction.ForkingPickler):
+    """Pickles for a process that is not forked: such a one imports what it needs, and cannot import a cell."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, FunctionType | type) or getattr(obj, "__module__", "") != "__main__":
+            return NotImplemented
+        name = obj.__qualname__
+        to_do = (
+            f"The ranks exist already: call {name}(dist.get_rank(), ...) in the cell, and every rank runs it. "
+            if isinstance(obj, FunctionType)
+            else ""
+        )
+        raise RuntimeError(
+            f"{name} was defined in a cell, and a new process cannot import it. {to_do}For other child processes "
+            f"use the start method fork, mp.set_start_method('fork'), or put {name} in a module"
+        )
+
+
+@functools.wraps(_dump)
+def _dump_for_new_process(obj: Any, file: IO[bytes], protocol: int | None = None) -> None:
+    """`multiprocessing` starts every process with this, unless by fork, and uses it for nothing else."""
+    _Importable(file, protocol).dump(obj)
+
+
+@functools.wraps(_set_start_method)
+def _set_start_method_again(method: str | None, force: bool = False) -> None:
+    _set_start_method(method, force=True)

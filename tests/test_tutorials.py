@@ -1,0 +1,476 @@
+"""Tutorial code, pasted into cells: what is written for scripts that start their own processes runs on the ranks.
+
+The blocks have the shape of https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html and of the tutorial on
+DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+
+import pytest
+
+from ddp_notebook.errors import RankError
+
+_EXISTS = "init_process_group: the group of 2 ranks exists already (gloo); nothing to do"
+_ALL_REDUCE = "x = torch.full((1,), rank + 1.0); dist.all_reduce(x); print(dist.get_rank(), dist.get_world_size(), x)"
+
+_INIT = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def run(rank, size):
+    print("run", rank, size)
+
+def init_process(rank, size, fn, backend="gloo"):
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = "29500"
+    dist.init_process_group(backend, rank=rank, world_size=size)
+    fn(rank, size)
+"""
+
+_MAIN = """
+if __name__ == "__main__":
+    size = 2
+    processes = []
+    {start_method}
+    for number in range(size):
+        p = mp.Process(target=init_process, args=(number, size, run))
+        p.start()
+        processes.append(p)
+    for p in processes:
+        p.join()
+"""
+
+
+def cell(code: str) -> str:
+    return textwrap.dedent(code).strip()
+
+
+def texts(session, code: str) -> list[str]:
+    """What the ranks printed."""
+    result = session.run(cell(code))
+    assert [result[rank].stderr for rank in result.ranks] == ["", ""]
+    return [result[rank].stdout.strip() for rank in result.ranks]
+
+
+@pytest.fixture(scope="module")
+def session(session):
+    """With the helper process of `multiprocessing` that the first spawn starts, and that lives as long as its rank."""
+    session.run("from multiprocessing import resource_tracker; resource_tracker.ensure_running()")
+    return session
+
+
+@pytest.fixture(autouse=True)
+def _group_and_names(session):
+    """A test may leave the ranks without a group, and tutorials use `rank` and `world_size` for other things."""
+    yield
+    session.run(
+        "import multiprocessing, os\nif not dist.is_initialized(): dist.init_process_group()\n"
+        "rank, world_size = dist.get_rank(), dist.get_world_size()\nmultiprocessing.set_start_method('fork')"
+    )
+
+
+# ---- init_process_group
+
+
+def test_the_first_block_runs_in_the_sessions_group(session):
+    assert texts(session, _INIT + "init_process(rank, world_size, run)") == [f"{_EXISTS}\nrun {r} 2" for r in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.init_process_group()",
+        "dist.init_process_group('GLOO', init_method='tcp://127.0.0.1:29500', rank=rank, world_size=2)",
+        "from torch.distributed import init_process_group; init_process_group(backend=dist.Backend.GLOO)",
+        "from torch.distributed import distributed_c10d as c10d; c10d.init_process_group('gloo', None, None, 2, rank)",
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=rank, world_size=world_size)",
+    ],
+)
+def test_asking_for_the_group_that_exists_says_so(session, call):
+    before = "before = dist.group.WORLD\n"
+    assert texts(session, before + call + "\nassert dist.group.WORLD is before") == [_EXISTS] * 2
+
+
+def test_the_line_is_shown_once_for_all_ranks(session, capsys):
+    session.run("dist.init_process_group('gloo')")
+    assert capsys.readouterr().out == f"[0-1] {_EXISTS}\n"
+
+
+def test_another_backend_is_noted(session):
+    line = f"{_EXISTS}, gloo stays the backend instead of nccl"
+    assert texts(session, "dist.init_process_group('nccl', rank=rank, world_size=2)") == [line] * 2
+
+
+@pytest.mark.parametrize("prepare", ["", "dist.destroy_process_group()\n"])
+def test_another_size_is_an_error_that_says_what_there_is(session, prepare):
+    with pytest.raises(RankError) as caught:
+        session.run(prepare + "dist.init_process_group('gloo', rank=rank, world_size=4)")
+    assert str(caught.value) == (
+        "ValueError: world_size=4, but the session has 2 ranks; run with size=2, or start 4 ranks: %ddp_start 4 "
+        "(ranks 0-1)"
+    )
+
+
+def test_another_rank_is_an_error(session):
+    with pytest.raises(RankError) as caught:
+        session.run("dist.init_process_group('gloo', rank=0, world_size=2)")
+    assert str(caught.value) == (
+        "ValueError: rank=0, but this is rank 1 of 2; leave rank out, the session knows it (rank 1); succeeded: rank 0"
+    )
+
+
+def test_the_environment_of_a_script_disturbs_nothing(session):
+    session.run(
+        "import os\nos.environ.update(MASTER_ADDR='192.0.2.1', MASTER_PORT='29500', RANK='7', WORLD_SIZE='9')\n"
+        "dist.init_process_group()\npair = dist.new_group([0, 1])"
+    )
+    session.run("dist.destroy_process_group()\ndist.init_process_group()\npair = dist.new_group([0, 1])")
+    assert texts(session, "x = torch.ones(1); dist.all_reduce(x, group=pair); print(x)") == ["tensor([2.])"] * 2
+    session.reform()
+    assert texts(session, "import os; print(os.environ['RANK'], os.environ['MASTER_ADDR'])")[1] == "1 127.0.0.1"
+
+
+# ---- destroy_process_group and init_process_group
+
+
+def test_groups_formed_again_and_again(session):
+    before = repr(session.status())
+    for _ in range(5):
+        session.run("dist.destroy_process_group()\ndist.init_process_group('gloo', rank=rank, world_size=world_size)")
+        assert texts(session, _ALL_REDUCE) == ["0 2 tensor([3.])", "1 2 tensor([3.])"]
+        session.run("pair = dist.new_group([0, 1]); dist.all_reduce(x, group=pair)")
+    epoch = "backend gloo, group "
+    assert repr(session.status()).split(epoch)[1] == before.split(epoch)[1]
+    session.reform()
+    assert texts(session, _ALL_REDUCE) == ["0 2 tensor([3.])", "1 2 tensor([3.])"]
+    session.run("dist.destroy_process_group()\ndist.init_process_group()")
+    assert texts(session, _ALL_REDUCE) == ["0 2 tensor([3.])", "1 2 tensor([3.])"]
+
+
+def test_a_group_formed_again_has_the_timeout_that_was_asked_for(session):
+    read = "dist.group.WORLD._get_backend(device).options._timeout.total_seconds()"
+    session.run("from datetime import timedelta\ndist.destroy_process_group()")
+    session.run("dist.init_process_group('gloo', timeout=timedelta(seconds=77))")
+    assert session.run(read)[0].result == "77.0"
+    session.run("dist.destroy_process_group()\ndist.init_process_group('gloo')")
+    assert session.run(read)[1].result == "1800.0"
+
+
+def test_a_device_mesh_forms_the_sessions_group_too(session):
+    """torch's own code has copies of the function."""
+    session.run(
+        "import os; os.environ['MASTER_PORT'] = '29500'\ndist.destroy_process_group()\n"
+        "mesh = dist.init_device_mesh('cpu', (2,))"
+    )
+    assert texts(session, _ALL_REDUCE)[1] == "1 2 tensor([3.])"
+
+
+def test_a_group_at_a_store_of_the_cells_own(session):
+    """For example the fake backend, which stands for any number of ranks."""
+    session.run(
+        "from torch.testing._internal.distributed.fake_pg import FakeStore\ndist.destroy_process_group()\n"
+        "dist.init_process_group('fake', store=FakeStore(), rank=3, world_size=64)"
+    )
+    assert texts(session, "print(dist.get_rank(), dist.get_world_size())") == ["3 64"] * 2
+    session.run("dist.destroy_process_group()\ndist.init_process_group()")
+    assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
+
+
+def test_a_cell_that_leaves_no_group_says_so(session):
+    assert session.run("pass")[0].has_group
+    left = session.run("if rank == 1: dist.destroy_process_group()")
+    assert [left[rank].has_group for rank in (0, 1)] == [True, False]
+    assert left.ok and left[1].status == "ok"
+    assert session.run("pass")[1].has_group, "it is said once"
+    session.run("if rank == 0: dist.destroy_process_group()\ndist.init_process_group()")
+    assert session.run("dist.destroy_process_group()\ndist.init_process_group()")[0].has_group
+    with pytest.raises(RankError) as caught:
+        session.run("dist.destroy_process_group()\n1 / 0")
+    assert caught.value.result is not None and not caught.value.result[0].has_group
+
+
+# ---- the blocks on communication
+
+
+def test_blocking_point_to_point(session):
+    block = """
+    def run(rank, size):
+        tensor = torch.zeros(1)
+        if rank == 0:
+            tensor += 1
+            dist.send(tensor=tensor, dst=1)
+        else:
+            dist.recv(tensor=tensor, src=0)
+        print("Rank", rank, "has data", tensor[0])
+    """
+    session.run(cell(_INIT))
+    session.run(cell(block))
+    expected = [f"{_EXISTS}\nRank {r} has data tensor(1.)" for r in (0, 1)]
+    assert texts(session, "init_process(rank, world_size, run)") == expected
+
+
+def test_non_blocking_point_to_point(session):
+    block = """
+    def run(rank, size):
+        tensor = torch.zeros(1)
+        req = None
+        if rank == 0:
+            tensor += 1
+            req = dist.isend(tensor=tensor, dst=1)
+            print("Rank 0 started sending")
+        else:
+            req = dist.irecv(tensor=tensor, src=0)
+            print("Rank 1 started receiving")
+        req.wait()
+        print("Rank", rank, "has data", tensor[0])
+    run(rank, world_size)
+    """
+    assert texts(session, block) == [
+        "Rank 0 started sending\nRank 0 has data tensor(1.)",
+        "Rank 1 started receiving\nRank 1 has data tensor(1.)",
+    ]
+
+
+def test_all_reduce_in_a_group_of_its_own(session):
+    block = """
+    def run(rank, size):
+        group = dist.new_group([0, 1])
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group)
+        print("Rank", rank, "has data", tensor[0])
+    run(rank, world_size)
+    """
+    assert texts(session, block) == [f"Rank {r} has data tensor(2.)" for r in (0, 1)]
+
+
+def test_a_ring_all_reduce(session):
+    block = """
+    def allreduce(send, recv):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        send_buff, recv_buff, accum = send.clone(), send.clone(), send.clone()
+        left, right = ((rank - 1) + size) % size, (rank + 1) % size
+        for i in range(size - 1):
+            if i % 2 == 0:
+                send_req = dist.isend(send_buff, right)
+                dist.recv(recv_buff, left)
+                accum[:] += recv_buff[:]
+            else:
+                send_req = dist.isend(recv_buff, right)
+                dist.recv(send_buff, left)
+                accum[:] += send_buff[:]
+            send_req.wait()
+        recv[:] = accum[:]
+
+    t, res = torch.full((2, 2), rank + 1.0), torch.zeros(2, 2)
+    allreduce(t, res)
+    print(res.flatten().tolist())
+    """
+    assert texts(session, block) == ["[3.0, 3.0, 3.0, 3.0]"] * 2
+
+
+_PARTITION = """
+from math import ceil
+from random import Random
+import torch.nn.functional as F
+import torch.optim as optim
+from torch import nn
+
+class Partition(object):
+    def __init__(self, data, index):
+        self.data, self.index = data, index
+    def __len__(self):
+        return len(self.index)
+    def __getitem__(self, index):
+        return self.data[self.index[index]]
+
+class DataPartitioner(object):
+    def __init__(self, data, sizes=[0.7, 0.2, 0.1], seed=1234):
+        self.data, self.partitions = data, []
+        rng = Random()
+        rng.seed(seed)
+        indexes = list(range(len(data)))
+        rng.shuffle(indexes)
+        for frac in sizes:
+            part_len = int(frac * len(data))
+            self.partitions.append(indexes[0:part_len])
+            indexes = indexes[part_len:]
+    def use(self, partition):
+        return Partition(self.data, self.partitions[partition])
+
+def partition_dataset():
+    from sklearn.datasets import load_digits
+    x, y = load_digits(return_X_y=True)
+    dataset = torch.utils.data.TensorDataset(torch.tensor(x[:512] / 16, dtype=torch.float), torch.tensor(y[:512]))
+    size = dist.get_world_size()
+    bsz = 128 // size
+    partition = DataPartitioner(dataset, [1.0 / size for _ in range(size)]).use(dist.get_rank())
+    return torch.utils.data.DataLoader(partition, batch_size=bsz, shuffle=True), bsz
+"""
+
+_SGD = """
+def average_gradients(model):
+    size = float(dist.get_world_size())
+    for param in model.parameters():
+        dist.all_reduce(param.grad.data, op=dist.ReduceOp.SUM)
+        param.grad.data /= size
+
+def run(rank, size):
+    torch.manual_seed(1234)
+    train_set, bsz = partition_dataset()
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10), nn.LogSoftmax(dim=1))
+    optimizer = optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    num_batches = ceil(len(train_set.dataset) / float(bsz))
+    global losses, weights
+    losses = []
+    for epoch in range(5):
+        epoch_loss = 0.0
+        for data, target in train_set:
+            optimizer.zero_grad()
+            loss = F.nll_loss(model(data), target)
+            epoch_loss += loss.item()
+            loss.backward()
+            average_gradients(model)
+            optimizer.step()
+        losses.append(epoch_loss / num_batches)
+        print("Rank", dist.get_rank(), "epoch", epoch, ":", losses[-1])
+    weights = model[0].weight.detach().clone()
+"""
+
+
+def test_distributed_sgd_on_a_partitioned_dataset(session):
+    for block in (_INIT, _PARTITION, _SGD, "init_process(rank, world_size, run)"):
+        session.run(cell(block))
+    assert all(losses[-1] < 0.9 * losses[0] for losses in session.pull("losses").values())
+    weights = session.pull("weights")
+    assert bool((weights[0] == weights[1]).all()), "averaged gradients keep the models equal"
+
+
+def test_setup_and_cleanup_of_the_ddp_tutorial_twice(session):
+    blocks = """
+    import os
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    def setup(rank, world_size):
+        os.environ["MASTER_ADDR"] = "localhost"
+        os.environ["MASTER_PORT"] = "12355"
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+    def cleanup():
+        dist.destroy_process_group()
+
+    def demo_basic(rank, world_size):
+        setup(rank, world_size)
+        ddp_model = DDP(torch.nn.Linear(10, 5))
+        torch.optim.SGD(ddp_model.parameters(), lr=0.001)
+        ddp_model(torch.randn(20, 10)).sum().backward()
+        cleanup()
+
+    demo_basic(rank, world_size)
+    """
+    assert texts(session, blocks) == [_EXISTS] * 2
+    assert texts(session, blocks) == [""] * 2
+
+
+# ---- processes
+
+
+def test_a_cells_function_is_not_spawned(session):
+    session.run(cell(_INIT))
+    with pytest.raises(RankError) as caught:
+        session.run(cell(_MAIN.format(start_method='mp.set_start_method("spawn")')))
+    assert str(caught.value) == (
+        "RuntimeError: init_process was defined in a cell, and a new process cannot import it. The ranks exist "
+        "already: call init_process(dist.get_rank(), ...) in the cell, and every rank runs it. For other child "
+        "processes use the start method fork, mp.set_start_method('fork'), or put init_process in a module (ranks 0-1)"
+    )
+    with pytest.raises(RankError, match="init_process was defined in a cell"):  # and not: context has been set
+        session.run(cell(_MAIN.format(start_method='mp.set_start_method("spawn")')))
+    assert session.run("init_process(dist.get_rank(), size, run)").ok
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mp.spawn(run, args=(2,), nprocs=2, join=True)",
+        "mp.get_context('spawn').Process(target=run, args=(0, 2)).start()",
+        "mp.get_context('forkserver').Process(target=print, args=(run,)).start()",
+    ],
+)
+def test_however_it_is_spawned(session, call):
+    session.run(cell(_INIT))
+    with pytest.raises(RankError, match=r"RuntimeError: run was defined in a cell, .* call run\(dist\.get_rank\(\), "):
+        session.run(call)
+
+
+def test_a_cells_dataset_is_not_sent_to_spawned_workers(session):
+    with pytest.raises(RankError, match=r"Numbers was defined in a cell, and a new process cannot import it\. For "):
+        session.run(
+            cell("""
+            class Numbers:
+                def __len__(self): return 4
+                def __getitem__(self, i): return i
+            list(torch.utils.data.DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn"))
+            """)
+        )
+
+
+def test_a_forked_child_cannot_use_the_group(session):
+    """The oldest form of the first block, which forks."""
+    session.run(cell(_INIT))
+    result = session.run(cell(_MAIN.format(start_method="")))
+    assert (
+        "RuntimeError: this process was forked from rank 1, whose group it cannot use. The ranks exist already: call "
+        "the function in the cell, without a Process around it, and every rank runs it"
+    ) in result[1].stderr
+
+
+def test_child_processes_of_a_rank_work(session, tmp_path):
+    """Forked with a cell's functions, spawned with those of a module."""
+    (tmp_path / "in_a_module.py").write_text("def square(i):\n    print(i * i, flush=True)\n    return i * i\n")
+    code = f"""
+    import sys; sys.path.insert(0, {os.fspath(tmp_path)!r})
+    import torch.multiprocessing as mp
+    from concurrent.futures import ProcessPoolExecutor
+    from in_a_module import square
+
+    class Numbers:
+        def __len__(self): return 4
+        def __getitem__(self, i): return i
+
+    def double(i): return 2 * i
+
+    def put(queue): queue.put("forked")
+
+    loaded = [int(i) for i in torch.utils.data.DataLoader(Numbers(), batch_size=None, num_workers=2)]
+    with ProcessPoolExecutor(2) as pool:
+        doubled = list(pool.map(double, range(3)))
+    fork = mp.get_context("fork")
+    queue = fork.SimpleQueue()
+    child = fork.Process(target=put, args=(queue,)); child.start()
+    print(loaded, doubled, queue.get(), flush=True)
+    child.join()
+    if rank == 0:
+        child = mp.get_context("spawn").Process(target=square, args=(5,)); child.start(); child.join()
+    """
+    first, second = texts(session, code)
+    assert second == "[0, 1, 2, 3] [0, 2, 4] forked"
+    assert first == second + "\n25"
+
+
+def test_what_is_replaced_keeps_its_signature_and_help(session):
+    code = """
+    import inspect, multiprocessing
+    from torch.distributed import distributed_c10d as c10d
+    assert list(inspect.signature(dist.init_process_group).parameters)[:3] == ["backend", "init_method", "timeout"]
+    assert dist.init_process_group is c10d.init_process_group
+    assert "Initialize the default" in c10d.init_process_group.__doc__
+    assert list(inspect.signature(multiprocessing.set_start_method).parameters) == ["method", "force"]
+    import pickle
+    assert pickle.loads(pickle.dumps(dist.init_process_group)) is dist.init_process_group
+    """
+    assert session.run(cell(code)).ok
