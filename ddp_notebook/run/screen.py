@@ -25,7 +25,9 @@ _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _UPDATE_S = 0.1  # what was shown is changed at most so often
 _TAIL_CHARS = 4000  # that may be sent again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text are shown, without labels; what is beyond is a flood
-_MOST_DISPLAY_CHARS = 8_000_000
+_MOST_SENT_BYTES = 10_000_000  # of text, with its labels
+_MOST_DISPLAY_CHARS = 4_000_000
+_LABEL_BYTES = 8  # of a line on iopub: its label and its end
 _LAST_LINES = 10  # of a flood, from each rank
 _LONGEST_LABEL = 20
 _LONGEST_PAUSE_S = 64.0
@@ -52,6 +54,7 @@ class Screen:
         self._slots: dict[int, list[tuple[str, list[int]]]] = {}  # by rank: displays shown, with their ranks
         self._reuse: dict[int, list[tuple[str, list[int]]]] = {}  # of them, those that were cleared
         self._chars = self._display_chars = 0  # shown
+        self._sent_bytes = 0  # of text, about
         self._received_chars = 0  # of text, before it is folded
         self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
         self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
@@ -67,7 +70,11 @@ class Screen:
             self._on_display(item.rank, item.display, now)
             return
         self._received_chars += len(item.text)
-        if self._chars > _MOST_CHARS or self._received_chars > self._most_received_chars:
+        if (
+            self._chars > _MOST_CHARS
+            or self._sent_bytes > _MOST_SENT_BYTES
+            or self._received_chars > self._most_received_chars
+        ):
             self._hide(item)
             return
         key = (item.rank, item.stream)
@@ -130,7 +137,8 @@ class Screen:
         self._close_tail()
         tail = self._new_tail(entries, now, talking)
         for entry in entries:
-            self._chars += len(entry.item.text)
+            self._chars += len(entry.item.text) + 1
+            self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
         for entry in entries[: len(entries) - len(tail)]:
             if not _is_update(entry.item.display):
                 self._outlet.write(entry.item.stream, _labelled(entry) + "\n")

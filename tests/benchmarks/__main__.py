@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, results, scale, start
+from tests.benchmarks import cell, output, results, scale, start
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
             *start.measure(rounds=given.rounds),
             *cell.measure(blocks=given.blocks),
             *scale.measure(rounds=given.rounds),
+            *output.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")
