@@ -146,13 +146,15 @@ class Answer(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comm(Message):
-    """A message between a widget's two halves: the one on a rank and the one in the browser. Goes both ways."""
+    """A message between a widget's two halves: the one on a rank and the one in the browser. Goes both ways.
+
+    To the rank it goes by the inbox, so that a cell that comes after it finds what it has changed.
+    """
 
     msg_type: str  # "comm_open", "comm_msg" or "comm_close"
     content: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
-    sizes: list[int] = field(default_factory=list)  # of the buffers, in bytes
-    buffers: bytes = b""  # one after the other
+    buffers: list[str] = field(default_factory=list)  # in base64, since a line of an inbox holds no bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,7 @@ class Display(Message):
     cell: int
     msg_type: str
     content: dict[str, Any]
+    place: int  # number of the mark in the rank's text where it belongs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,13 @@ from ddp_notebook.errors import (
     StartTimeoutError,
     name_ranks,
 )
-from ddp_notebook.events import Ask, CellDone, Display, Message, Probe, Pull, Pulled, Pushed, Vitals
+from ddp_notebook.events import Ask, CellDone, Comm, Display, Message, Probe, Pull, Pulled, Pushed, Vitals
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
 from ddp_notebook.run.cells import Cells
+from ddp_notebook.run.comms import Comms
 from ddp_notebook.run.interrupt import uninterrupted
 from ddp_notebook.run.options import check_timeout
 from ddp_notebook.run.questions import Questions
@@ -114,6 +115,7 @@ class Session:
             cluster = Cluster(self._host, self.placement, env, self)
             self._questions = Questions(cluster.send, self._check_rank)
             self._cells = Cells(cluster, self.world_size, self._questions, self._check)
+            self._comms = Comms(self._tell_widget)
             self._cluster = cluster
             cluster.start(deadline, stage)
             self._cells.forget_text()
@@ -333,6 +335,7 @@ class Session:
                     _current = None
             if self._cluster is not None:
                 self._cells.close()
+                self._comms.close()
             self._close_client()
             self._end_processes()
 
@@ -376,6 +379,12 @@ class Session:
             return answer.pickle
         return self._living.fetch(rank, answer.transfer, answer.nbytes, lambda: self._check_rank(rank))
 
+    def _tell_widget(self, rank: int, message: Comm) -> None:
+        """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
+        if (cluster := self._cluster) is not None:
+            [line] = message.encode()
+            self._host.tell([cluster.process(rank).number], line + b"\n")
+
     def _state(self, rank: int, vitals: Vitals | None) -> str:
         if not self._living.process(rank).is_alive:
             return "died"
@@ -394,6 +403,8 @@ class Session:
             self._cells.on_message(rank, message)
         elif isinstance(message, Pulled | Pushed | Vitals):
             self._questions.on_answer(message.request, message)
+        elif isinstance(message, Comm):
+            self._comms.on_message(rank, message)
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank. Part of `Listener`."""

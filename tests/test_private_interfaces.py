@@ -83,7 +83,7 @@ def test_without_a_message_taken_the_session_sends_as_before():
             return "sent"
 
     session = Recorder()
-    kernel_api.intercept_sends(session, lambda kind, body, header: header.get("msg_id") == "ours")
+    kernel_api.intercept_sends(session, lambda kind, body, header, *_: header.get("msg_id") == "ours")
     assert session.send("iopub", "status", {"a": 1}, parent={"header": {"msg_id": "theirs"}}, ident=b"x") == "sent"
     assert session.send("iopub", "status", {"a": 1}, parent={"header": {"msg_id": "ours"}}) is None
     assert sent == [("iopub", "status", {"a": 1}, {"header": {"msg_id": "theirs"}}, b"x")]

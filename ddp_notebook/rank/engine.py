@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 
-from ddp_notebook.events import Engine, Form, Formed, Message, Pull, Pulled, Ready, RunCell
+from ddp_notebook.events import Comm, Engine, Form, Formed, Message, Pull, Pulled, Ready, RunCell
 from ddp_notebook.rank import group, kernel_api, tutorials, values
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.inbox import Inbox
@@ -95,6 +95,8 @@ class Rank:
             self.runner.submit(message)
         elif isinstance(message, Pull) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
+        elif isinstance(message, Comm) and self.runner is not None:
+            self.runner.deliver(message)
 
     def _take(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts

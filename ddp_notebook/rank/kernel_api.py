@@ -4,7 +4,7 @@
 |---|---|---|
 | `Kernel._main_asyncio_lock` (7.x) | a `%%px` or a second cell would run inside an `await` of our cell | own lock |
 | `Kernel.schedule_dispatch` (6.x) | the same | own lock |
-| `Session.send` replaced on the instance | displays of our cells leave for our wire | displays stay in ipyparallel |
+| `Session.send` replaced on the instance | displays and widgets of our cells leave by our wire | ipyparallel gets them |
 
 `tests/test_private_interfaces.py` fails when one of them goes away.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 _own_locks: dict[int, asyncio.Lock] = {}
@@ -31,7 +31,7 @@ def run_in_turn(kernel: Any, work: Callable[..., Coroutine[Any, Any, None]], *ar
     lock = getattr(kernel, "_main_asyncio_lock", None)
     if lock is None:
         lock = _own_locks.setdefault(id(kernel), asyncio.Lock())
-    if not suspends and not lock.locked():
+    if not suspends and not lock.locked() and not _tasks:  # what waits already goes first
         with contextlib.suppress(StopIteration):
             work(*args).send(None)
         return
@@ -52,8 +52,12 @@ def _keep(task: asyncio.Future[None]) -> None:
     task.add_done_callback(_tasks.discard)
 
 
-def intercept_sends(session: Any, take: Callable[[str, dict[str, Any], dict[str, Any]], bool]) -> None:
-    """Offer every message that the kernel sends to `take(msg_type, content, parent_header)`; True keeps it here."""
+Take = Callable[[str, dict[str, Any], dict[str, Any], dict[str, Any], Sequence[Any]], bool]
+
+
+def intercept_sends(session: Any, take: Take) -> None:
+    """Offer every message that the kernel sends to `take(msg_type, content, parent_header, metadata, buffers)`; True
+    keeps it here."""
     original = session.send
 
     def send(stream: Any, msg_or_type: Any, content: Any = None, parent: Any = None, *rest: Any, **more: Any) -> Any:
@@ -63,7 +67,7 @@ def intercept_sends(session: Any, take: Callable[[str, dict[str, Any], dict[str,
         else:
             msg_type, body = msg_or_type, content
             header = parent.get("header", parent) if isinstance(parent, dict) else None
-        if take(msg_type, body or {}, header or {}):
+        if take(msg_type, body or {}, header or {}, more.get("metadata") or {}, more.get("buffers") or ()):
             return None
         return original(stream, msg_or_type, content, parent, *rest, **more)
 

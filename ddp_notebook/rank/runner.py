@@ -7,16 +7,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from ddp_notebook.events import CellDone, Display, Message, RunCell
+from ddp_notebook.events import CellDone, Comm, Display, Message, RunCell
 from ddp_notebook.rank import guards, kernel_api
 from ddp_notebook.rank.asking import Asking
+from ddp_notebook.rank.comms import COMM_TYPES, Comms
 from ddp_notebook.rank.streams import Streams
 from ddp_notebook.rank.where import Where
 
@@ -30,7 +31,7 @@ class Runner:
     Args:
         kernel: the engine's kernel, whose shell runs the cells.
         streams: where their text goes.
-        send: takes the messages for the notebook, from the main thread.
+        send: takes the messages for the notebook, from any thread.
     """
 
     def __init__(self, kernel: Any, streams: Streams, send: Callable[[Message], None]) -> None:
@@ -48,6 +49,7 @@ class Runner:
         self._file = ""  # the name that the cell under way is to be compiled under
         self.where = Where()
         self.asking = Asking(send, lambda: self.running[0] if self.running else None)
+        self._comms = Comms(kernel.comm_manager, send)
         kernel_api.intercept_sends(kernel.session, self._take)
         guards.install(self._shell)
         self._name_files()
@@ -56,11 +58,30 @@ class Runner:
         """Run a cell in its turn. Call it on the event loop."""
         kernel_api.run_in_turn(self._kernel, self._run, cell, suspends=_may_await(cell.code))
 
+    def deliver(self, message: Comm) -> None:
+        """Tell a widget in its turn what the browser says. Call it on the event loop."""
+        kernel_api.run_in_turn(self._kernel, self._deliver, message, suspends=False)
+
     def stop(self, cell: int) -> None:
         """Stop a cell that has not begun, or whose interrupt came too early to be noticed. Called by the agent."""
         self._stopped = cell
         if self.running is not None and self.running[0] == cell and not self._interrupted:
             os.kill(os.getpid(), signal.SIGINT)
+
+    async def _deliver(self, message: Comm) -> None:
+        """Between two cells. An interrupt ends the widget's callback, as it would end a cell."""
+        parent = _parent_message(self._comms.cell_of(message))
+        self._kernel.set_parent([], parent)
+        try:
+            try:
+                self._may_raise = True
+                self._comms.deliver(message, parent)
+            finally:
+                self._may_raise = False
+        except KeyboardInterrupt:
+            self._shell.showtraceback()
+        self._handlers.put_back()
+        self._streams.flush()
 
     async def _run(self, cell: RunCell) -> None:
         pid = os.getpid()
@@ -201,14 +222,28 @@ class Runner:
         manager.clear_payload()
         return [part for part in payload if part.get("source") in ("page", "set_next_input")]
 
-    def _take(self, msg_type: str, content: dict[str, Any], parent: dict[str, Any]) -> bool:
+    def _take(
+        self,
+        msg_type: str,
+        content: dict[str, Any],
+        parent: dict[str, Any],
+        metadata: dict[str, Any],
+        buffers: Sequence[Any],
+    ) -> bool:
         """Whether a message of the kernel belongs to one of our cells, and is sent to the notebook instead."""
         parent_id = str(parent.get("msg_id", ""))
-        if not parent_id.startswith(_PARENT):
+        cell = int(parent_id.removeprefix(_PARENT)) if parent_id.startswith(_PARENT) else None
+        if msg_type in COMM_TYPES:
+            self._uneventful = False
+            return self._comms.take(msg_type, content, metadata, buffers, cell) or cell is not None
+        if cell is None:
             return False
         if msg_type in _SHOWN:
             self._uneventful = False
-            self._send(Display(cell=int(parent_id.removeprefix(_PARENT)), msg_type=msg_type, content=content))
+            place = self._streams.place_display()
+            self._send(Display(cell=cell, msg_type=msg_type, content=content, place=place))
+        elif msg_type == "error" and self.running is None:  # in a widget's callback: no end of a cell will tell of it
+            sys.stderr.write("\n".join([*content["traceback"], ""]))
         return True
 
 

@@ -17,6 +17,7 @@ from ddp_notebook.run import outcome
 from ddp_notebook.run.cell import STREAMS, CellRun, Shown
 from ddp_notebook.run.interrupt import Interrupts
 from ddp_notebook.run.log import RankLog
+from ddp_notebook.run.outlet import Outlet
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.screen import Screen
@@ -196,8 +197,7 @@ class Cells:
             if (run := self._cell_of(rank)) is not None:
                 run.on_text(rank, fd, piece)
             else:
-                kept = self._between.get((rank, fd), "") + piece
-                self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
+                self._keep(rank, fd, piece)
         elif isinstance(piece, CellEnd):
             if (ended := self._runs.get(piece.cell)) is not None:
                 ended.on_text_end(rank, piece.duration_s)
@@ -207,6 +207,15 @@ class Cells:
     def _on_display(self, rank: int, display: Display) -> None:
         if (run := self._runs.get(display.cell)) is not None:
             run.on_display(rank, display)
+        elif display.msg_type == "update_display_data":  # by a thread or a widget's callback, after its cell
+            _update(rank, display)
+        elif text := (display.content.get("data") or {}).get("text/plain"):
+            self._keep(rank, 1, f"{text}\n")
+
+    def _keep(self, rank: int, fd: int, text: str) -> None:
+        """Keep text for the head of the next cell."""
+        kept = self._between.get((rank, fd), "") + text
+        self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
 
     def _cell_of(self, rank: int) -> CellRun | None:
         """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
@@ -225,3 +234,13 @@ class Cells:
         for run in list(self._runs.values()):
             for rank in run.pending:
                 run.on_died(rank, "the fork server ended")
+
+
+def _update(rank: int, display: Display) -> None:
+    """Change what a cell that has ended displayed, in this I/O thread: the main thread shows cells only."""
+    outlet = Outlet()
+    if outlet.can_update:
+        content = display.content
+        display_id = f"rank{rank}-{content['transient']['display_id']}"  # as `Screen` has named it
+        outlet.update(content["data"], content.get("metadata"), display_id)
+        outlet.drain()

@@ -1,0 +1,55 @@
+"""A slider that a cell has made on every rank: the user moves one, and that rank sees it."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import expect
+
+from tests.browser.jupyterlab import SCREENSHOTS, open_notebook
+
+LOAD, SLIDERS, VALUES, BARS, STOP = range(5)
+
+CELLS = [
+    "%load_ext ddp_notebook\n%ddp_start 2 --backend gloo",
+    "%%on_all_ranks\n"
+    "import ipywidgets as widgets\n"
+    "slider = widgets.IntSlider(value=10 * rank, description=f'rank {rank}')\n"
+    "slider.observe(lambda change: setattr(slider, 'description', f'now {change[\"new\"]}'), 'value')\n"
+    "slider",
+    "%%on_all_ranks\nslider.value",
+    "%%on_all_ranks\nfrom tqdm.notebook import tqdm\nfor _ in tqdm(range(10 * (rank + 1)), desc=f'rank {rank}'): pass",
+    "%ddp_stop",
+]
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)  # chromium may have to be installed first
+def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):
+    path = tmp_path / "widgets.ipynb"
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    cells = [new_code_cell(source) for source in CELLS]
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+    with open_notebook(path) as lab:
+        for cell in (LOAD, SLIDERS):
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        sliders = lab.page.locator(".widget-slider")
+        expect(sliders).to_have_count(2)
+        expect(sliders.filter(has_text="rank 0")).to_have_count(1)
+        sliders.filter(has_text="rank 1").locator(".noUi-handle").click()
+        for _ in range(5):
+            lab.page.keyboard.press("ArrowRight")
+        expect(sliders.filter(has_text="now 15")).to_have_count(1)  # what the rank's callback has set
+        lab.run_cell(VALUES)
+        lab.wait_for_text(VALUES, "[0] 0")
+        lab.wait_for_text(VALUES, "[1] 15")
+
+        lab.run_cell(BARS)
+        lab.wait_for_text(BARS, "10/10")
+        lab.wait_for_text(BARS, "20/20")
+        lab.screenshot(SCREENSHOTS / "widgets.png")
+        lab.run_cell(STOP)
+        lab.wait_until_done(STOP)
