@@ -116,7 +116,7 @@ TABLE = [
     Case("%%time", "%%time\nprint('timed')", has(r"\{all\} timed\n.*Wall time")),
     Case("%%capture", "%%capture kept\nprint('quiet')"),
     Case("what %%capture kept", "kept.stdout", "{all} 'quiet\\n'\n"),
-    Case("%autoreload", "%load_ext autoreload\n%autoreload 2"),
+    Case("%autoreload", "%reload_ext autoreload\n%autoreload 2"),
     Case("%env", "%env DDP_TABLE=1", "{all} env: DDP_TABLE=1\n"),
     Case("%who_ls", "names = %who_ls\n'double' in names", "{all} True\n"),
     Case("help", "len?", has(r"Return the number of items in a container")),

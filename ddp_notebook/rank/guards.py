@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import gc
 import signal
@@ -76,16 +75,16 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
 
 def forget_tensors(shell: Any, execution_count: int) -> None:
     """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` has the last value, as always."""
-    namespace, hook = shell.user_ns, shell.displayhook
-    out = namespace.get("_oh", {})
+    out, hook = shell.user_ns.get("_oh", {}), shell.displayhook
     if execution_count in out and _holds_tensor(out[execution_count]):
         del out[execution_count]
-        namespace.pop(f"_{execution_count}", None)
+        for names in (shell.user_ns, shell.user_ns_hidden):
+            names.pop(f"_{execution_count}", None)
     for name in ("__", "___"):
         if _holds_tensor(getattr(hook, name, None)):
+            if shell.user_ns.get(name) is getattr(hook, name):  # and not a variable of the user's
+                shell.push({name: ""}, interactive=False)
             setattr(hook, name, "")
-            if namespace.get(name) is not None and not hasattr(builtins, name):
-                namespace[name] = ""
 
 
 def _holds_tensor(value: Any, depth: int = 3) -> bool:

@@ -71,7 +71,11 @@ class Outlet:
         self._waiting.append(_Data(data, metadata or {}, display_id, update=False))
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any] | None, display_id: str) -> None:
-        """Change what was displayed with this id."""
+        """Change what was displayed with this id. A change that still waits is replaced."""
+        for part in self._waiting:
+            if isinstance(part, _Data) and part.update and part.display_id == display_id:
+                part.data, part.metadata = data, metadata or {}
+                return
         self._waiting.append(_Data(data, metadata or {}, display_id, update=True))
 
     def new_id(self) -> str:

@@ -26,7 +26,7 @@ _UPDATE_S = 0.1  # what was shown is changed at most so often
 _TAIL_CHARS = 4000  # that may be sent again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text are shown, without labels; what is beyond is a flood
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
-_MOST_DISPLAY_CHARS = 4_000_000
+_MOST_DISPLAY_CHARS = 5_000_000  # of displays that take no other's place
 _LABEL_BYTES = 8  # of a line on iopub: its label and its end
 _LAST_LINES = 10  # of a flood, from each rank
 _LONGEST_LABEL = 20
@@ -219,10 +219,7 @@ class Screen:
         if set(data) == {"text/plain"} and not has_handle:
             self._fold.add(rank, Item.line("stdout", data["text/plain"]), now)
             return
-        self._display_chars += sum(len(str(value)) for value in data.values())
-        if self._display_chars > _MOST_DISPLAY_CHARS:
-            self._hidden_displays += 1
-        elif data:
+        if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
 
     def _show_display(self, ranks: list[int], display: Display) -> None:
@@ -242,6 +239,10 @@ class Screen:
                 self._outlet.update(data, metadata, reused[0][0])
                 return
             display_id = self._outlet.new_id()
+        if self._display_chars > _MOST_DISPLAY_CHARS:
+            self._hidden_displays += 1
+            return
+        self._display_chars += sum(len(str(value)) for value in data.values())
         for rank in ranks:
             self._slots.setdefault(rank, []).append((display_id, ranks))
         self._outlet.show(data, metadata, display_id)
