@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
+from ipykernel.comm.comm import BaseComm
 from ipykernel.compiler import XCachingCompiler
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -35,6 +36,15 @@ def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
 def test_session_send_takes_what_we_pass_on():
     names = list(inspect.signature(Session.send).parameters)
     assert names[:5] == ["self", "stream", "msg_or_type", "content", "parent"]
+    assert "metadata" in names and "buffers" in names
+    sending = inspect.getsource(BaseComm.publish_msg)
+    assert "metadata=" in sending and "buffers=" in sending, "by keyword, as `intercept_sends` looks for them"
+
+
+def test_a_comm_can_be_heard_before_it_is_opened():
+    """Or an answer of the browser could come before there is somebody to take it."""
+    assert not BaseComm(target_name="jupyter.widget", comm_id="1", primary=False)._closed
+    assert list(inspect.signature(BaseComm.open).parameters) == ["self", "data", "metadata", "buffers"]
 
 
 def test_ipyparallel_hooks():

@@ -4,7 +4,7 @@
 |---|---|---|
 | `Kernel._main_asyncio_lock` (7.x) | a `%%px` or a second cell would run inside an `await` of our cell | own lock |
 | `Kernel.schedule_dispatch` (6.x) | the same | own lock |
-| `Session.send` replaced on the instance | displays and widgets of our cells leave by our wire | ipyparallel gets them |
+| `Session.send` replaced on the instance | displays and widgets of our cells take our wire | they go to ipyparallel |
 
 `tests/test_private_interfaces.py` fails when one of them goes away.
 """
