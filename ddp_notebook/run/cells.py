@@ -83,6 +83,8 @@ class Cells:
                 finally:
                     run.leave()
             pending = run.pending
+            if screen is not None:
+                self._note_lost_groups(run.result, screen)
             if not pending:
                 self._runs.pop(run.number, None)
             if not self._cluster.is_running:
@@ -91,6 +93,14 @@ class Cells:
                 run.result, pending, bool(interrupts.count), timeout_s if watch.timed_out else None, watch.where
             )
             return run.result
+
+    def _note_lost_groups(self, result: CellResult, screen: Screen) -> None:
+        lost = [rank for rank, one in result.by_rank.items() if not one.has_group]
+        if lost:
+            screen.note(
+                f"{name_ranks(lost)}: no default process group after this cell; dist.init_process_group() on all ranks "
+                "forms it again, and so does ddp_notebook.current().reform()"
+            )
 
     def run_later(self, run: Callable[[], CellResult]) -> Future[CellResult]:
         """Run a cell in a thread of its own."""

@@ -55,7 +55,7 @@ def iopub(front_end: FrontEnd, code: str, timeout_s: float) -> list[tuple[float,
         if not socket.poll(max(0, round((until - time.monotonic()) * 1000))):
             raise TimeoutError(f"{code!r} did not end in {timeout_s:g} s")
         frames = socket.recv_multipart()
-        header, parent, _, content = frames[frames.index(_DELIMITER) + 2 :][:4]
+        _, parent, _, content = frames[frames.index(_DELIMITER) + 2 :][:4]
         if message_id not in parent:
             continue
         told = json.loads(content)

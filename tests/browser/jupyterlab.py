@@ -1,4 +1,4 @@
-"""A real JupyterLab in a real browser, for tests that assert on what a user sees.
+"""A real JupyterLab, or Notebook 7, in a real browser, for tests that assert on what a user sees.
 
     with open_notebook(path) as lab:
         lab.run_all()
@@ -57,7 +57,10 @@ class Server:
 
 
 class JupyterLab:
-    """One notebook, open in JupyterLab. Its cells are counted from 0, text cells included."""
+    """One notebook, open in JupyterLab or in Notebook 7, which is made of the same parts.
+
+    Its cells are counted from 0, text cells included.
+    """
 
     def __init__(self, page: Page, server: Server) -> None:
         self.page = page
@@ -109,8 +112,10 @@ class JupyterLab:
 
 
 @contextmanager
-def open_notebook(notebook: Path, env: Mapping[str, str] | None = None) -> Iterator[JupyterLab]:
-    """Open a notebook, with its kernel started and idle.
+def open_notebook(
+    notebook: Path, env: Mapping[str, str] | None = None, app: str = "jupyterlab"
+) -> Iterator[JupyterLab]:
+    """Open a notebook in an app, "jupyterlab" or "notebook", with its kernel started and idle.
 
     The server's root is the notebook's folder, and JupyterLab may write there. `env` is added to the
     environment of the server and its kernels. When the block fails, a screenshot is left in `SCREENSHOTS`.
@@ -119,7 +124,7 @@ def open_notebook(notebook: Path, env: Mapping[str, str] | None = None) -> Itera
     executable = chromium.executable()
     with (
         tempfile.TemporaryDirectory(prefix="ddp_notebook_lab_") as folder,
-        _running_server(notebook.parent, Path(folder), env or {}) as server,
+        _running_server(app, notebook.parent, Path(folder), env or {}) as server,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(
@@ -131,10 +136,15 @@ def open_notebook(notebook: Path, env: Mapping[str, str] | None = None) -> Itera
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
             lab = JupyterLab(page, server)
             try:
-                page.goto(f"{server.url}lab/tree/{notebook.name}?token={server.token}")
-                # The toolbar's circle is idle before there is a kernel; the status bar is not.
-                status = page.locator("#jp-main-statusbar")
-                expect(status).to_contain_text("(ipykernel) | Idle", timeout=START_TIMEOUT_S * 1000)
+                if app == "notebook":
+                    page.goto(f"{server.url}notebooks/{notebook.name}?token={server.token}")
+                    idle = page.locator(".jp-NotebookPanel-toolbar [data-status='idle']")
+                    expect(idle.first).to_be_visible(timeout=START_TIMEOUT_S * 1000)
+                else:
+                    page.goto(f"{server.url}lab/tree/{notebook.name}?token={server.token}")
+                    # The toolbar's circle is idle before there is a kernel; the status bar is not.
+                    status = page.locator("#jp-main-statusbar")
+                    expect(status).to_contain_text("(ipykernel) | Idle", timeout=START_TIMEOUT_S * 1000)
                 yield lab
             except BaseException:
                 lab.screenshot(SCREENSHOTS / f"{notebook.stem}.png")
@@ -144,7 +154,7 @@ def open_notebook(notebook: Path, env: Mapping[str, str] | None = None) -> Itera
 
 
 @contextmanager
-def _running_server(root: Path, folder: Path, extra_env: Mapping[str, str]) -> Iterator[Server]:
+def _running_server(app: str, root: Path, folder: Path, extra_env: Mapping[str, str]) -> Iterator[Server]:
     token = secrets.token_hex(16)
     runtime, settings = folder / "runtime", folder / "settings"
     for name, values in SETTINGS.items():
@@ -163,7 +173,7 @@ def _running_server(root: Path, folder: Path, extra_env: Mapping[str, str]) -> I
         "JUPYTER_TOKEN": token,
         **extra_env,
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command = [sys.executable, "-m", app, "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--ServerApp.root_dir={root}"]
     command += ["--LabApp.extension_manager=readonly", "--LabApp.news_url=None"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]

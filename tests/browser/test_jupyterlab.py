@@ -1,4 +1,4 @@
-"""What a user sees in JupyterLab: output by rank, the stop button, and the next cell after it."""
+"""What a user sees in JupyterLab and in Notebook 7: output by rank, the stop button, and the next cell after it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ CELLS = [
 
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
-def test_cells_run_on_all_ranks_and_the_stop_button_ends_them(tmp_path):
+@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
+def test_cells_run_on_all_ranks_and_the_stop_button_ends_them(tmp_path, app):
     path = tmp_path / "two_ranks.ipynb"
     write_notebook(path, CELLS)
 
-    with open_notebook(path) as lab:
+    with open_notebook(path, app=app) as lab:
         lab.run_all()
         lab.wait_for_text(ALL_REDUCE, "tensor([3., 3.])")
         for rank in range(2):

@@ -31,10 +31,13 @@ def send(kernel: NotebookKernel, code: str) -> str:
 
 def wait_for_ranks(kernel: NotebookKernel, text: str, world_size: int = WORLD_SIZE, timeout_s: float = 30.0) -> None:
     """Wait until every rank has shown `text` with its number in it, such as "go {rank}."."""
-    missing, shown, until = {text.format(rank=rank) for rank in range(world_size)}, "", time.monotonic() + timeout_s
-    while missing := {one for one in missing if one not in shown}:
-        message = kernel.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
-        shown += message["content"].get("text", "")
+    missing, reply, until = (
+        {text.format(rank=rank) for rank in range(world_size)},
+        Reply(),
+        time.monotonic() + timeout_s,
+    )
+    while missing := {one for one in missing if one not in reply.stdout}:
+        reply.read(kernel.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic())))
 
 
 def expect_sums(reply: Reply, world_size: int = WORLD_SIZE) -> None:

@@ -1,0 +1,125 @@
+"""The same cells in a terminal, in a script, in nbclient and in papermill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pexpect
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+ROOT = Path(__file__).parents[1]
+CELLS = [
+    "%load_ext ddp_notebook",
+    "%ddp_start 2",
+    "%%on_all_ranks\nfor i in range(3000): print('line', i)\nprint('of rank', rank)",
+    "%%on_all_ranks\nimport sys, time\nfor i in range(4):\n    print(f'\\r{i} of 3', end='', file=sys.stderr)\n"
+    "    time.sleep(0.15)\nprint('rest')",
+    "%%on_all_ranks\nif rank == 1: raise ValueError('no')",
+    "%ddp_stop",
+]
+FAILING = 4
+
+
+def texts(cell) -> str:
+    """All text of a cell's outputs, in order."""
+    shown = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            shown.append(output.text)
+        elif "data" in output:
+            shown.append(output.data["text/plain"] + "\n")
+        else:
+            shown.append(f"{output.ename}: {output.evalue}\n")
+    return "".join(shown)
+
+
+def check(cells) -> None:
+    lines = texts(cells[2]).splitlines()
+    for rank in (0, 1):
+        of_rank = [line.partition("] ")[2] for line in lines if line.startswith((f"[{rank}]", "[0-1]"))]
+        assert of_rank == [*(f"line {i}" for i in range(3000)), f"of rank {rank}"]
+    assert texts(cells[3]).splitlines() in (["[0-1] 3 of 3", "[0-1] rest"], ["[0-1] rest", "[0-1] 3 of 3"])
+    assert "RankError: ValueError: no (rank 1); succeeded: rank 0" in texts(cells[FAILING])
+
+
+def notebook():
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = new_notebook(cells=[new_code_cell(source) for source in CELLS], metadata={"kernelspec": kernel})
+    made.cells[FAILING].metadata["tags"] = ["raises-exception"]
+    return made
+
+
+def test_nbclient(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    ran = NotebookClient(notebook(), timeout=120).execute()
+    check(ran.cells)
+
+
+def test_papermill(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    nbformat.write(notebook(), tmp_path / "in.ipynb")
+    out = tmp_path / "out.ipynb"
+    with pytest.raises(papermill.exceptions.PapermillExecutionError, match=r"RankError: ValueError: no \(rank 1\)"):
+        papermill.execute_notebook(str(tmp_path / "in.ipynb"), str(out), progress_bar=False)
+    check([cell for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"])
+
+
+def test_plain_ipython(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    terminal = pexpect.spawn(
+        sys.executable,
+        ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor"],
+        encoding="utf-8",
+        timeout=60,
+        dimensions=(50, 200),
+    )
+    try:
+
+        def run(line: str) -> str:
+            terminal.expect(r"In \[\d+\]: ")
+            terminal.sendline(line)
+            terminal.expect(r"\n")
+            return line
+
+        run("%load_ext ddp_notebook")
+        run("%ddp_start 2")
+        terminal.expect("backend gloo")
+        run("%on_all_ranks print('hello'); print('rank', rank)")
+        terminal.expect(r"\[0-1\] hello\r\n\[0\] rank 0\r\n\[1\] rank 1\r\n")
+        run("%on_all_ranks input('Name: ') if rank == 1 else None")
+        terminal.expect(r"\[1\] Name: ")
+        terminal.sendline("Ann")
+        terminal.expect(r"\[1\] 'Ann'")
+        run("%on_all_ranks 1 / 0")
+        terminal.expect(r"--- ranks 0-1 ---")
+        terminal.expect("RankError: ZeroDivisionError: division by zero")
+        run("%on_all_ranks import time; print('go'); time.sleep(60)")
+        terminal.expect(r"\[0-1\] go")
+        terminal.sendintr()
+        terminal.expect("KeyboardInterrupt: interrupted: ranks 0-1")
+        run("%ddp_stop")
+        terminal.expect("stopped 2 ranks")
+        run("exit")
+        terminal.expect(pexpect.EOF)
+    finally:
+        terminal.close(force=True)
+
+
+def test_a_script_prints_everything_once():
+    code = (
+        "import ddp_notebook\n"
+        "with ddp_notebook.start(2) as session:\n"
+        '    session.run(\'print("both"); print("rank", rank)\')\n'
+        "    session.run('from IPython.display import HTML; HTML(\"x\")')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("[0-1] both\n[0] rank 0\n[1] rank 1\n[0-1] <IPython.core.display.HTML object>\n")
