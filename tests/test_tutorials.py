@@ -161,6 +161,20 @@ def test_a_group_formed_again_has_the_timeout_that_was_asked_for(session):
     assert session.run(read)[1].result == "1800.0"
 
 
+@pytest.mark.parametrize("by", ["cell", "session"])
+def test_a_rank_that_was_alone_finds_the_others_again(session, by):
+    with pytest.raises(RankError, match=r"timed out after|Timeout|timeout"):
+        session.run(
+            "from datetime import timedelta\ndist.destroy_process_group()\n"
+            "if rank == 0: dist.init_process_group('gloo', timeout=timedelta(seconds=0.5))"
+        )
+    if by == "session":
+        session.reform()
+    else:
+        session.run("dist.init_process_group()\ndist.destroy_process_group()\ndist.init_process_group()")
+    assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
+
+
 def test_a_device_mesh_forms_the_sessions_group_too(session):
     """torch's own code has copies of the function."""
     session.run(

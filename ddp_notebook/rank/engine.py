@@ -69,7 +69,7 @@ class Rank:
         self.agent.stop_cell = runner.stop
         self.agent.on_answer = runner.asking.on_answer
         self.agent.where = runner.where.describe
-        tutorials.install(lambda: self.place)
+        tutorials.install(lambda: self.place, lambda: runner.running)
         self._loop = asyncio.get_running_loop()
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.events import Form
 
@@ -56,11 +56,23 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     prefixed = PrefixStore(prefix, store)
     if backend == "nccl":
         options.setdefault("device_id", torch.device(place.device))
-    dist.init_process_group(
-        backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options
-    )
+    try:
+        dist.init_process_group(
+            backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options
+        )
+    except BaseException:
+        _count_from_zero()
+        raise
     if timeout is None:
         _raise_timeout(backend, store, prefixed)
+
+
+def _count_from_zero() -> None:
+    """torch numbers groups, and meets under that number. It counts a group that failed to form too, so a rank that
+    was alone in trying would never meet the others again. Ending a group, one of this rank alone, starts anew at 0."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:

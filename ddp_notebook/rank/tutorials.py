@@ -33,13 +33,14 @@ _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
 
 
-def install(place: Callable[[], Form | None]) -> None:
+def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> None:
     """Replace the functions in this process.
 
     Args:
         place: tells the rank's place, which changes when the group is formed anew.
+        running: tells the cell that runs, and since when.
     """
-    _replace(_init_process_group, _around_init(place))
+    _replace(_init_process_group, _around_init(place, running))
     _replace(_dump, _dump_for_new_process)
     _replace(_set_start_method, _set_start_method_again)
 
@@ -55,10 +56,12 @@ def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
 # ---- groups
 
 
-def _around_init(place: Callable[[], Form | None]) -> Callable[..., None]:
+def _around_init(
+    place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]
+) -> Callable[..., None]:
     pid = os.getpid()
     signature = inspect.signature(_init_process_group)
-    joined: Counter[int] = Counter()  # groups that cells have formed, by the session's epoch: equal on all ranks
+    joined: Counter[str] = Counter()  # tries to form a group, by epoch and cell
 
     @functools.wraps(_init_process_group)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
@@ -78,10 +81,11 @@ def _around_init(place: Callable[[], Form | None]) -> Callable[..., None]:
         if dist.is_initialized():
             print(_nothing_to_do(backend))  # the same line on all ranks, so that it is shown once
             return
-        joined[here.epoch] += 1
-        prefix = f"{here.store_prefix}/{here.epoch}.{joined[here.epoch]}"
+        # Equal on all ranks that this cell runs on, whatever some of them have tried in other cells.
+        cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
+        joined[cell] += 1
         options = {name: asked[name] for name in ("pg_options", "device_id") if name in asked}
-        group.join(here, prefix, backend=backend, timeout=asked.get("timeout"), **options)
+        group.join(here, f"{cell}.{joined[cell]}", backend=backend, timeout=asked.get("timeout"), **options)
 
     return init_process_group
 
