@@ -12,7 +12,7 @@ from ddp_notebook.run.result import CellResult, RankResult
 
 _HIGH_WATER_CHARS = 4_000_000  # text that waits to be shown, above which the ranks have to wait with theirs
 _LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
-_STREAMS = {1: "stdout", 2: "stderr"}
+STREAMS = {1: "stdout", 2: "stderr"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class CellRun:
 
     def on_text(self, rank: int, fd: int, text: str) -> None:
         """Text that a rank wrote in this cell."""
-        stream = _STREAMS[fd]
+        stream = STREAMS[fd]
         self.result[rank].text[stream].append(text)
         if not self.is_watched:
             return

@@ -12,7 +12,7 @@ from ddp_notebook.errors import name_ranks
 class Text:
     """Text as it came; of a flood the last part is kept."""
 
-    def __init__(self, limit_chars: int = 8_000_000) -> None:
+    def __init__(self, limit_chars: int = 5_000_000) -> None:
         self._parts: deque[str] = deque()
         self._chars = self._dropped = 0
         self._limit_chars = limit_chars
