@@ -7,6 +7,7 @@ DistributedDataParallel.
 from __future__ import annotations
 
 import os
+import socket
 import textwrap
 
 import pytest
@@ -474,6 +475,21 @@ def test_child_processes_of_a_rank_work(session, tmp_path):
     first, second = texts(session, code)
     assert second == "[0, 1, 2, 3] [0, 2, 4] forked"
     assert first == second + "\n25"
+
+
+def test_spawned_children_may_form_a_group_of_their_own(session, tmp_path):
+    """As the tutorial does, with its functions in a module."""
+    (tmp_path / "script.py").write_text(_INIT + "    dist.all_reduce(t := torch.ones(1))\n    print(t, flush=True)\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = tmp_path / "script.py"
+    path.write_text(path.read_text().replace("29500", str(port)))
+    result = session.run(
+        f"import sys; sys.path.insert(0, {os.fspath(tmp_path)!r})\nimport script\nimport torch.multiprocessing as mp\n"
+        "if rank == 1: mp.spawn(script.init_process, args=(2, script.run), nprocs=2)"
+    )
+    assert sorted(result[1].stdout.split("\n")) == ["", "run 0 2", "run 1 2", "tensor([2.])", "tensor([2.])"]
 
 
 def test_what_is_replaced_keeps_its_signature_and_help(session):

@@ -91,6 +91,9 @@ def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
 def _environment(place: Form) -> dict[str, str]:
     """torchrun's variables, and the interface that gloo and NCCL are to use.
 
+    Not TORCHELASTIC_USE_AGENT_STORE: processes that a rank starts inherit it, and if they form a group of their own
+    at an address of their own, all of them would wait there for a store that none of them starts.
+
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     defaults = {"GLOO_SOCKET_IFNAME": place.interface, "NCCL_SOCKET_IFNAME": place.interface}
@@ -103,5 +106,4 @@ def _environment(place: Form) -> dict[str, str]:
         "GROUP_RANK": str(place.group_rank),
         "MASTER_ADDR": place.store_host,
         "MASTER_PORT": str(place.store_port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # a store listens there already: rank 0 is not to start one
     }
