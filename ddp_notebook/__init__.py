@@ -8,7 +8,7 @@
     dist.all_reduce(x)
     x
 
-In scripts: `start(4)`, `current()`, `Session.run`, `Session.pull`, `Session.stop`.
+In scripts: `start(4)`, `current()`, `Session.run`, `Session.pull`, `Session.push`, `Session.stop`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from ddp_notebook.run.result import CellResult
+    from ddp_notebook.run.values import RankValues
     from ddp_notebook.session import Session, current, start
 
 __version__ = "0.1.0"
-__all__ = ["CellResult", "DDPNotebookError", "RankError", "Session", "current", "start"]
+__all__ = ["CellResult", "DDPNotebookError", "RankError", "RankValues", "Session", "current", "start"]
 
 # The ranks import this package too: they must not pay for the notebook's side.
 _LAZY = {
     "CellResult": "ddp_notebook.run.result",
+    "RankValues": "ddp_notebook.run.values",
     "Session": "ddp_notebook.session",
     "current": "ddp_notebook.session",
     "start": "ddp_notebook.session",

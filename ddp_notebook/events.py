@@ -120,15 +120,16 @@ class Interrupt(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Message):
-    """Pickle the variable `name` of the rank's namespace."""
+    """Pickle the variable `name` of the rank's namespace, without `force` only up to `channel.bulk.MOST_BYTES`."""
 
     request: int
     name: str
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Message):
-    """Set variables from a pickled dict: here when small, else in a transfer that was put before."""
+    """Set variables from a pickled dict: here when small, else in a transfer that was put before, which this takes."""
 
     request: int
     transfer: int = 0
@@ -217,18 +218,19 @@ class CellDone(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled(Message):
-    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from."""
+    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from. Or why there is none."""
 
     request: int
     error: str = ""
     transfer: int = 0
+    about: str = ""  # the value in one line, as it was on the rank: its device, range, ...
     nbytes: int = 0
     pickle: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed(Message):
-    """Answer to `Push`."""
+    """Answer to `Push`: the variables are set, or `error` says why none of them is."""
 
     request: int
     error: str = ""

@@ -8,12 +8,15 @@ from ddp_notebook import session as sessions
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import DDPNotebookError, NoSessionError, UsageError
 from ddp_notebook.launch import options as start_options
+from ddp_notebook.lines import LineParser
 from ddp_notebook.run import options as cell_options
+from ddp_notebook.run.exchange import check_name
 
 
 @magics_class
 class DDPMagics(Magics):
-    """`%ddp_start`, `%ddp_status`, `%ddp_restart`, `%ddp_stop`, `%ddp_auto`, and the cells for ranks."""
+    """`%ddp_start`, `%ddp_status`, `%ddp_restart`, `%ddp_stop`, `%ddp_auto`, `%ddp_pull`, `%ddp_push`, and the cells
+    for ranks."""
 
     # ---- the session
 
@@ -84,6 +87,37 @@ class DDPMagics(Magics):
             if word == "on"
             else "plain cells run in the notebook again"
         )
+
+    # ---- values
+
+    @line_magic
+    def ddp_pull(self, line: str) -> None:
+        """Set a variable to the values that it has on ranks: %ddp_pull NAME [--ranks 0,2-3] [--as NEW] [--force]"""
+        parser = LineParser("%ddp_pull NAME [--ranks 0,2-3] [--as NEW] [--force]")
+        parser.add_argument("name", metavar="NAME")
+        parser.add_argument("--ranks")
+        parser.add_argument("--as", dest="new")
+        parser.add_argument("--force", action="store_true")
+        given = parser.parse_line(line)
+        new = check_name(given.new or given.name)
+        values = _session().pull(given.name, given.ranks, given.force)
+        assert self.shell is not None
+        self.shell.user_ns[new] = values
+        print(values)
+
+    @line_magic
+    def ddp_push(self, line: str) -> None:
+        """Set variables on ranks to what they are in the notebook: %ddp_push NAME ... [--ranks 0,2-3] [--force]"""
+        parser = LineParser("%ddp_push NAME ... [--ranks 0,2-3] [--force]")
+        parser.add_argument("names", metavar="NAME", nargs="+")
+        parser.add_argument("--ranks")
+        parser.add_argument("--force", action="store_true")
+        given = parser.parse_line(line)
+        assert self.shell is not None
+        here = self.shell.user_ns
+        if unknown := [repr(name) for name in given.names if name not in here]:
+            raise UsageError(f"the notebook has no variable {', '.join(unknown)}; set it here first, then push it")
+        _session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
         _session().run(

@@ -1,37 +1,37 @@
-"""One running group of ranks as the notebook sees it: runs cells on them, pulls values, and owns what it started."""
+"""One running group of ranks as the notebook sees it: runs cells on them, moves values, and owns what it started."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ddp_notebook.channel.endpoint import SILENT_S
 from ddp_notebook.errors import (
     ClientError,
-    DDPNotebookError,
     SessionBrokenError,
     SessionExistsError,
     StartTimeoutError,
     name_ranks,
 )
-from ddp_notebook.events import Ask, CellDone, Comm, Display, Message, Probe, Pull, Pulled, Pushed, Vitals
+from ddp_notebook.events import Ask, CellDone, Comm, Display, Message, Probe, Pulled, Pushed, Vitals
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.comms import Comms
+from ddp_notebook.run.exchange import Exchange
 from ddp_notebook.run.interrupt import uninterrupted
 from ddp_notebook.run.options import check_timeout
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.ranks import RankSet, parse_ranks
 from ddp_notebook.run.result import CellResult
+from ddp_notebook.run.values import RankValues
 from ddp_notebook.status import RankStatus, Status
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class Session:
             cluster = Cluster(self._host, self.placement, env, self)
             self._questions = Questions(cluster.send, self._check_rank)
             self._cells = Cells(cluster, self.world_size, self._questions, self._check)
+            self._exchange = Exchange(cluster, self._cells, self._questions, self._check, self._check_rank)
             self._comms = Comms(self._tell_widget)
             self._cluster = cluster
             cluster.start(deadline, stage)
@@ -218,29 +219,63 @@ class Session:
         self._check()
         return run() if wait else self._cells.run_later(run)
 
-    def pull(self, name: str) -> dict[int, Any]:
-        """The value of a variable on every rank, by rank. Tensors of a GPU arrive on the CPU.
+    def pull(self, name: str, ranks: RankSet = None, force: bool = False) -> RankValues:
+        """The value of a variable on ranks, by rank. Tensors of a GPU arrive on the CPU. `session["x"]` is the same.
+
+        Args:
+            name: the variable.
+            ranks: which of them, as for `run`; None: all.
+            force: pull it even if it has more than 1 GB on a rank.
 
         Raises:
-            DDPNotebookError: a rank has no such variable, or it cannot be pickled; names the rank and the type.
+            UsageError: no such rank, or no name of a variable.
+            DDPNotebookError: a rank has no such variable, it is too large, or it cannot be pickled; names the rank
+                and the type.
+            KeyboardInterrupt: it was interrupted; nothing of it is kept.
 
         Example:
             >>> session.pull("rank")
-            {0: 0, 1: 1}
+            [0] 0
+            [1] 1
         """
-        with self._cells.turn:
-            cluster = self._check()
-            self._cells.check_idle()
-            answers = self._questions.ask_all(cluster.ranks, lambda n: Pull(request=n, name=name))
-            errors = [f"rank {rank}: {answer.error}" for rank, answer in answers.items() if answer.error]
-            try:
-                if errors:
-                    raise DDPNotebookError("; ".join(errors))
-                return {rank: pickle.loads(self._data(rank, answer)) for rank, answer in answers.items()}
-            finally:  # what was not fetched must not stay in the ranks' memory
-                for rank, answer in answers.items():
-                    if answer.transfer:
-                        cluster.drop(rank, answer.transfer)
+        return self._exchange.pull(name, parse_ranks(ranks, self.world_size), force=force)
+
+    def push(
+        self,
+        variables: Mapping[str, Any] | None = None,
+        /,
+        *,
+        ranks: RankSet = None,
+        force: bool = False,
+        **values: Any,
+    ) -> None:
+        """Set variables on ranks. Functions and classes of the notebook's cells travel by value, and tensors of a GPU
+        arrive on the CPU. `session["x"] = 1` is the same for all ranks.
+
+        Args:
+            variables: names and values. A `RankValues` gives each rank its own.
+            ranks: which of them, as for `run`; None: all.
+            force: push them even if a rank gets more than 1 GB.
+            values: more names and values.
+
+        Raises:
+            UsageError: no such rank, no name of a variable, more than 1 GB, or a `RankValues` that lacks a rank.
+            DDPNotebookError: a value cannot be pickled, or a rank cannot unpickle it.
+            KeyboardInterrupt: it was interrupted; a rank may have them or not.
+
+        Example:
+            >>> session.push(lr=0.1, words=["a", "b"])
+            >>> session.push({"ranks": 4}, ranks="0")
+        """
+        self._exchange.push({**(variables or {}), **values}, parse_ranks(ranks, self.world_size), force=force)
+
+    def __getitem__(self, name: str) -> RankValues:
+        """`session["x"]`: see `pull`."""
+        return self.pull(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """`session["x"] = value`: see `push`."""
+        self.push({name: value})
 
     def log(self, rank: int) -> str:
         """What a rank has written, as it came: the last 64 MB.
@@ -373,11 +408,6 @@ class Session:
         process = self._check_host().process(rank)
         if not process.is_alive:
             raise SessionBrokenError(f"rank {rank} died: {process.how_it_ended()}")
-
-    def _data(self, rank: int, answer: Pulled) -> bytes | bytearray:
-        if answer.pickle or not answer.transfer:
-            return answer.pickle
-        return self._living.fetch(rank, answer.transfer, answer.nbytes, lambda: self._check_rank(rank))
 
     def _tell_widget(self, rank: int, message: Comm) -> None:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""

@@ -382,6 +382,111 @@ def test_a_fetch_goes_on_after_a_cut():
         assert fetched == [data]
 
 
+def test_few_pieces_are_on_their_way_at_once(monkeypatch):
+    """A rank that is slow to answer, or to take, is not flooded."""
+    for kind, name in ((b"G", "fetch"), (b"T", "put")):
+        with wire() as w:
+            data = os.urandom(8 * PIECE_BYTES)
+            w.invite()  # and it does not come
+
+            def give_up() -> None:
+                raise KeyboardInterrupt
+
+            sent: list[list[bytes]] = []
+            monkeypatch.setattr(w.bulk, "_socket", Sent(w.bulk._socket, sent))
+            with pytest.raises(KeyboardInterrupt):
+                if name == "fetch":
+                    w.bulk.fetch(PEER, 1, len(data), give_up)
+                else:
+                    w.bulk.put(PEER, data, give_up)
+
+            assert [frames[1][:1] for frames in sent] == [kind] * 4 + [b"D"]
+
+
+class Sent:
+    """A socket whose messages are listed."""
+
+    def __init__(self, of: zmq.Socket[bytes], sent: list[list[bytes]]) -> None:
+        self._of, self._sent = of, sent
+
+    def send_multipart(self, frames: list[bytes]) -> None:
+        self._sent.append(frames)
+        self._of.send_multipart(frames)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+def test_what_is_put_arrives_equal_and_is_taken_once():
+    with wire() as w:
+        rank = w.join()
+        for nbytes in (1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 20_000_000):
+            data = os.urandom(nbytes)
+            transfer = w.bulk.put(PEER, data)
+            assert rank.bulk.take(transfer) == data
+            with pytest.raises(LookupError, match="dropped"):
+                rank.bulk.take(transfer)
+
+
+def test_a_put_goes_on_after_a_cut():
+    data = os.urandom(20_000_000)
+    with wire() as w, proxy(w.bulk.url) as between:
+        rank = w.join_at(replace(w.invite(), bulk=between.url))
+        transfers: list[int] = []
+        putter = threading.Thread(target=lambda: transfers.append(w.bulk.put(PEER, data)))
+        putter.start()
+
+        wait_until(lambda: between.passed["in"] > 3_000_000)
+        between.swallow()
+        wait_until(lambda: between.swallowed["in"] > 0)
+        between.cut()
+        between.mend()
+
+        putter.join(timeout=10)
+        assert rank.bulk.take(transfers[0]) == data
+
+
+def test_a_put_that_was_given_up_is_forgotten_and_does_not_come_back():
+    data = os.urandom(3 * PIECE_BYTES)
+    with wire() as w:
+        rank = w.join()
+        checks = []
+
+        def check() -> None:
+            checks.append(len(rank.bulk._put))
+            if checks[-1]:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            w.bulk.put(PEER, data, check)
+        wait_until(lambda: not rank.bulk._put)
+        rank.bulk._keep(rank.bulk._last_put, 0, len(data), data[:PIECE_BYTES])  # a piece that was sent twice
+
+        assert not rank.bulk._put
+        transfer = w.bulk.put(PEER, data)
+        assert rank.bulk.take(transfer) == data
+
+
+def test_a_drop_during_a_transfer_does_not_wait_and_is_sent_after_it():
+    data = os.urandom(3 * PIECE_BYTES)
+    with wire() as w:
+        ranks = {peer: w.join(peer) for peer in ("local/0", "local/1")}
+        transfers = {peer: rank.bulk.hold(data) for peer, rank in ranks.items()}
+
+        def check() -> None:  # within the transfer, whose thread has the lock
+            if ranks["local/1"].bulk._held and not dropped:
+                w.bulk.drop("local/1", transfers["local/1"])
+                dropped.append(True)
+
+        dropped: list[bool] = []
+        # the first transfer connects both: what is sent to a peer that is not there is lost
+        assert w.bulk.fetch("local/1", transfers["local/1"], len(data)) == data
+        transfers["local/1"] = ranks["local/1"].bulk.hold(data)
+        assert w.bulk.fetch("local/0", transfers["local/0"], len(data), check) == data
+        wait_until(lambda: not ranks["local/1"].bulk._held)
+        assert dropped
+
+
 # ---- the end
 
 

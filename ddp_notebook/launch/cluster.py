@@ -272,7 +272,7 @@ class Cluster:
         self._host.hold_text(hold)
 
     def drop(self, rank: int, transfer: int) -> None:
-        """Let a rank forget bulk data that is not fetched."""
+        """Let a rank forget bulk data that is not wanted any longer. From any thread, and never waits."""
         self._bulk.drop(self._peer(self._ranks[rank].number), transfer)
 
     def fetch(self, rank: int, transfer: int, nbytes: int, check: Callable[[], None]) -> bytearray:
@@ -283,6 +283,10 @@ class Cluster:
 
     def client_file(self, timeout_s: float = 20.0) -> tuple[str, int]:
         """The connection file for `ipp.Client`, and the controller's process id. A controller that is gone is
+    def put(self, rank: int, data: bytes, check: Callable[[], None]) -> int:
+        """Put bulk data into a rank. Returns the number of the transfer, for `Push` or `drop`."""
+        return self._bulk.put(self._peer(self._ranks[rank].number), data, check)
+
         started again in its old place.
 
         Raises:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import pickle
 import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,14 +19,13 @@ import torch.distributed as dist
 from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 
-from ddp_notebook.events import Comm, Engine, Form, Formed, Message, Pull, Pulled, Ready, RunCell
+from ddp_notebook.channel.bulk import INLINE_BYTES
+from ddp_notebook.events import Comm, Engine, Form, Formed, Message, Pull, Pulled, Push, Pushed, Ready, RunCell
 from ddp_notebook.rank import group, kernel_api, tutorials, values
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.inbox import Inbox
 from ddp_notebook.rank.runner import Runner
 from ddp_notebook.rank.streams import Streams
-
-_INLINE_BYTES = 64 << 10  # a larger pickle is fetched in pieces
 
 
 class Rank:
@@ -97,6 +98,8 @@ class Rank:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
         elif isinstance(message, Comm) and self.runner is not None:
             self.runner.deliver(message)
+        elif isinstance(message, Push) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
 
     def _take(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
@@ -134,21 +137,25 @@ class Rank:
 
     async def _pull(self, message: Pull) -> None:
         namespace = RankEngine.instance().kernel.shell.user_ns
-        if message.name not in namespace:
-            self.agent.send(Pulled(request=message.request, error=f"there is no variable {message.name!r}"))
-            return
         try:
-            data = values.dumps(namespace[message.name])
-        except Exception as error:
-            kind = type(namespace[message.name]).__name__
-            why = f"{message.name!r} ({kind}) cannot be pickled: {error}"
-            self.agent.send(Pulled(request=message.request, error=why))
+            data, about = values.read(namespace, message.name, force=message.force)
+        except values.CannotSendError as error:
+            self.agent.send(Pulled(request=message.request, error=str(error)))
             return
-        if len(data) <= _INLINE_BYTES:
-            self.agent.send(Pulled(request=message.request, nbytes=len(data), pickle=data))
+        answer = Pulled(request=message.request, about=about, nbytes=len(data))
+        if len(data) <= INLINE_BYTES:
+            self.agent.send(replace(answer, pickle=data))
         else:
-            transfer = self.agent.bulk.hold(data)
-            self.agent.send(Pulled(request=message.request, nbytes=len(data), transfer=transfer))
+            self.agent.send(replace(answer, transfer=self.agent.bulk.hold(data)))
+
+    async def _push(self, message: Push) -> None:
+        namespace = RankEngine.instance().kernel.shell.user_ns
+        try:
+            namespace.update(pickle.loads(message.pickle or self.agent.bulk.take(message.transfer)))
+        except Exception as error:
+            self.agent.send(Pushed(request=message.request, error=f"{type(error).__name__}: {error}"))
+        else:
+            self.agent.send(Pushed(request=message.request))
 
 
 class RankEngine(IPEngine):

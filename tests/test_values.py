@@ -1,0 +1,378 @@
+"""Values between the notebook and its ranks."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from ddp_notebook.channel import bulk
+from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.rank.values import describe
+from ddp_notebook.run.values import RankValues
+from tests.conftest import wait_until
+
+LARGE = "torch.arange(30_000.0)"  # does not fit into a message
+
+
+# ---- what is said about a value
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        (torch.arange(6.0).reshape(2, 3), "tensor float32 (2, 3) on cpu: min 0 mean 2.5 max 5"),
+        (torch.tensor(1.5), "tensor float32 () on cpu: 1.5"),
+        (torch.zeros(0, 3), "tensor float32 (0, 3) on cpu: empty"),
+        (torch.tensor([1.0, float("nan"), 3.0]), "tensor float32 (3,) on cpu: min 1 mean 2 max 3, 1 NaN"),
+        (torch.full((4,), float("nan")), "tensor float32 (4,) on cpu: all 4 NaN"),
+        (torch.ones(3, dtype=torch.bfloat16), "tensor bfloat16 (3,) on cpu: min 1 mean 1 max 1"),
+        (torch.tensor([1, 2]), "tensor int64 (2,) on cpu: min 1 mean 1.5 max 2"),
+        (torch.tensor([True, False]), "tensor bool (2,) on cpu: min 0 mean 0.5 max 1"),
+        (torch.ones(2).to(torch.float8_e4m3fn), "tensor float8_e4m3fn (2,) on cpu: min 1 mean 1 max 1"),
+        (torch.zeros(2, dtype=torch.complex64), "tensor complex64 (2,) on cpu"),
+        (torch.zeros(2, device="meta"), "tensor float32 (2,) on meta"),
+        (torch.nn.Parameter(torch.ones(2)), "parameter float32 (2,) on cpu: min 1 mean 1 max 1"),
+        (np.arange(3), "array int64 (3,): min 0 mean 1 max 2"),
+        (np.array(["a"]), "array <U1 (1,)"),
+        (3, "3"),
+        ({"w": torch.zeros(2)}, "{'w': tensor float32 (2,) on cpu}"),
+        ([np.zeros(2)], "[array float64 (2,)]"),
+        (torch.nn.Linear(1, 1), "Linear(in_features=1, out_features=1, bias=True)"),
+        (object(), "<object object>"),
+        ("a\nb", r"'a\nb'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_value_in_one_line(value, line):
+    assert describe(value) == line
+
+
+def test_the_line_of_a_long_value_is_short():
+    assert len(describe(list(range(100_000)))) < 100
+    assert len(describe("x" * 100_000)) < 100
+
+
+def test_equal_lines_are_folded():
+    values = RankValues({2: 0, 0: 7, 1: 0}, {0: "seven", 1: "zero", 2: "zero"})
+    assert repr(values) == "[0] seven\n[1-2] zero"
+    assert repr(RankValues({0: "a\nb", 1: "a\nb"})) == r"[0-1] 'a\nb'"
+    assert repr(RankValues({})) == "<RankValues of no rank>"
+
+
+def test_it_is_a_mapping():
+    values = RankValues({1: "b", 0: "a"})
+    assert values == {0: "a", 1: "b"} and {0: "a", 1: "b"} == values  # noqa: SIM300
+    assert values != {0: "a"}
+    assert list(values) == [0, 1] and len(values) == 2 and list(values.values()) == ["a", "b"]
+    with pytest.raises(KeyError):
+        values[2]
+
+
+# ---- plots
+
+
+def test_scalars_are_bars():
+    figure = RankValues({0: 1, 3: torch.tensor(-2.0)}).plot()
+    (axes,) = figure.axes
+    heights = [bar.get_height() for bar in axes.patches]  # type: ignore[attr-defined]  # they are Rectangles
+    assert heights == [1.0, -2.0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "3"]
+
+
+def test_vectors_are_lines():
+    figure = RankValues({0: torch.ones(3, dtype=torch.bfloat16), 1: np.arange(4)}).plot()
+    (axes,) = figure.axes
+    assert [np.asarray(line.get_ydata()).tolist() for line in axes.lines] == [[1, 1, 1], [0, 1, 2, 3]]
+    assert axes.get_legend_handles_labels()[1] == ["rank 0", "rank 1"]
+
+
+def test_matrices_are_maps_on_one_scale():
+    figure = RankValues({0: torch.full((2, 3), -4.0), 1: torch.tensor([[1.0, float("nan")]])}).plot()
+    assert isinstance(figure, Figure)
+    images = [image for axes in figure.axes[:2] for image in axes.images]
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["rank 0", "rank 1"]
+    assert [image.get_clim() for image in images] == [(-4.0, 4.0)] * 2
+    figure.savefig(io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "nothing to plot"),
+        ({0: "word"}, "rank 0: 'word' \\(str\\) cannot be plotted"),
+        ({0: torch.zeros(1, dtype=torch.complex64)}, "rank 0: tensor.* \\(Tensor\\) cannot be plotted"),
+        ({0: torch.zeros(2, 2, 2)}, "3-D tensors cannot be plotted"),
+        ({0: 1, 1: [1, 2], 2: 3}, r"cannot be in one plot: 0-D on \[0,2\], 1-D on \[1\]"),
+    ],
+)
+def test_what_cannot_be_plotted(values, words):
+    with pytest.raises(UsageError, match=words):
+        RankValues(values).plot()
+
+
+# ---- bytes
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3),
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.tensor(3),
+        torch.zeros(0, 2),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.eye(3).to_sparse(),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, requires_grad=True) * 2,
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(1).expand(5),
+    ],
+    ids=str,
+)
+def test_a_tensor_survives(tensor):
+    came = pickle.loads(bytearray(bulk.dumps(tensor)))
+    assert type(came) is type(tensor) and came.dtype == tensor.dtype and came.shape == tensor.shape
+    assert came.requires_grad == tensor.requires_grad
+    assert torch.equal(came.to_dense(), tensor.to_dense())
+    came.detach().add_(1) if not came.is_sparse else None  # what has come can be written to
+
+
+def test_of_a_view_only_its_part_is_sent():
+    assert len(bulk.dumps(torch.zeros(1_000_000)[:10])) < 1000
+
+
+def test_a_value_is_weighed_without_being_copied():
+    class Holder:
+        def __init__(self, inside) -> None:
+            self.inside = inside
+
+    tensor = torch.zeros(1, 1).expand(1000, 1_000_000)  # 4 GB that are not there
+    assert 8e9 < bulk.weigh([Holder(tensor), np.broadcast_to(np.float32(0), (1000, 1_000_000))]) < 8.001e9
+    assert bulk.weigh([tensor, tensor]) < 4.001e9, "it would be sent once"
+    assert 1000 < bulk.weigh(b"x" * 1000) < 1100
+    with pytest.raises(TypeError, match="lock"):
+        bulk.weigh(np.array([threading.Lock()]))
+
+
+# ---- pull
+
+
+def test_pull_gives_a_mapping_that_tells_of_the_rank(session):
+    session.run("x = torch.full((2,), float(rank))\nsame = 'one'")
+    x = session.pull("x")
+    assert isinstance(x, RankValues)
+    assert (
+        repr(x)
+        == "[0] tensor float32 (2,) on cpu: min 0 mean 0 max 0\n[1] tensor float32 (2,) on cpu: min 1 mean 1 max 1"
+    )
+    assert repr(session["same"]) == "[0-1] 'one'"
+    x[0].add_(1)
+    assert session["x"][0].tolist() == [0.0, 0.0], "it is a copy"
+
+
+def test_pull_from_some(session):
+    session.run("if rank == 1: only = 5")
+    assert session.pull("only", ranks="-1") == {1: 5}
+    with pytest.raises(DDPNotebookError, match=r"^rank 0: there is no variable 'only'$"):
+        session["only"]
+    with pytest.raises(UsageError, match="there is no rank 7"):
+        session.pull("only", ranks=7)
+
+
+@pytest.mark.parametrize("name", ["a.b", "", "for", 0])
+def test_no_name_of_a_variable(session, name):
+    with pytest.raises(UsageError, match="is no name of a variable"):
+        session[name]
+    with pytest.raises(UsageError, match="is no name of a variable"):
+        session[name] = 1
+
+
+def test_what_is_above_the_limit_is_pulled_on_demand(session):
+    session.run("from ddp_notebook.channel import bulk; bulk.MOST_BYTES = 1_000_000\nbig = [torch.zeros(500_000)]")
+    try:
+        words = r"rank 1: 'big' \(list\) has 0\.00 GB; above 0\.001 GB .*--force"
+        with pytest.raises(DDPNotebookError, match=words):
+            session.pull("big")
+        assert session.pull("big", force=True)[1][0].shape == (500_000,)
+    finally:
+        session.run("bulk.MOST_BYTES = 10**9")
+
+
+# ---- push
+
+
+def test_push_small_and_large(session):
+    large = torch.arange(1_000_000.0)
+    session.push(small={"a": [1, 2]}, large=large)
+    result = session.run("small['a'], large.shape, float(large.sum()) == float(torch.arange(1_000_000.0).sum())")
+    assert [result[rank].result for rank in (0, 1)] == ["([1, 2], torch.Size([1000000]), True)"] * 2
+    session.run("large.add_(1)")
+    assert float(large[0]) == 0.0
+    assert session.pull("large")[1][0] == 1
+
+
+def test_push_to_some_and_by_a_mapping(session):
+    session["y"] = 0
+    session.push({"y": 1, "ranks": [1]}, ranks=1)
+    assert session["y"] == {0: 0, 1: 1}
+    assert session.pull("ranks", ranks=1) == {1: [1]}
+
+
+@pytest.mark.parametrize("make", ["torch.tensor([rank])", LARGE + " + rank"])
+def test_each_rank_gets_its_own(session, make):
+    session.run(f"mine = {make}")
+    session["back"] = RankValues({rank: value + 10 for rank, value in session["mine"].items()})
+    session.run("right = torch.equal(back, mine + 10)")
+    assert session["right"] == {0: True, 1: True}
+
+
+def test_a_rank_that_has_no_value_is_named(session):
+    with pytest.raises(UsageError, match="'z' has a value for rank 0 and none for rank 1"):
+        session["z"] = RankValues({0: 1})
+    session.push(z=RankValues({0: 1}), ranks=0)
+    assert session.pull("z", ranks=0) == {0: 1}
+
+
+def test_a_function_and_a_class_travel_by_value_both_ways(session):
+    session.run("class Box:\n    def __init__(self, x): self.x = x\ndef box(x): return Box(2 * x)")
+    box = session["box"][0]
+    session["box_again"] = box
+    session.run("unboxed = box_again(4).x")
+    assert box(3).x == 6 and session["unboxed"] == {0: 8, 1: 8}
+
+
+def test_what_cannot_be_pushed_is_named(session, monkeypatch):
+    lock = threading.Lock()
+    with pytest.raises(DDPNotebookError, match=r"^'a' \(lock\) cannot be pickled: cannot pickle"):
+        session.push(a=lock)
+    with pytest.raises(DDPNotebookError, match=r"^rank 1: 'a' \(lock\) cannot be pickled"):
+        session["a"] = RankValues({0: 1, 1: lock})
+    monkeypatch.setattr(bulk, "MOST_BYTES", 1_000_000)
+    with pytest.raises(UsageError, match=r"'c': 2\.00 GB; more than 0\.001 GB is sent with --force") as error:
+        session["c"] = torch.zeros(1).expand(500_000_000)
+    assert "rank" not in str(error.value)
+
+
+def test_what_a_rank_cannot_unpickle_is_named(session):
+    with pytest.raises(DDPNotebookError, match=r"^rank 0: 'd' could not be set: ZeroDivisionError.*; rank 1: 'd'"):
+        session["d"] = _Fails()
+
+
+class _Fails:
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+# ---- interrupts
+
+
+@contextmanager
+def interrupted_in(monkeypatch, what: str):
+    """Press the stop button once a transfer is under way."""
+    move = getattr(bulk.BulkFetcher, what)
+
+    def pressed(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        return move(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(bulk.BulkFetcher, what, pressed)
+        yield
+
+
+def held(session) -> list[str | None]:
+    result = session.run("bulk_ = RankEngine.instance()._rank.agent.bulk; len(bulk_._held) + len(bulk_._put)")
+    return [result[rank].result for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("what", ["fetch", "put"])
+def test_an_interrupted_transfer_leaves_nothing(session, monkeypatch, what):
+    session.run("from ddp_notebook.rank.engine import RankEngine\nlarge = torch.zeros(5_000_000)")
+    with interrupted_in(monkeypatch, what):
+        if what == "fetch":
+            session.pull("large")
+        else:
+            session["large"] = torch.ones(5_000_000)
+    wait_until(lambda: held(session) == ["0", "0"], what="the ranks forget it")
+    assert session.run("float(large.sum())")[0].result == "0.0"
+    session["large"] = torch.ones(500_000)
+    assert session["large"][1].sum() == 500_000
+
+
+def test_an_answer_that_comes_after_the_interrupt_is_dropped(session):
+    """The ranks make the pickle when nobody waits for it any more."""
+    session.run(
+        "from ddp_notebook.rank.engine import RankEngine\nimport time\nclass Slow:\n"
+        "    def __getstate__(self): time.sleep(0.5); return {'x': torch.zeros(1_000_000)}\nslow = Slow()"
+    )
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.pull("slow")
+    timer.join()
+    wait_until(lambda: held(session) == ["0", "0"], what="the ranks forget it")
+
+
+def test_a_cell_that_pulls_in_a_thread(session):
+    session["t"] = torch.zeros(100_000)
+    came = []
+    thread = threading.Thread(target=lambda: came.append(session["t"]))
+    thread.start()
+    thread.join(10)
+    assert came[0][1].shape == (100_000,)
+
+
+# ---- magics
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel):
+    """A kernel with two ranks."""
+    reply = kernel.run("%ddp_start 2", timeout_s=120)
+    assert reply.status == "ok", reply.traceback
+    kernel.run("%%on_all_ranks\nx = torch.arange(3.0) + rank")
+    yield kernel
+    kernel.run("%ddp_stop")
+
+
+def test_pull_in_a_notebook(ranks):
+    line = "tensor float32 (3,) on cpu: min {} mean {} max {}\n"
+    reply = ranks.run("%ddp_pull x")
+    assert reply.stdout == "[0] " + line.format(0, 1, 2) + "[1] " + line.format(1, 2, 3), reply
+    assert reply.displays == []
+    assert ranks.run("x[1].tolist()").displays[0]["text/plain"] == "[1.0, 2.0, 3.0]"
+    assert ranks.run("%ddp_pull x --ranks -1 --as y").stdout == "[1] " + line.format(1, 2, 3)
+    assert ranks.run("list(y)").displays[0]["text/plain"] == "[1]"
+    assert ranks.run("%ddp_pull nope").evalue.startswith("rank 0: there is no variable 'nope'; rank 1:")
+    assert "usage: %ddp_pull NAME [--ranks 0,2-3]" in ranks.run("%ddp_pull").evalue
+    assert "'a-b' is no name" in ranks.run("%ddp_pull x --as a-b").evalue
+
+
+def test_push_in_a_notebook(ranks):
+    ranks.run("a, b = 1, [2]\ndef plus(x): return x + a\nclass Point: pass\np = Point()")
+    reply = ranks.run("%ddp_push a b plus p --ranks 0-1")
+    assert (reply.status, reply.stdout, reply.displays) == ("ok", "", []), reply
+    assert ranks.run("%%on_all_ranks\nplus(b[0]), type(p).__name__").stdout == "[0-1] (3, 'Point')\n"
+    assert ranks.run("%ddp_push a --ranks 5").ename == "UsageError"
+    reply = ranks.run("%ddp_push nope")
+    assert (reply.ename, reply.evalue[:35]) == ("UsageError", "the notebook has no variable 'nope'")
+
+
+def test_values_that_were_pulled_go_back_to_their_ranks(ranks):
+    ranks.run("%ddp_pull x --as back")
+    ranks.run("%ddp_push back")
+    assert ranks.run("%%on_all_ranks\nassert torch.equal(back, x)").status == "ok"
+
+
+def test_a_plot_is_shown_once(ranks):
+    reply = ranks.run("import ddp_notebook\nddp_notebook.current()['x'].plot()")
+    assert ["image/png" in data for data in reply.displays] == [True], reply
