@@ -222,8 +222,8 @@ class Pulled(Message):
 
     request: int
     error: str = ""
-    transfer: int = 0
     about: str = ""  # the value in one line, as it was on the rank: its device, range, ...
+    transfer: int = 0
     nbytes: int = 0
     pickle: bytes = b""
 

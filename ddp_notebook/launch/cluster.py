@@ -279,14 +279,14 @@ class Cluster:
         """Fetch bulk data that a rank holds."""
         return self._bulk.fetch(self._peer(self._ranks[rank].number), transfer, nbytes, check)
 
-    # ---- ipyparallel
-
-    def client_file(self, timeout_s: float = 20.0) -> tuple[str, int]:
-        """The connection file for `ipp.Client`, and the controller's process id. A controller that is gone is
     def put(self, rank: int, data: bytes, check: Callable[[], None]) -> int:
         """Put bulk data into a rank. Returns the number of the transfer, for `Push` or `drop`."""
         return self._bulk.put(self._peer(self._ranks[rank].number), data, check)
 
+    # ---- ipyparallel
+
+    def client_file(self, timeout_s: float = 20.0) -> tuple[str, int]:
+        """The connection file for `ipp.Client`, and the controller's process id. A controller that is gone is
         started again in its old place.
 
         Raises:
