@@ -156,6 +156,7 @@ class Comm(Message):
     content: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
     buffers: list[str] = field(default_factory=list)  # in base64, since a line of an inbox holds no bytes
+    asked_by: dict[str, Any] = field(default_factory=dict)  # header of the browser's message that this is, or answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,10 +70,18 @@ class FrontEnd:
             except queue.Empty:
                 raise AssertionError(f"not within {timeout_s:g} s; models: {self.models}") from None
 
-    def say(self, comm_id: str, data: dict[str, Any], buffers: list[bytes] | None = None) -> None:
-        """What a user does to a widget. The kernel does not reply."""
+    def say(
+        self,
+        comm_id: str,
+        data: dict[str, Any],
+        buffers: list[bytes] | None = None,
+        msg_type: str = "comm_msg",
+        **more: Any,
+    ) -> str:
+        """What a user does to a widget. The kernel does not reply. Returns the message's id."""
         session, channel = self.kernel.client.session, self.kernel.client.shell_channel
-        session.send(channel.socket, "comm_msg", {"comm_id": comm_id, "data": data}, buffers=buffers)
+        content = {"comm_id": comm_id, "data": data, **more}
+        return str(session.send(channel.socket, msg_type, content, buffers=buffers)["header"]["msg_id"])
 
     def set(self, comm_id: str, buffer_paths: Any = (), buffers: list[bytes] | None = None, **state: Any) -> None:
         """Change a widget's state."""
@@ -256,6 +264,24 @@ def test_a_closed_widget_is_closed_in_the_front_end(front_end):
     assert {first, second} <= front_end.closed
     front_end.set(first, value=9)  # which nobody takes
     assert front_end.run("%%on_all_ranks\nrank").status == "ok"
+
+
+def test_a_page_that_is_loaded_again_finds_the_widgets(front_end):
+    """JupyterLab asks for all at once, and if that is refused asks each; it takes only what answers its question."""
+    front_end.run(SLIDERS)
+    control = "control-of-the-new-page"
+    front_end.say(control, {}, msg_type="comm_open", target_name="jupyter.widget.control")
+    front_end.read_until(lambda: control in front_end.closed)
+    sliders = front_end.of("IntSliderModel")[-2:]
+    front_end.messages.clear()
+    asked = {front_end.say(slider, {"method": "request_state"}): slider for slider in sliders}
+
+    def answers() -> dict[str, str]:
+        told = [m for m in front_end.messages if m["msg_type"] == "comm_msg"]
+        return {m["parent_header"]["msg_id"]: m["content"]["comm_id"] for m in told}
+
+    front_end.read_until(lambda: len(answers()) == 2)
+    assert answers() == asked
 
 
 def test_many_widgets_cost_nothing(front_end):

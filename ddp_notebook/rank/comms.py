@@ -33,12 +33,14 @@ class Comms:
         metadata: dict[str, Any],
         buffers: Sequence[Any],
         cell: int | None,
+        asked_by: dict[str, Any],
     ) -> bool:
         """Send a comm's message to the notebook if the comm is ours. Whether it is.
 
         Args:
             cell: that the message belongs to, if it is ours. A widget that a thread or a callback changes speaks for
                 whatever ran last, so only the opening is told by it.
+            asked_by: header of the browser's message that it answers, if it does.
         """
         comm_id = content["comm_id"]
         if msg_type == "comm_open" and cell is not None:
@@ -53,6 +55,7 @@ class Comms:
                 content=json_unpacker(json_packer(content)),  # NumPy's numbers and the like, as Jupyter writes them
                 metadata=metadata,
                 buffers=[base64.b64encode(buffer).decode() for buffer in buffers],
+                asked_by=asked_by,
             )
         )
         return True

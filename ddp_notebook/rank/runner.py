@@ -22,6 +22,7 @@ from ddp_notebook.rank.streams import Streams
 from ddp_notebook.rank.where import Where
 
 _PARENT = "ddp-cell-"
+_ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output"}
 
 
@@ -71,6 +72,7 @@ class Runner:
     async def _deliver(self, message: Comm) -> None:
         """Between two cells. An interrupt ends the widget's callback, as it would end a cell."""
         parent = _parent_message(self._comms.cell_of(message))
+        parent["header"][_ASKED_BY] = message.asked_by
         self._kernel.set_parent([], parent)
         try:
             try:
@@ -80,6 +82,7 @@ class Runner:
                 self._may_raise = False
         except KeyboardInterrupt:
             self._shell.showtraceback()
+        del parent["header"][_ASKED_BY]  # what a thread says later is no answer
         self._handlers.put_back()
         self._streams.flush()
 
@@ -235,7 +238,8 @@ class Runner:
         cell = int(parent_id.removeprefix(_PARENT)) if parent_id.startswith(_PARENT) else None
         if msg_type in COMM_TYPES:
             self._uneventful = False
-            return self._comms.take(msg_type, content, metadata, buffers, cell) or cell is not None
+            asked_by = parent.get(_ASKED_BY) or {}
+            return self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
         if cell is None:
             return False
         if msg_type in _SHOWN:
