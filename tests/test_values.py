@@ -196,6 +196,16 @@ def test_no_name_of_a_variable(session, name):
         session[name] = 1
 
 
+def test_what_the_notebook_cannot_unpickle_is_named(session):
+    session.run(
+        "import sys, types\nmodule = sys.modules['only_there'] = types.ModuleType('only_there')\n"
+        "exec('class Odd: pass', module.__dict__)\nodd = module.Odd()"
+    )
+    words = "^rank 0: 'odd', <only_there.Odd object>, cannot be unpickled here: ModuleNotFoundError: .*'only_there'"
+    with pytest.raises(DDPNotebookError, match=words):
+        session["odd"]
+
+
 def test_what_is_above_the_limit_is_pulled_on_demand(session):
     session.run("from ddp_notebook.channel import bulk; bulk.MOST_BYTES = 1_000_000\nbig = [torch.zeros(500_000)]")
     try:

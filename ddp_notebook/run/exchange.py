@@ -70,7 +70,11 @@ class Exchange:
                     with self._interruptible(rank) as check:
                         data = self._cluster.fetch(rank, answer.transfer, answer.nbytes, check)
                 del asked[rank]
-                values[rank] = _loads(data)
+                try:
+                    values[rank] = _loads(data)
+                except Exception as error:
+                    what = f"{name!r}, {answer.about}, cannot be unpickled here: {type(error).__name__}: {error}"
+                    raise DDPNotebookError(f"rank {rank}: {what}") from error
             return RankValues(values, {rank: answer.about for rank, answer in answers.items()})
         finally:
             for rank, future in asked.items():  # now, or when the answer comes
