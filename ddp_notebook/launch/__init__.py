@@ -7,6 +7,8 @@
     warm         the host server that is started ahead of time
     host         a host server as the notebook sees it      ── framing ──┐
     host_server  the process that forks ranks               ─────────────┘
+    preload      what it imports, and knows about its host
+    pipes        between it and each rank: cells in, text out
     child        the first steps of a forked or spawned process
     store        the rendezvous store, a process of its own
     controller   ipyparallel's controller

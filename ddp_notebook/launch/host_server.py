@@ -26,7 +26,6 @@ import contextlib
 import gc
 import json
 import os
-import platform
 import selectors
 import shutil
 import signal
@@ -40,8 +39,9 @@ from typing import Any
 
 import psutil
 
-from ddp_notebook.launch import child, devices, framing, processes
+from ddp_notebook.launch import child, framing, processes
 from ddp_notebook.launch.pipes import Pipes
+from ddp_notebook.launch.preload import preload, start_method
 
 _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
@@ -390,32 +390,6 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def preload() -> dict[str, Any]:
-    """Import what every rank needs. Returns the facts about this host."""
-    query = devices.start_query()
-    import torch
-    import torch._dynamo  # the first DDP or optimizer of a process imports it: 1.0 s on two cores
-    import torch.distributed as dist
-    import torch.nn.parallel
-
-    import ddp_notebook.launch.controller
-    import ddp_notebook.rank.engine  # noqa: F401
-
-    gpus = devices.finish_query(query) if torch.version.cuda else []
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "cores": devices.cores(),
-        "memory_mib": psutil.virtual_memory().total >> 20,
-        "gpus": [gpu.to_json() for gpu in gpus],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "backends": [
-            name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()
-        ],
-    }
-
-
 @contextlib.contextmanager
 def _ending_with(owner: processes.Identity, directory: str) -> Iterator[None]:
     """Look every second whether the owner lives, while nothing else does. A timer: no thread may exist here."""
@@ -432,18 +406,6 @@ def _ending_with(owner: processes.Identity, directory: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-def start_method(asked: str) -> tuple[str, str]:
-    """How ranks are started, "fork" or "spawn", and why."""
-    if asked == "spawn":
-        return "spawn", "DDP_NOTEBOOK_START_METHOD says so"
-    if sys.platform != "linux":
-        return "spawn", f"forking is not safe on {sys.platform}"
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        return "spawn", f"importing torch left {threads - 1} threads running, and a fork would lose them"
-    return "fork", ""
 
 
 def main(control_fd: int, owner_pid: int, owner_start: float, directory: str) -> None:
