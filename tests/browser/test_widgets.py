@@ -51,5 +51,10 @@ def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):
         lab.wait_for_text(BARS, "10/10")
         lab.wait_for_text(BARS, "20/20")
         lab.screenshot(SCREENSHOTS / "widgets.png")
+
+        lab.page.keyboard.press("Control+s")
+        expect(lab.page.locator(".lm-DockPanel-tabBar .jp-mod-dirty")).to_have_count(0)
+        lab.page.reload()
+        expect(sliders.filter(has_text="now 15")).to_have_count(1, timeout=30_000)
         lab.run_cell(STOP)
         lab.wait_until_done(STOP)
