@@ -97,12 +97,12 @@ class Runner:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
+        self.running = None  # before the notebook hears of the end, and may ask what runs
         if self._uneventful and done.status == "ok" and not done.payload and done.has_group:
             self._streams.end(cell.cell, round(done.duration_s * 1e6))
         else:
             self._streams.end(cell.cell)
             self._send(done)
-        self.running = None
 
     async def _run_guarded(self, cell: RunCell) -> CellDone:
         started = time.perf_counter()
