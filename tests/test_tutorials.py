@@ -365,7 +365,7 @@ def test_distributed_sgd_on_a_partitioned_dataset(session):
     assert bool((weights[0] == weights[1]).all()), "averaged gradients keep the models equal"
 
 
-def test_setup_and_cleanup_of_the_ddp_tutorial_twice(session):
+def test_setup_and_cleanup_of_the_ddp_tutorial_again_and_again(session):
     blocks = """
     import os
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -388,7 +388,8 @@ def test_setup_and_cleanup_of_the_ddp_tutorial_twice(session):
     demo_basic(rank, world_size)
     """
     assert texts(session, blocks) == [_EXISTS] * 2
-    assert texts(session, blocks) == [""] * 2
+    for _ in range(20):  # torch by itself hangs in one of the first
+        assert texts(session, blocks) == [""] * 2
 
 
 # ---- processes
