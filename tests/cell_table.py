@@ -59,13 +59,13 @@ TABLE = [
     Case(
         "HTML",
         "from IPython.display import HTML; HTML('<i>x</i>')",
-        has("IPython.core.display.HTML"),
+        "{all}\n",
         mimes=("text/html",),
     ),
     Case(
         "a figure",
         "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);",
-        has("Figure size"),
+        "{all}\n",
         mimes=("image/png",),
     ),
     Case(
@@ -73,7 +73,7 @@ TABLE = [
         "from IPython.display import display, Markdown\n"
         "h = display(Markdown('a'), display_id=True) if rank == 0 else None\n"
         "if h: h.update(Markdown('b'))",
-        has("Markdown"),
+        "[0]\n",
         mimes=("text/markdown",),
     ),
     Case(

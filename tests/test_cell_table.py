@@ -14,7 +14,7 @@ from tests.cell_table import TABLE, Case, Expected
 from tests.conftest import ipykernel6
 from tests.kernels import NotebookKernel, Reply
 
-_LABEL = re.compile(r"\[(?P<ranks>[\d,-]+)\] ")
+_LABEL = re.compile(r"\[(?P<ranks>[\d,-]+)\]( |$)")
 
 
 def by_rank(shown: str) -> dict[int, list[str]]:

@@ -28,7 +28,9 @@ from ddp_notebook.launch.placement import Placement
 _LAST_WORDS_BYTES = 16_000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
-_MARK = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")  # the marks of `rank.streams` are not the user's words
+# the marks of `rank.streams` are not the user's words
+_CELL_MARK = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")
+_DISPLAY_MARK = re.compile(rb"\x1e[0-9a-f]+:d\d+:\x1e\n")
 
 
 # faulthandler's lines from IPython's run_code on, and its list of extension modules
@@ -64,8 +66,10 @@ class Process:
 
     def note_text(self, fd: int, data: bytes) -> None:
         """Remember the end of what it wrote."""
-        if marks := list(_MARK.finditer(data)):  # a cell ended: what came before is not its last word
-            self.tails, data = {1: b"", 2: b""}, data[marks[-1].end() :]
+        if b"\x1e" in data:
+            data = _DISPLAY_MARK.sub(b"", data)
+            if marks := list(_CELL_MARK.finditer(data)):  # a cell ended: what came before is not its last word
+                self.tails, data = {1: b"", 2: b""}, data[marks[-1].end() :]
         self.tails[fd] = (self.tails[fd] + data)[-_LAST_WORDS_BYTES:]
 
     def how_it_ended(self) -> str:

@@ -25,7 +25,7 @@ TWINS_S = 0.05  # how long a line waits for its twins
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A line of text, or something displayed, whose text is the line above it. Items with equal keys are twins."""
+    """A line of text, or something displayed, which has no text but its label. Items with equal keys are twins."""
 
     key: str
     stream: str = "stdout"
@@ -44,8 +44,7 @@ class Item:
         owner = "" if handle is None else f"{rank}:{handle}:"
         data = display.content.get("data") or {}
         content = json.dumps(data, sort_keys=True, default=str)
-        first = str(data.get("text/plain", "display")).partition("\n")[0]
-        return cls(f"display:{display.msg_type}:{owner}{content}", text=first, display=display)
+        return cls(f"display:{display.msg_type}:{owner}{content}", display=display)
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ class Outlet:
             self._waiting.append(_Text(stream, text))
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, display_id: str | None = None) -> None:
-        """Display a MIME bundle; with an id it can be updated later."""
+        """Display a MIME bundle; with an id it can be updated later. Only where `can_update`."""
         self._waiting.append(_Data(data, metadata or {}, display_id, update=False))
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any] | None, display_id: str) -> None:
@@ -121,13 +121,8 @@ def _shell_has_kernel() -> bool:
 
 
 def _publish(part: _Data) -> None:
-    from IPython.core.interactiveshell import InteractiveShell
     from IPython.display import publish_display_data
 
-    if not InteractiveShell.initialized():  # a script
-        if not part.update:
-            print(part.data.get("text/plain", "a display without text"))
-        return
     more: dict[str, Any] = {}
     if part.display_id is not None:
         more = {"transient": {"display_id": part.display_id}, "update": part.update}

@@ -141,7 +141,7 @@ class Screen:
             self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
         for entry in entries[: len(entries) - len(tail)]:
             if not _is_update(entry.item.display):
-                self._outlet.write(entry.item.stream, _labelled(entry) + "\n")
+                self._outlet.write(entry.item.stream, _labelled(entry) + "\n")  # of a display the label alone
             if entry.item.display is not None:
                 self._show_display(entry.ranks, entry.item.display)
         if tail:
@@ -216,8 +216,9 @@ class Screen:
             return
         data: dict[str, Any] = display.content.get("data") or {}
         has_handle = (display.content.get("transient") or {}).get("display_id") is not None
-        if set(data) == {"text/plain"} and not has_handle:
-            self._fold.add(rank, Item.line("stdout", data["text/plain"]), now)
+        if (set(data) == {"text/plain"} and not has_handle) or not self._outlet.can_update:
+            if data and not _is_update(display):
+                self._fold.add(rank, Item.line("stdout", data.get("text/plain", "a display without text")), now)
             return
         if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
@@ -292,6 +293,8 @@ def label(ranks: list[int]) -> str:
 def _labelled(entry: Folded) -> str:
     """A line with its label; the further lines of a value stand below its first."""
     prefix = label(entry.ranks)
+    if not entry.item.text:
+        return prefix.rstrip()
     return prefix + entry.item.text.replace("\n", "\n" + " " * len(prefix))
 
 
