@@ -412,8 +412,7 @@ class Session:
     def _tell_widget(self, rank: int, message: Comm) -> None:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
         if (cluster := self._cluster) is not None:
-            [line] = message.encode()
-            self._host.tell([cluster.process(rank).number], line + b"\n")
+            cluster.tell(message, [rank])
 
     def _state(self, rank: int, vitals: Vitals | None) -> str:
         if not self._living.process(rank).is_alive:

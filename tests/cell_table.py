@@ -105,6 +105,13 @@ TABLE = [
         "import pickle\ndef double(x): return 2 * x\npickle.loads(pickle.dumps(double))(21)",
         "{all} 42\n",
     ),
+    Case(
+        "rank in a loop",
+        "for rank in range(world_size + 1): pass",
+        stderr="{all} ddp_notebook: this cell has set rank, which every cell finds with the rank's own value again; "
+        "use another name to keep one\n",
+    ),
+    Case("and rank is right again", "assert rank == dist.get_rank(); len({rank, local_rank})", "{all} 1\n"),
     # ---- IPython
     Case("await", "import asyncio\nawait asyncio.sleep(0.01)\nprint('slept')", "{all} slept\n"),
     Case("await of tasks", "sum(await asyncio.gather(*[asyncio.sleep(0, i) for i in range(4)]))", "{all} 6\n"),

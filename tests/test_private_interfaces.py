@@ -97,3 +97,13 @@ def test_without_a_message_taken_the_session_sends_as_before():
     assert session.send("iopub", "status", {"a": 1}, parent={"header": {"msg_id": "theirs"}}, ident=b"x") == "sent"
     assert session.send("iopub", "status", {"a": 1}, parent={"header": {"msg_id": "ours"}}) is None
     assert sent == [("iopub", "status", {"a": 1}, {"header": {"msg_id": "theirs"}}, b"x")]
+
+
+def test_what_is_not_forked_is_pickled_by_one_function():
+    import multiprocessing.popen_forkserver
+    import multiprocessing.popen_spawn_posix
+    from multiprocessing import reduction
+
+    assert list(inspect.signature(reduction.dump).parameters) == ["obj", "file", "protocol"]
+    for module in (multiprocessing.popen_spawn_posix, multiprocessing.popen_forkserver):
+        assert "reduction.dump(" in inspect.getsource(module)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ddp_notebook.channel import BulkFetcher, Endpoint, Keyring
 from ddp_notebook.errors import ClientError, StartError, StartTimeoutError, name_ranks
-from ddp_notebook.events import Engine, Form, Formed, Hello, Message, Ready, RunCell
+from ddp_notebook.events import Comm, Engine, Form, Formed, Hello, Message, Ready, RunCell
 from ddp_notebook.launch import controller, environment, processes
 from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
@@ -258,9 +258,9 @@ class Cluster:
         """Send a message to a rank, from any thread."""
         self._endpoint.send(message, self._peer(self._ranks[rank].number))
 
-    def run_cell(self, cell: RunCell, ranks: list[int]) -> None:
-        """Hand a cell to ranks: by their inboxes, see `launch.pipes`."""
-        [line] = cell.encode()
+    def tell(self, message: RunCell | Comm, ranks: list[int]) -> None:
+        """Put a message into the inboxes of ranks, see `launch.pipes`: their main threads take them in this order."""
+        [line] = message.encode()
         self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")
 
     def signal(self, ranks: list[int], number: int) -> None:

@@ -125,14 +125,11 @@ class Rank:
 
     def _name_place(self) -> None:
         """The names that every cell finds."""
-        assert self.place is not None
+        assert self.place is not None and self.runner is not None
+        place = self.place
+        self.runner.names = {"rank": place.rank, "local_rank": place.local_rank, "world_size": place.world_size}
         RankEngine.instance().kernel.shell.user_ns.update(
-            rank=self.place.rank,
-            local_rank=self.place.local_rank,
-            world_size=self.place.world_size,
-            device=torch.device(self.place.device),
-            torch=torch,
-            dist=dist,
+            self.runner.names, device=torch.device(place.device), torch=torch, dist=dist
         )
 
     async def _pull(self, message: Pull) -> None:

@@ -50,6 +50,19 @@ class Handlers:
                 signal.signal(number, handler)
 
 
+def put_names_back(namespace: dict[str, Any], names: dict[str, int]) -> None:
+    """Give `rank` and its kin their values again: after `for rank in range(size)`, as tutorials have it, every rank
+    would take itself for the last one."""
+    changed = [name for name, value in names.items() if type(now := namespace.get(name)) is not int or now != value]
+    if changed:
+        namespace.update(names)
+        print(
+            f"ddp_notebook: this cell has set {' and '.join(changed)}, which every cell finds with the rank's own "
+            "value again; use another name to keep one",
+            file=sys.stderr,
+        )
+
+
 def forget_failure(shell: Any, failure: BaseException) -> None:
     """Let go of the frames that a failed cell ran in: their variables may hold all of a GPU's memory.
 

@@ -37,6 +37,7 @@ class Runner:
 
     def __init__(self, kernel: Any, streams: Streams, send: Callable[[Message], None]) -> None:
         self.running: tuple[int, float] | None = None  # the cell, and since when (monotonic seconds)
+        self.names: dict[str, int] = {}  # rank, local_rank and world_size, as every cell finds them
         self._kernel = kernel
         self._shell: Any = kernel.shell
         self._streams = streams
@@ -138,6 +139,7 @@ class Runner:
         if failure is not None:
             guards.forget_failure(shell, failure)
         guards.forget_tensors(shell, cell.execution_count)
+        guards.put_names_back(shell.user_ns, self.names)
         return done
 
     async def _execute(self, code: str) -> ExecutionResult:

@@ -77,7 +77,7 @@ class Cells:
             with Interrupts(run.wake) as interrupts:
                 watch = Watch(run, self, interrupts, screen, timeout_s)
                 self._runs[run.number] = run
-                self._cluster.run_cell(cell, ranks)
+                self._cluster.tell(cell, ranks)
                 try:
                     watch.follow()
                 finally:

@@ -38,6 +38,8 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
         >>> parse("--ranks -1 --timeout 5")
         CellOptions(ranks='-1', timeout_s=5.0, quiet=False, here=False)
     """
+    if not line.strip() and usage == ON_ALL_RANKS:
+        return CellOptions()  # an argument parser takes 0.3 ms to make
     parser = LineParser(usage)
     if usage == ON_RANKS:
         line = f"--ranks {line}" if line.strip() else ""
