@@ -89,14 +89,15 @@ def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
 
 
 def _environment(place: Form) -> dict[str, str]:
-    """torchrun's variables, and the interface that gloo and NCCL are to use.
+    """torchrun's variables, and the interface that gloo, NCCL and RPC are to use.
 
     Not TORCHELASTIC_USE_AGENT_STORE: processes that a rank starts inherit it, and if they form a group of their own
     at an address of their own, all of them would wait there for a store that none of them starts.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
-    defaults = {"GLOO_SOCKET_IFNAME": place.interface, "NCCL_SOCKET_IFNAME": place.interface}
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    defaults = dict.fromkeys(names, place.interface)
     return {
         **{name: value for name, value in defaults.items() if name not in os.environ},
         "RANK": str(place.rank),

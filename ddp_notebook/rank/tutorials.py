@@ -4,6 +4,7 @@
 |---|---|
 | `dist.init_process_group` | says that the group exists; after `destroy_process_group` it forms the next one |
 | `dist.destroy_process_group` | leaves the group, which is freed later |
+| `rpc.init_rpc` | meets at the session's store, unless the cell has set an address of its own |
 | `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
 | `mp.set_start_method` | may be called again, so that a cell can be run again |
 
@@ -25,12 +26,15 @@ from types import FunctionType
 from typing import IO, Any
 
 import torch.distributed as dist
+from torch.distributed import rpc
 
 from ddp_notebook.events import Form
 from ddp_notebook.rank import group
 
+_STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"
 _init_process_group = dist.init_process_group
 _destroy_process_group = dist.destroy_process_group
+_init_rpc = rpc.init_rpc
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
 
@@ -44,6 +48,7 @@ def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, f
     """
     _replace(_init_process_group, _around_init(place, running))
     _replace(_destroy_process_group, _destroy_and_keep)
+    _replace(_init_rpc, _around_init_rpc(place))
     _replace(_dump, _dump_for_new_process)
     _replace(_set_start_method, _set_start_method_again)
 
@@ -57,6 +62,22 @@ def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
 
 
 # ---- groups
+
+
+def _around_init_rpc(place: Callable[[], Form | None]) -> Callable[..., None]:
+    @functools.wraps(_init_rpc)
+    def init_rpc(*args: Any, **kwargs: Any) -> None:
+        here = place()
+        if here is None or os.environ.get("MASTER_PORT") != str(here.store_port):
+            _init_rpc(*args, **kwargs)
+            return
+        os.environ[_STORE_EXISTS] = "True"  # else rank 0 starts one at the same port
+        try:
+            _init_rpc(*args, **kwargs)
+        finally:
+            del os.environ[_STORE_EXISTS]  # children of the rank may form groups elsewhere, see `group`
+
+    return init_rpc
 
 
 def _around_init(
