@@ -369,7 +369,6 @@ class Session:
                 if _current is self:
                     _current = None
             if self._cluster is not None:
-                self._cells.close()
                 self._comms.close()
             self._close_client()
             self._end_processes()
@@ -466,7 +465,9 @@ class Session:
 
     def _end_processes(self) -> None:
         cluster, self._cluster = self._cluster, None
-        if cluster is None and self._host_ended:
+        if cluster is not None:
+            self._cells.close()
+        elif self._host_ended:
             return
         self._host_ended = True
         ended = cluster is None or cluster.stop()
