@@ -160,3 +160,11 @@ def test_a_cell_may_be_run_later_and_from_a_thread(ranks):
         "print([future.result()[rank].stdout for rank in (0, 2)], other.ranks)"
     )
     assert ranks.run(code).stdout == "[1] 1\n['0\\n', '2\\n'] [1]\n"
+
+
+def test_a_cell_that_leaves_no_group_is_told(ranks):
+    reply = ranks.run("%%on_all_ranks\ndist.destroy_process_group()")
+    assert reply.stderr.startswith("ranks 0-2: no default process group after this cell; dist.init_process_group()")
+    assert ranks.run("%%on_all_ranks\npass").stderr == "", "once is enough"
+    reply = ranks.run("%%on_all_ranks\ndist.init_process_group()\nx = torch.ones(1); dist.all_reduce(x); int(x)")
+    assert (reply.stdout, reply.stderr) == ("[0-2] 3\n", "")
