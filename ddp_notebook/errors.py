@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 
+_MOST_SHOWN = 4  # different errors of one cell
+
+
 class DDPNotebookError(Exception):
     """Base of every error that this package raises on purpose.
 
@@ -105,7 +108,10 @@ class RankError(DDPNotebookError):
         self.add_note("\n".join(self._of_ranks()))  # what Python itself shows in a script
 
     def _message(self) -> str:
-        parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in group_by_value(self.summaries).items()]
+        kinds = group_by_value(self.summaries)
+        parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in list(kinds.items())[:_MOST_SHOWN]]
+        if more := [rank for ranks in list(kinds.values())[_MOST_SHOWN:] for rank in ranks]:
+            parts.append(f"other errors ({name_ranks(more)})")
         others = [] if self.result is None else [r for r in self.result.ranks if r not in self.summaries]
         states = {rank: self.result[rank].status for rank in others} if self.result is not None else {}
         words = {"ok": "succeeded", "running": "not ended yet"}
@@ -116,10 +122,11 @@ class RankError(DDPNotebookError):
     def _of_ranks(self) -> list[str]:
         lines: list[str] = []
         by_text = group_by_value({rank: "\n".join(tb) for rank, tb in self.tracebacks.items()})
-        for text, ranks in by_text.items():
-            if not text.strip():
-                continue  # IPython has shown a wrong magic as text
+        left = {text: ranks for text, ranks in by_text.items() if text.strip()}  # a wrong magic has none
+        for text, ranks in list(left.items())[:_MOST_SHOWN]:
             lines += [f"--- {name_ranks(ranks)} ---", *text.split("\n"), ""]
+        if more := [rank for ranks in list(left.values())[_MOST_SHOWN:] for rank in ranks]:
+            lines += [f"--- {name_ranks(more)}: other tracebacks, in the error's tracebacks[rank] ---", ""]
         return lines
 
     def _render_traceback_(self) -> list[str]:

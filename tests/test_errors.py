@@ -104,3 +104,13 @@ def test_a_death_is_shown_by_its_name():
     assert RankDiedError({}, {2: "killed by SIGKILL"})._render_traceback_() == [
         "RankDiedError: killed by SIGKILL (rank 2)"
     ]
+
+
+def test_of_many_different_errors_the_first_are_shown():
+    told = RankError({rank: [f"traceback {rank}"] for rank in range(64)}, {rank: f"E: {rank}" for rank in range(64)})
+
+    shown = "\n".join(told._render_traceback_())
+    assert shown.count("traceback ") == 4
+    assert "--- ranks 4-63: other tracebacks, in the error's tracebacks[rank] ---" in shown
+    assert shown.endswith("RankError: E: 0 (rank 0); E: 1 (rank 1); E: 2 (rank 2); E: 3 (rank 3); other errors (ranks 4-63)")
+    assert told.tracebacks[63] == ["traceback 63"]
