@@ -1,15 +1,21 @@
 """`%ddp_auto on`: every plain cell goes to the ranks.
 
-A plain cell is one that the user ran and that begins with no cell magic and no magic of this package. What front ends
-execute by themselves (silently, or without history: variable inspectors, completers) stays in the notebook.
+A plain cell is one that the user ran and that does not begin with a magic of this package, or one like `%%html`. What
+front ends execute by themselves (silently, or without history: variable inspectors, completers) stays in the notebook.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
-_STAYS = re.compile(r"\s*(%%|%ddp_|%on_all_ranks\b|%load_ext\b|%reload_ext\b)")
+# cell magics of the notebook itself, and what is about it
+_STAYS = re.compile(
+    r"\s*(%%(local|on_ranks|on_all_ranks|px|autopx|html|HTML|svg|SVG|js|javascript|markdown|latex)\b"
+    r"|%ddp_|%on_all_ranks\b|%load_ext\b|%reload_ext\b)"
+)
 _ATTRIBUTE = "_ddp_notebook_auto"
 
 
@@ -31,6 +37,15 @@ class AutoSend:
             setattr(shell, _ATTRIBUTE, found)
             shell.input_transformers_cleanup.append(found)
         return found
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Send nothing while a cell runs in the notebook on purpose."""
+        was_on, self.is_on = self.is_on, False
+        try:
+            yield
+        finally:
+            self.is_on = was_on
 
     def __call__(self, lines: list[str]) -> list[str]:
         """Transform the lines of a cell."""

@@ -10,6 +10,7 @@
     ├── RankError               a cell failed on at least one rank
     │   └── RankDiedError       ... because the rank's process ended
     ├── CellTimeoutError        a cell took longer than `--timeout` and was stopped
+    ├── CellFailedHereError     a cell failed in the notebook itself
     └── ClientError             ipyparallel's controller cannot be reached or started again
 
 Every message says what happened, where, the value that was wrong, and what to do.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.result import CellResult
 
 __all__ = [
+    "CellFailedHereError",
     "CellTimeoutError",
     "ClientError",
     "DDPNotebookError",
@@ -108,7 +110,8 @@ class RankError(DDPNotebookError):
         self.add_note("\n".join(self._of_ranks()))  # what Python itself shows in a script
 
     def _message(self) -> str:
-        kinds = group_by_value(self.summaries)
+        first_lines = {rank: summary.partition("\n")[0] for rank, summary in self.summaries.items()}
+        kinds = group_by_value(first_lines)
         parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in list(kinds.items())[:_MOST_SHOWN]]
         if more := [rank for ranks in list(kinds.values())[_MOST_SHOWN:] for rank in ranks]:
             parts.append(f"other errors ({name_ranks(more)})")
@@ -135,6 +138,10 @@ class RankError(DDPNotebookError):
 
 class RankDiedError(RankError):
     """A rank's process ended while it ran a cell."""
+
+
+class CellFailedHereError(DDPNotebookError):
+    """A cell failed in the notebook itself, whose traceback IPython has shown."""
 
 
 class CellTimeoutError(DDPNotebookError, TimeoutError):

@@ -6,7 +6,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 
 from ddp_notebook import session as sessions
 from ddp_notebook.auto import AutoSend
-from ddp_notebook.errors import DDPNotebookError, NoSessionError, UsageError
+from ddp_notebook.errors import CellFailedHereError, NoSessionError, UsageError
 from ddp_notebook.launch import options as start_options
 from ddp_notebook.lines import LineParser
 from ddp_notebook.run import options as cell_options
@@ -133,26 +133,23 @@ class DDPMagics(Magics):
 
     def _run_here(self, code: str) -> None:
         assert self.shell is not None
-        if not self.shell.run_cell(code).success:
-            raise _FailedHere
+        with AutoSend.of(self.shell).paused():
+            if not self.shell.run_cell(code).success:
+                raise CellFailedHereError("the cell failed here, in the notebook: see above")
 
     def _cell_number(self) -> int:
         """The number in this cell's `In [n]`; IPython counts up before a cell runs, or after it in older versions."""
         if self.shell is None or self.shell.history_manager is None:
             return 1
+        running = getattr(self.shell.displayhook, "exec_result", None)  # `exit` is in no history
+        if running is not None and running.execution_count:
+            return int(running.execution_count)
         return max(1, len(self.shell.history_manager.input_hist_parsed) - 1)
 
     def _cell_file(self, code: str) -> str:
         """The name that the notebook itself gives to the code of a cell."""
         assert self.shell is not None
         return str(self.shell.compile.get_code_name(code, code, self._cell_number()))
-
-
-class _FailedHere(DDPNotebookError):
-    """A cell failed in the notebook. IPython has shown its traceback already."""
-
-    def _render_traceback_(self) -> list[str]:
-        return []
 
 
 def _start(asked: start_options.StartOptions) -> None:

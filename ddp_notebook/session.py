@@ -16,6 +16,7 @@ from ddp_notebook.errors import (
     SessionBrokenError,
     SessionExistsError,
     StartTimeoutError,
+    UsageError,
     name_ranks,
 )
 from ddp_notebook.events import Ask, CellDone, Comm, Display, Message, Probe, Pulled, Pushed, Vitals
@@ -207,6 +208,8 @@ class Session:
             >>> session.run("x = torch.ones(1) * rank; dist.all_reduce(x); x")[0].result
             'tensor([6.])'
         """
+        if not isinstance(code, str):
+            raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
         chosen = parse_ranks(ranks, self.world_size)
         if timeout is not None:
             check_timeout(timeout)
@@ -368,10 +371,12 @@ class Session:
             with _current_lock:
                 if _current is self:
                     _current = None
-            if self._cluster is not None:
-                self._comms.close()
-            self._close_client()
-            self._end_processes()
+            try:
+                if self._cluster is not None:
+                    self._comms.close()
+                self._close_client()
+            finally:
+                self._end_processes()
 
     def __enter__(self) -> Session:
         return self
@@ -464,12 +469,11 @@ class Session:
                 print(f"closing ipyparallel's client failed: {error}", file=sys.stderr)
 
     def _end_processes(self) -> None:
-        cluster, self._cluster = self._cluster, None
+        (cluster, self._cluster), (done, self._host_ended) = (self._cluster, None), (self._host_ended, True)
         if cluster is not None:
             self._cells.close()
-        elif self._host_ended:
+        elif done:
             return
-        self._host_ended = True
         ended = cluster is None or cluster.stop()
         if self._give_back:
             warm.give_back(self._host, healthy=ended)

@@ -88,7 +88,8 @@ def test_equal_displays_fold_but_not_those_with_a_handle():
 
 
 def test_late_twins_join_what_was_shown_last():
-    tail = Tail([Folded(line("a"), [0]), Folded(line("b"), [0, 2])])
+    tail = Tail()
+    tail.extend([Folded(line("a"), [0]), Folded(line("b"), [0, 2])])
     fold = Fold()
     fold.add(1, line("b"), 0.0)
     assert fold.take(0.0, {1}, tail) == [] and tail.entries[1].ranks == [0, 1, 2] and tail.changed
@@ -99,7 +100,8 @@ def test_late_twins_join_what_was_shown_last():
 
 
 def test_nothing_joins_the_tail_once_something_new_is_to_be_shown():
-    tail = Tail([Folded(line("a"), [0])])
+    tail = Tail()
+    tail.extend([Folded(line("a"), [0])])
     fold = Fold()
     fold.add(0, line("new"), 0.0)
     fold.add(1, line("x"), 0.0)

@@ -168,3 +168,60 @@ def test_a_cell_that_leaves_no_group_is_told(ranks):
     assert ranks.run("%%on_all_ranks\npass").stderr == "", "once is enough"
     reply = ranks.run("%%on_all_ranks\ndist.init_process_group()\nx = torch.ones(1); dist.all_reduce(x); int(x)")
     assert (reply.stdout, reply.stderr) == ("[0-2] 3\n", "")
+
+
+def test_finished_lines_stay_while_others_are_open(ranks):
+    code = (
+        "import time\n"
+        "if rank == 1:\n    print('waiting', end='', flush=True); time.sleep(2); print()\n"
+        "else:\n"
+        "    for i in range(4):\n"
+        "        print(f'step {i}', end='', flush=True); time.sleep(0.3); print(' done')"
+    )
+    lines = ranks.run("%%on_ranks 0-1\n" + code).stdout.splitlines()
+    assert sorted(lines) == ["[0] step 0 done", "[0] step 1 done", "[0] step 2 done", "[0] step 3 done", "[1] waiting"]
+
+
+def test_a_burst_of_cleared_displays_leaves_the_last(ranks):
+    code = (
+        "from IPython.display import HTML, clear_output\n"
+        "for i in range(5):\n    clear_output(wait=True)\n    display(HTML(f'{i} of {rank}'))"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    assert sorted(data["text/html"] for data in reply.displays) == ["4 of 0", "4 of 1", "4 of 2"]
+
+
+def test_text_after_one_clear_is_all_there(ranks):
+    code = "from IPython.display import clear_output\nclear_output()\nfor i in range(1000): print('line', i)"
+    assert ranks.run("%%on_ranks 0\n" + code).stdout.count("line ") == 1000
+
+
+def test_stop_in_a_flood_gives_the_notebook_back(ranks):
+    message = ranks.start("%%on_all_ranks\nwhile True: print('x' * 20)")
+    ranks.wait_for_text("[0-2] xxx")
+    ranks.interrupt()
+    reply = ranks.finish(message, timeout_s=20)
+    assert reply.ename == "KeyboardInterrupt"
+    assert reply.duration_s < 5
+    assert ranks.run("%%on_all_ranks\n1").stdout == "[0-2] 1\n"
+
+
+def test_stop_while_displays_are_made(ranks):
+    code = "from IPython.display import HTML\nprint('go')\nwhile True: display(HTML('x' * 200_000))"
+    for _ in range(5):
+        message = ranks.start("%%on_ranks 0-1\n" + code)
+        ranks.wait_for_text("] go")
+        ranks.interrupt()
+        assert ranks.finish(message, timeout_s=20).ename == "KeyboardInterrupt"
+        assert ranks.run("%%on_all_ranks\n1").stdout == "[0-2] 1\n"
+
+
+def test_with_auto_on_magics_of_the_notebook_say_where_they_belong(ranks):
+    ranks.run("%ddp_auto on")
+    try:
+        assert "[0-2] rank of 3\n" in ranks.run("%%time\nprint('rank of', world_size)").stdout
+        reply = ranks.run("x = 5\n%ddp_push x")
+        assert "%ddp_push belongs to the notebook" in reply.evalue
+        assert ranks.run("%%local\nnosuchname").evalue == "the cell failed here, in the notebook: see above"
+    finally:
+        ranks.run("%ddp_auto off")

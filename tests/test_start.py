@@ -171,5 +171,5 @@ def test_a_rank_that_does_not_answer_the_interrupt(make_session, capsys):
     with pytest.raises(KeyboardInterrupt, match=r"^had ended: rank 1; not answered yet: rank 0; .*%ddp_restart$"):
         session.run("if rank == 0: dist.recv(torch.ones(1), 1)")
     assert "no answer yet to the interrupt: rank 0" in capsys.readouterr().err
-    with pytest.raises(SessionBrokenError, match="rank 0 still in an earlier cell"):
+    with pytest.raises(SessionBrokenError, match="an earlier cell has not ended on rank 0"):
         session.run("1")

@@ -300,10 +300,11 @@ def test_many_widgets_cost_nothing(front_end):
     assert fastest() < 2 * before + 0.5  # ms
 
 
-def test_stop_closes_what_is_open(front_end):
+def test_stop_leaves_widgets_on_the_page(front_end):
     """The last test."""
     front_end.run(SLIDERS)
     sliders = set(front_end.of("IntSliderModel"))
     assert front_end.run("%ddp_stop").stdout == "stopped 2 ranks\n"
-    assert sliders and sliders <= front_end.closed
-    assert front_end.run("import comm; print(len(comm.get_comm_manager().comms))").stdout == "0\n"
+    assert sliders and not sliders & front_end.closed
+    front_end.set(min(sliders), value=9)  # nobody is there any more
+    assert front_end.run("print('on')").stdout == "on\n"

@@ -83,8 +83,8 @@ class BulkServer:
         elif kind == _PUT:
             self._keep(transfer, offset, nbytes, piece[0])
             self.socket.send(_HEADER.pack(_GOT, transfer, offset, 0))
-        elif transfer in self._held:
-            wanted = self._held[transfer][offset : offset + PIECE_BYTES]
+        elif (held := self._held.get(transfer)) is not None:  # the main thread may hold another one meanwhile
+            wanted = held[offset : offset + PIECE_BYTES]
             self.socket.send_multipart([_HEADER.pack(_PIECE, transfer, offset, 0), wanted])
 
     def _keep(self, transfer: int, offset: int, nbytes: int, piece: bytes) -> None:
@@ -94,8 +94,8 @@ class BulkServer:
                 self._put = {transfer: bytearray(nbytes)}  # a notebook puts one value at a time
             except MemoryError:  # `take` will say that it is not here; this thread serves everything else too
                 self._put = {}
-        if transfer in self._put:
-            self._put[transfer][offset : offset + len(piece)] = piece
+        if (kept := self._put.get(transfer)) is not None:  # else the main thread has taken it
+            kept[offset : offset + len(piece)] = piece
 
 
 class BulkFetcher:

@@ -144,7 +144,7 @@ class Endpoint:
                 elif ready == wake:
                     self._write_all()
                 else:
-                    self._extra[ready]()
+                    self._handle_extra(self._extra[ready])
                     continue
                 soon = _BLOCKED_S if self._blocked else _ACK_S  # an answer is due, or awaited
                 next_tick = min(next_tick, time.monotonic() + soon)
@@ -153,6 +153,12 @@ class Endpoint:
         self._wake_r.close()
         self._wake_w.close()
         self.context.term()
+
+    def _handle_extra(self, handle: Callable[[], None]) -> None:
+        try:
+            handle()
+        except Exception:  # must not end the thread of all messages
+            _log.exception("a message on a further socket was lost")
 
     def _read_all(self) -> None:
         for _ in range(200):  # then let others have their turn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import getpass
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -29,6 +30,7 @@ class Asking:
     def __init__(self, send: Callable[[Message], None], running_cell: Callable[[], int | None]) -> None:
         self._send = send
         self._running_cell = running_cell
+        self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._answers: dict[int, queue.SimpleQueue[Answer]] = {}
         builtins.input = self._input
@@ -48,6 +50,8 @@ class Asking:
 
     def _ask(self, prompt: str, *, password: bool) -> str:
         cell = self._running_cell()
+        if os.getpid() != self._pid:
+            raise EOFError("a process forked from a rank has nobody to ask")
         if cell is None or threading.current_thread() is not threading.main_thread():
             raise StdinNotImplementedError("input() on a rank works in a cell that the notebook waits for")
         sys.stdout.flush()

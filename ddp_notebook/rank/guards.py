@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pdb
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
 
+NOTEBOOK_MAGICS = (
+    *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_auto", "ddp_pull", "ddp_push"),
+    "on_all_ranks",
+)
 _MOST_LOOKED_AT = 100  # elements of a container
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
@@ -20,7 +26,9 @@ EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 def install(shell: Any) -> None:
     """Make `exit()`, `quit()` and `breakpoint()` errors that say what to do instead."""
     shell.ask_exit = _refuse_exit
-    sys.breakpointhook = _refuse_breakpoint
+    sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
+    for name in NOTEBOOK_MAGICS:
+        shell.register_magic_function(_refuse_magic(name), magic_name=name)
     # IPython's advice after sys.exit(), which is wrong on a rank
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
@@ -34,6 +42,15 @@ def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
         "breakpoint() would stop this rank while the others wait for it. Print what you want to know, end the cell "
         "there with an error, or look at a variable afterwards: %on_all_ranks x, or %ddp_pull x in the notebook"
     )
+
+
+def _refuse_magic(name: str) -> Callable[[str], NoReturn]:
+    def refuse(_: str) -> NoReturn:
+        raise RuntimeError(
+            f"%{name} belongs to the notebook, and this cell runs on a rank: give it a cell of its own, or use %%local"
+        )
+
+    return refuse
 
 
 class Handlers:
@@ -75,8 +92,10 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
         if error is None or id(error) in seen:
             continue
         seen.add(id(error))
-        error.__traceback__ = None
-        chain += [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
+        error.with_traceback(None)
+        chain += [error.__cause__, error.__context__]
+        if isinstance(error, BaseExceptionGroup):
+            chain += error.exceptions
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         with contextlib.suppress(AttributeError):
             delattr(sys, name)
@@ -107,7 +126,7 @@ def _holds_tensor(value: Any, depth: int = 3) -> bool:
         return False
     parts: Iterable[Any] = ()
     if isinstance(value, dict):
-        parts = list(value.values())[:_MOST_LOOKED_AT]
+        parts = list(islice(value.values(), _MOST_LOOKED_AT))
     elif isinstance(value, list | tuple | set):
-        parts = list(value)[:_MOST_LOOKED_AT]
+        parts = list(islice(value, _MOST_LOOKED_AT))
     return any(_holds_tensor(part, depth - 1) for part in parts)

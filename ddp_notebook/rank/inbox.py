@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Callable
 
 from ddp_notebook.events import Message, decode
 
+_log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
 _HIGH_FD = 200  # out of the way of programs that use low numbers
 
@@ -38,5 +40,8 @@ class Inbox:
             return True
         *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
-            self._handle(decode([line]))
+            try:
+                self._handle(decode([line]))
+            except Exception:  # the lines behind it are others' messages
+                _log.exception("a message was lost: %.200r", line)
         return bool(data)

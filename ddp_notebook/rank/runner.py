@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any
@@ -37,6 +38,7 @@ class Runner:
 
     def __init__(self, kernel: Any, streams: Streams, send: Callable[[Message], None]) -> None:
         self.running: tuple[int, float] | None = None  # the cell, and since when (monotonic seconds)
+        self._pid = os.getpid()
         self.names: dict[str, int] = {}  # rank, local_rank and world_size, as every cell finds them
         self._kernel = kernel
         self._shell: Any = kernel.shell
@@ -127,19 +129,27 @@ class Runner:
             self._may_raise = False
             self._task = None
             self._handlers.put_back()
-        if result is not None:
-            failure = result.error_before_exec or result.error_in_exec
-        done = CellDone(
-            cell=cell.cell,
-            duration_s=time.perf_counter() - started,
-            payload=self._take_payload(),
-            has_group=dist.is_initialized() or not had_group,
-            **self._outcome(failure),
-        )
-        if failure is not None:
-            guards.forget_failure(shell, failure)
-        guards.forget_tensors(shell, cell.execution_count)
-        guards.put_names_back(shell.user_ns, self.names)
+        duration_s = time.perf_counter() - started
+        try:
+            if result is not None:
+                failure = result.error_before_exec or result.error_in_exec
+            done = CellDone(
+                cell=cell.cell,
+                duration_s=duration_s,
+                payload=self._take_payload(),
+                has_group=dist.is_initialized() or not had_group,
+                **self._outcome(failure),
+            )
+            if failure is not None:
+                guards.forget_failure(shell, failure)
+            guards.forget_tensors(shell, cell.execution_count)
+            guards.put_names_back(shell.user_ns, self.names)
+        except Exception as problem:  # of a user's object that we looked at; the cell must end all the same
+            lines = traceback.format_exc().splitlines()
+            name = type(problem).__name__
+            done = CellDone(
+                cell=cell.cell, status="error", duration_s=duration_s, ename=name, evalue="", traceback=lines
+            )
         return done
 
     async def _execute(self, code: str) -> ExecutionResult:
@@ -214,10 +224,13 @@ class Runner:
                 "evalue": f"{failure}: {guards.EXIT}" if failure.args else guards.EXIT,
                 "traceback": [what, guards.EXIT],
             }
+        words = str(failure)
+        if isinstance(failure, SyntaxError) and failure.lineno is not None:
+            words = f"{failure.msg} (line {failure.lineno})"  # its own text names a file that nobody has
         return {
             "status": "interrupted" if stopped else "error",
             "ename": "KeyboardInterrupt" if stopped else type(failure).__name__,
-            "evalue": str(failure),
+            "evalue": words,
             "traceback": list(self._shell._last_traceback or []),
         }
 
@@ -244,10 +257,14 @@ class Runner:
             return self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
         if cell is None:
             return False
-        if msg_type in _SHOWN:
+        if os.getpid() != self._pid:  # a forked child: the wire is not its own
+            print((content.get("data") or {}).get("text/plain", ""), flush=True)
+        elif msg_type in _SHOWN:
             self._uneventful = False
-            place = self._streams.place_display()
+            place = self._streams.next_place()
+            # The mark comes last: text waits for the display of a mark, and nothing waits for a mark.
             self._send(Display(cell=cell, msg_type=msg_type, content=content, place=place))
+            self._streams.mark_place(place)
         elif msg_type == "error" and self.running is None:  # in a widget's callback: no end of a cell will tell of it
             sys.stderr.write("\n".join([*content["traceback"], ""]))
         return True

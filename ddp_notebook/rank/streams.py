@@ -56,12 +56,14 @@ class Streams:
         self._libc.fflush(None)
         os.write(self._pipe, mark(self._token, cell, duration_us))
 
-    def place_display(self) -> int:
-        """Mark the place of a display in the text. Returns its number."""
+    def next_place(self) -> int:
+        """A number for a display."""
+        return next(self._places)
+
+    def mark_place(self, place: int) -> None:
+        """Mark the place of that display: here in the text."""
         self.flush()
-        place = next(self._places)
         os.write(self._pipe, display_mark(self._token, place))
-        return place
 
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""

@@ -67,15 +67,17 @@ class CellRun:
         """Text that a rank wrote in this cell."""
         stream = STREAMS[fd]
         self.result[rank].text[stream].append(text)
-        if not self.is_watched:
-            return
-        with self._lock:
-            self._unshown_chars += len(text)
-            hold = not self._held and self._unshown_chars > _HIGH_WATER_CHARS
-            self._held |= hold
-        self.shown.put(Shown(rank, text, stream))
-        if hold:
-            self._hold_text(True)
+        self._show(Shown(rank, text, stream))
+
+    def _show(self, item: Shown) -> None:
+        with self._lock:  # also around `_hold_text`: the last word that goes out must be the last that was meant
+            if not self.is_watched:
+                return
+            self._unshown_chars += len(item.text)
+            if not self._held and self._unshown_chars > _HIGH_WATER_CHARS:
+                self._held = True
+                self._hold_text(True)
+            self.shown.put(item)
 
     def take(self, timeout_s: float) -> Shown | None:
         """The next thing to show, or None: a wake-up, or nothing in time."""
@@ -86,19 +88,18 @@ class CellRun:
         if item is not None:
             with self._lock:
                 self._unshown_chars -= len(item.text)
-                release = self._held and self._unshown_chars < _HIGH_WATER_CHARS // 4
-                self._held &= not release
-            if release:
-                self._hold_text(False)
+                if self._held and self._unshown_chars < _HIGH_WATER_CHARS // 4:
+                    self._held = False
+                    self._hold_text(False)
         return item
 
     def leave(self) -> None:
         """Nobody waits any more: keep what still comes, and queue nothing."""
         with self._lock:
             self.is_watched = False
-            held, self._held = self._held, False
-        if held:
-            self._hold_text(False)
+            if self._held:
+                self._held = False
+                self._hold_text(False)
 
     def on_text_end(self, rank: int, duration_s: float | None) -> None:
         """All text of this cell has come. With a duration the cell ended well, and nothing else is to come."""
@@ -109,13 +110,13 @@ class CellRun:
 
     def on_display(self, rank: int, display: Display) -> None:
         """Something that a rank displayed in this cell."""
-        data = display.content.get("data")
+        data = display.content.get("data") or {}
         if display.msg_type == "execute_result" and data:
             self.result[rank].result = data.get("text/plain")
-        elif data:
-            self.result[rank].displays.append(data)
-        if self.is_watched:
-            self.shown.put(Shown(rank, display=display))
+        else:
+            handle = (display.content.get("transient") or {}).get("display_id")
+            self.result[rank].displays.take(display.msg_type, data, handle)
+        self._show(Shown(rank, display=display))
 
     def on_done(self, rank: int, done: CellDone) -> None:
         """The cell ended on a rank; its text may still be on its way."""
@@ -126,12 +127,13 @@ class CellRun:
             one.traceback = done.traceback
         for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
             text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
-            if self.is_watched:
-                self.shown.put(Shown(rank, text + "\n"))
+            self._show(Shown(rank, text + "\n"))
         self._close(rank, "done")
 
     def on_died(self, rank: int, how: str, last_words: str = "") -> None:
         """The rank's process ended. Its text has come."""
+        if rank not in self.result.by_rank:
+            return  # it does not run this cell
         one = self.result[rank]
         if rank in self._open and one.status == "running":
             one.status, one.error = "died", how

@@ -20,7 +20,7 @@ from ddp_notebook.run.log import RankLog
 from ddp_notebook.run.outlet import Outlet
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.result import CellResult
-from ddp_notebook.run.screen import Screen
+from ddp_notebook.run.screen import Screen, display_id_of
 from ddp_notebook.run.text import CellEnd, Ordered, Piece, TextSplitter
 from ddp_notebook.run.watch import Watch
 
@@ -45,6 +45,7 @@ class Cells:
         self._check = check
         self._numbers = itertools.count(1)
         self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self._closed = False
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
         ranks = range(world_size)
         self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
@@ -77,6 +78,8 @@ class Cells:
             with Interrupts(run.wake) as interrupts:
                 watch = Watch(run, self, interrupts, screen, timeout_s)
                 self._runs[run.number] = run
+                if self._closed:
+                    self.close()
                 self._cluster.tell(cell, ranks)
                 try:
                     watch.follow()
@@ -124,7 +127,8 @@ class Cells:
                 del self._runs[run.number]
             else:
                 raise SessionBrokenError(
-                    f"{name_ranks(run.pending)} still in an earlier cell: wait, or end it with %ddp_restart"
+                    f"an earlier cell has not ended on {name_ranks(run.pending)} (%ddp_status says where it is): "
+                    "wait, or end it with %ddp_restart"
                 )
 
     def forget_text(self) -> None:
@@ -137,6 +141,7 @@ class Cells:
 
     def close(self) -> None:
         """The session ends: nobody waits for ever."""
+        self._closed = True
         for run in list(self._runs.values()):
             for rank in run.pending:
                 run.on_died(rank, "the session was stopped")
@@ -144,7 +149,8 @@ class Cells:
             log.close()
 
     def _show_text_between_cells(self, screen: Screen) -> None:
-        between, self._between = self._between, {}
+        with self._order_lock:
+            between, self._between = self._between, {}
         if between:
             screen.show_between_cells({(rank, STREAMS[fd]): text for (rank, fd), text in sorted(between.items())})
 
@@ -251,6 +257,6 @@ def _update(rank: int, display: Display) -> None:
     outlet = Outlet()
     if outlet.can_update:
         content = display.content
-        display_id = f"rank{rank}-{content['transient']['display_id']}"  # as `Screen` has named it
+        display_id = display_id_of(rank, content["transient"]["display_id"])
         outlet.update(content["data"], content.get("metadata"), display_id)
         outlet.drain()

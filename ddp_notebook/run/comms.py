@@ -62,12 +62,9 @@ class Comms:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """The ranks end: tell the front end that nothing moves its widgets any more."""
+        """The ranks end. Their widgets stay on the page as they are, finished bars among them; nothing moves them."""
         with self._lock:
-            for stand_in in self._stand_ins.values():
-                stand_in.close()
-                self._keep_pace()
-            self._stand_ins.clear()
+            self._stand_ins.clear()  # the kernel keeps them: a comm that is collected tells the page to drop its widget
             if self._control is not None:
                 self._kernel.comm_manager.register_target(_CONTROL, self._control)
             self._kernel = None

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ddp_notebook.channel import bulk
-from ddp_notebook.errors import DDPNotebookError, UsageError, name_ranks
+from ddp_notebook.errors import DDPNotebookError, UsageError, group_by_value, name_ranks
 from ddp_notebook.events import Pull, Pulled, Push, Pushed
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.run.cells import Cells
@@ -197,9 +197,9 @@ def _with_number(message: Push) -> Callable[[int], Push]:
 
 
 def _raise_errors(answers: Mapping[int, Pulled | Pushed], what: str = "") -> None:
-    errors = [f"rank {rank}: {what}{answer.error}" for rank, answer in answers.items() if answer.error]
+    errors = group_by_value({rank: what + answer.error for rank, answer in answers.items() if answer.error})
     if errors:
-        raise DDPNotebookError("; ".join(errors))
+        raise DDPNotebookError("; ".join(f"{name_ranks(ranks)}: {error}" for error, ranks in errors.items()))
 
 
 class _Unpickler(pickle.Unpickler):

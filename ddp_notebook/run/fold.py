@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ddp_notebook.events import Display
 
 TWINS_S = 0.05  # how long a line waits for its twins
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,16 @@ class Folded:
 class Tail:
     """What was shown last, as long as late twins may join it."""
 
-    entries: list[Folded]
-    changed: bool = False
+    entries: list[Folded] = field(default_factory=list)
+    changed: bool = False  # and not shown so
+    joined: bool = False  # somebody has
     _next: dict[int, int] = field(default_factory=dict)  # by rank: the first entry that may be its next line
 
-    def __post_init__(self) -> None:
-        for number, entry in enumerate(self.entries):
-            self._next.update(dict.fromkeys(entry.ranks, number + 1))
+    def extend(self, entries: list[Folded]) -> None:
+        """Add what was shown right after it."""
+        for entry in entries:
+            self.entries.append(entry)
+            self._next.update(dict.fromkeys(entry.ranks, len(self.entries)))
 
     def join(self, rank: int, item: Item) -> bool:
         """Let a rank join an entry that is its line too. Whether there is one."""
@@ -74,7 +78,7 @@ class Tail:
             if entry.item.key == item.key:
                 entry.ranks = sorted([*entry.ranks, rank])
                 self._next[rank] = number + 1
-                self.changed = True
+                self.changed = self.joined = True
                 return True
         return False
 
@@ -128,8 +132,9 @@ class Fold:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until `take` has to look again; None: nothing waits."""
-        oldest = min((queue[0][0] for queue in self._queues.values() if queue), default=None)
-        return None if oldest is None else max(0.0, oldest + TWINS_S - now)
+        waits = [queue[0][0] + TWINS_S - now for queue in self._queues.values() if queue]
+        # what is ripe and still here waits for a twin further down, behind something that is not
+        return min((wait_s for wait_s in waits if wait_s > 0), default=_LOOK_S if waits else None)
 
     def _join(self, tail: Tail) -> None:
         for rank, queue in self._queues.items():

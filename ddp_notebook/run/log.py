@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
 from typing import BinaryIO
 
+_log = logging.getLogger(__name__)
 LIMIT_BYTES = 64 << 20  # kept per rank
 
 
@@ -33,12 +35,17 @@ class RankLog:
         with self._lock:
             if self._file is None:
                 return
-            if self._bytes > self._limit_bytes:
+            try:
+                if self._bytes > self._limit_bytes:
+                    self._file.close()
+                    os.replace(self._path, self._older)
+                    self._file = self._open()
+                    self._bytes = 0
+                self._bytes += self._file.write(data) or 0
+            except OSError as error:  # the disk is full: cells go on without a log
+                _log.warning("no more of this rank's text is kept on disk: %s", error)
                 self._file.close()
-                os.replace(self._path, self._older)
-                self._file = self._open()
-                self._bytes = 0
-            self._bytes += self._file.write(data) or 0
+                self._file = None
 
     def read(self) -> str:
         """All that is kept."""

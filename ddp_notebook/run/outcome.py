@@ -39,7 +39,7 @@ def raise_if_bad(
         lines = [f"  {name_ranks(ranks)}: {place}" for place, ranks in places.items()]
         left = f"\n{name_ranks(pending)} not stopped yet; the cell goes on there until %ddp_restart" if pending else ""
         raise CellTimeoutError(
-            f"the cell took longer than {timeout_s:g} s and was stopped; after that time\n" + "\n".join(lines) + left,
+            f"the cell took longer than {timeout_s:g} s and was stopped; it was then at\n" + "\n".join(lines) + left,
             result,
         )
     if interrupted:

@@ -55,9 +55,6 @@ class Outlet:
         self._refilled_s = time.monotonic()
         self._flushed_s = 0.0
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
     def write(self, stream: str, text: str) -> None:
         """Show text. `flush` brings it to the front end."""
         last = self._waiting[-1] if self._waiting else None
@@ -90,6 +87,18 @@ class Outlet:
             return wait_s
         self._flush_allowed(now)
         return FLUSH_S if self._waiting else None
+
+    def hurry(self) -> None:
+        """Keep no more than the end of what waits, and let it go at once."""
+        chars = 0
+        for number in range(len(self._waiting) - 1, -1, -1):
+            chars += self._waiting[number].cost
+            if chars > _BURST_BYTES:
+                for _ in range(number + 1):
+                    self._waiting.popleft()
+                self._waiting.appendleft(_Text("stderr", "... output left out after the interrupt ...\n"))
+                break
+        self._allowed = float(_BURST_BYTES)
 
     def drain(self) -> None:
         """Bring everything to the front end."""

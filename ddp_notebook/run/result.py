@@ -30,18 +30,48 @@ class Text:
         return note + "".join(self._parts)
 
 
-@dataclass(slots=True)
+class Displays(list[dict[str, Any]]):
+    """MIME bundles in order; one that was updated is there in its last form, and what was cleared is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handles: dict[str, int] = {}  # display id -> place
+
+    def take(self, msg_type: str, data: dict[str, Any], handle: str | None) -> None:
+        """Take what a rank displayed."""
+        if msg_type == "clear_output":
+            self.clear()
+            self._handles.clear()
+        elif data and msg_type == "update_display_data":
+            if (place := self._handles.get(handle or "")) is not None:
+                self[place] = data
+        elif data:
+            if handle is not None:
+                self._handles[handle] = len(self)
+            self.append(data)
+
+
+@dataclass(slots=True, repr=False)
 class RankResult:
     """What a cell left behind on one rank."""
 
     status: str = "running"  # then "ok", "error", "interrupted" or "died"
     duration_s: float = 0.0
     text: dict[str, Text] = field(default_factory=lambda: {"stdout": Text(), "stderr": Text()})
-    displays: list[dict[str, Any]] = field(default_factory=list)  # MIME bundles, in order
+    displays: Displays = field(default_factory=Displays)
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"
     traceback: list[str] = field(default_factory=list)
     has_group: bool = True  # False: the cell has destroyed the default group and formed no other
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{self.status} after {self.duration_s:.3f} s",
+            self.error,
+            f"result {self.result}" * bool(self.result),
+        ]
+        parts += [f"{self.stdout.count(chr(10))} lines of stdout"] if self.stdout else []
+        return f"<RankResult: {'; '.join(filter(None, parts))}>"
 
     @property
     def stdout(self) -> str:

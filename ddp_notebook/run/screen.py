@@ -18,16 +18,17 @@ from ddp_notebook.errors import format_ranks
 from ddp_notebook.events import Display
 from ddp_notebook.run.cell import Shown
 from ddp_notebook.run.fold import Fold, Folded, Item, Tail
-from ddp_notebook.run.live import Live
+from ddp_notebook.run.live import UPDATE_S, Live
 from ddp_notebook.run.outlet import Outlet
 
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
-_UPDATE_S = 0.1  # what was shown is changed at most so often
 _TAIL_CHARS = 4000  # that may be sent again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text are shown, without labels; what is beyond is a flood
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that take no other's place
 _LABEL_BYTES = 8  # of a line on iopub: its label and its end
+_HURRY_CHARS = 100_000  # what is still shown when stop was pressed
+_LONGEST_LINE_CHARS = 100_000  # shown in one piece
 _LAST_LINES = 10  # of a flood, from each rank
 _LONGEST_LABEL = 20
 _LONGEST_PAUSE_S = 64.0
@@ -48,14 +49,17 @@ class Screen:
         self._tail: Tail | None = None
         self._tail_id = ""
         self._tail_updated_s = 0.0
-        self._tail_was_joined = False
+        self._tail_began_s = 0.0
         self._no_tail_until_s = 0.0
         self._no_tail_for_s = 1.0  # doubled each time that nobody has joined: displays are dear
-        self._slots: dict[int, list[tuple[str, list[int]]]] = {}  # by rank: displays shown, with their ranks
-        self._reuse: dict[int, list[tuple[str, list[int]]]] = {}  # of them, those that were cleared
+        self._slots: dict[int, list[str]] = {}  # by rank: ids of what it displays
+        self._reuse: dict[int, list[str]] = {}  # by rank: of what it has cleared
+        self._display_of_tail = ""
+        self._clears = 0
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, about
         self._received_chars = 0  # of text, before it is folded
+        self._hurries_at = float("inf")
         self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
         self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
         self._hidden_displays = 0
@@ -69,21 +73,18 @@ class Screen:
         if item.display is not None:
             self._on_display(item.rank, item.display, now)
             return
-        self._received_chars += len(item.text)
-        if (
-            self._chars > _MOST_CHARS
-            or self._sent_bytes > _MOST_SENT_BYTES
-            or self._received_chars > self._most_received_chars
-        ):
-            self._hide(item)
+        if self._is_flood():
+            self._hide(item.rank, item.text)
             return
         key = (item.rank, item.stream)
         text, since = self._partial.pop(key, ("", now))
         *lines, rest = (text + item.text).replace("\r\n", "\n").split("\n")
+        if len(rest) > _LONGEST_LINE_CHARS and "\r" not in rest:
+            lines, rest = [*lines, rest], ""
         for line in lines:
             self._add_line(item.rank, item.stream, line, now)
         if rest:
-            self._partial[key] = rest[-_MOST_CHARS:], now if lines else since
+            self._partial[key] = _redrawn(rest), now if lines else since
 
     def show_between_cells(self, texts: Mapping[tuple[int, str], str]) -> None:
         """Show text that ranks wrote while no cell ran, by rank and stream."""
@@ -99,10 +100,21 @@ class Screen:
             talking: ranks from which more can come.
         """
         now = time.monotonic()
-        entries = self._fold.take(now, talking, self._tail)
-        self._emit(entries, now, talking)
+        self._emit(self._take(now, talking), now, talking)
         waits = [self._fold.wait_s(now), self._update_tail(now), self._update_live(now), self._outlet.flush(now)]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+    def hurry(self) -> None:
+        """Somebody has pressed stop: show what is there, and of a flood no more than its end."""
+        self._hurries_at = self._received_chars + _HURRY_CHARS
+        self._outlet.hurry()
+
+    def _is_flood(self) -> bool:
+        return (
+            self._chars > _MOST_CHARS
+            or self._sent_bytes > _MOST_SENT_BYTES
+            or self._received_chars > min(self._most_received_chars, self._hurries_at)
+        )
 
     def note(self, text: str) -> None:
         """Show a line of our own."""
@@ -115,7 +127,7 @@ class Screen:
         for (rank, stream), (text, _) in self._partial.items():
             self._add_line(rank, stream, text, 0.0)
         self._partial.clear()
-        self._emit(self._fold.take(float("inf"), (), self._tail))
+        self._emit(self._take(float("inf"), ()))
         self._update_tail(float("inf"))
         self._live.refresh(float("inf"))
         self._live.close()
@@ -126,30 +138,47 @@ class Screen:
 
     # ---- lines
 
+    def _take(self, now: float, talking: Collection[int]) -> list[Folded]:
+        entries = self._fold.take(now, talking, self._tail)
+        if self._tail is not None and self._tail.changed and (last := self._tail.entries[-1]).item.display is not None:
+            for rank in last.ranks:
+                if self._display_of_tail not in self._slots.setdefault(rank, []):
+                    self._slots[rank].append(self._display_of_tail)
+        return entries
+
     def _add_line(self, rank: int, stream: str, line: str, now: float) -> None:
         line = _visible(line)
+        self._received_chars += len(line) + 1
         if not self._live.end_line(rank, stream, line):
             self._fold.add(rank, Item.line(stream, line), now)
 
     def _emit(self, entries: list[Folded], now: float = 0.0, talking: Collection[int] = ()) -> None:
         if not entries:
             return
-        self._close_tail()
         tail = self._new_tail(entries, now, talking)
+        if self._tail is not None and self._goes_on(tail, entries, now):
+            self._tail.extend(entries)
+            self._tail.changed = True
+            return
+        self._close_tail()
         for entry in entries:
             self._chars += len(entry.item.text) + 1
             self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
         for entry in entries[: len(entries) - len(tail)]:
-            if not _is_update(entry.item.display):
-                self._outlet.write(entry.item.stream, _labelled(entry) + "\n")  # of a display the label alone
-            if entry.item.display is not None:
-                self._show_display(entry.ranks, entry.item.display)
+            if entry.item.display is None:
+                self._outlet.write(entry.item.stream, _labelled(entry) + "\n")
+            elif entry.item.display.msg_type == "clear_output":
+                [rank] = entry.ranks
+                self._reuse[rank] = self._slots.pop(rank, [])
+            else:
+                self._show_display(entry, entry.item.display)
         if tail:
-            self._tail, self._tail_id, self._tail_updated_s = Tail(tail), self._outlet.new_id(), now
-            self._tail_was_joined = False
+            self._tail, self._tail_id, self._tail_updated_s = Tail(), self._outlet.new_id(), now
+            self._tail.extend(tail)
+            self._tail_began_s = now
             self._outlet.show(_plain(tail), display_id=self._tail_id)
             if tail[-1].item.display is not None:
-                self._show_display(tail[-1].ranks, tail[-1].item.display)
+                self._show_display(tail[-1], tail[-1].item.display, is_labelled=True)
 
     def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
         """The last entries, if late twins may be expected and the front end can change what it shows."""
@@ -157,7 +186,8 @@ class Screen:
             return []
         last = entries[-1]
         if last.item.display is not None:
-            is_open = bool(set(talking) - set(last.ranks)) and not _is_update(last.item.display)
+            is_new = last.item.display.msg_type in ("display_data", "execute_result")
+            is_open = is_new and set(talking) - set(last.ranks) and not self._reused_id(last.ranks)
             return [last] if is_open else []
         if now < self._no_tail_until_s:
             return []
@@ -166,17 +196,24 @@ class Screen:
         for entry in reversed(entries):
             chars += len(entry.item.text) + _LONGEST_LABEL
             is_open = bool(set(talking) - set(entry.ranks))
-            if entry.item.display or entry.item.stream != "stdout" or not is_open or chars > _TAIL_CHARS:
+            if entry.item.display is not None or entry.item.stream != "stdout" or not is_open or chars > _TAIL_CHARS:
                 break
             tail.insert(0, entry)
         return tail
+
+    def _goes_on(self, tail: list[Folded], entries: list[Folded], now: float) -> bool:
+        """Whether these lines belong to the tail that was begun a moment ago: lines of one burst, cut by chance."""
+        assert self._tail is not None
+        chars = sum(len(entry.item.text) + _LONGEST_LABEL for entry in [*self._tail.entries, *entries])
+        plain = self._tail.entries[-1].item.display is None and len(tail) == len(entries)
+        return plain and chars < _TAIL_CHARS and now - self._tail_began_s < UPDATE_S
 
     def _close_tail(self) -> None:
         if self._tail is None:
             return
         self._update_tail(float("inf"))
-        self._tail = None
-        if self._tail_was_joined:
+        tail, self._tail = self._tail, None
+        if tail.joined:
             self._no_tail_for_s = 1.0
         else:
             self._no_tail_until_s = time.monotonic() + self._no_tail_for_s
@@ -185,10 +222,9 @@ class Screen:
     def _update_tail(self, now: float) -> float | None:
         if self._tail is None or not self._tail.changed:
             return None
-        if (wait_s := self._tail_updated_s + _UPDATE_S - now) > 0:
+        if (wait_s := self._tail_updated_s + UPDATE_S - now) > 0:
             return wait_s
         self._tail.changed = False
-        self._tail_was_joined = True
         self._tail_updated_s = now if now != float("inf") else 0.0
         self._outlet.update(_plain(self._tail.entries), None, self._tail_id)
         return None
@@ -211,49 +247,63 @@ class Screen:
             if (rank, stream) in self._partial:
                 self._add_line(rank, stream, self._partial.pop((rank, stream))[0], now)
         if display.msg_type == "clear_output":
-            self._reuse[rank] = self._slots.pop(rank, [])
             self._live.clear(rank)
+            if self._outlet.can_update:
+                self._clears += 1
+                self._fold.add(rank, Item(f"clear:{self._clears}", display=display), now)
             return
         data: dict[str, Any] = display.content.get("data") or {}
         has_handle = (display.content.get("transient") or {}).get("display_id") is not None
         if (set(data) == {"text/plain"} and not has_handle) or not self._outlet.can_update:
-            if data and not _is_update(display):
-                self._fold.add(rank, Item.line("stdout", data.get("text/plain", "a display without text")), now)
+            text = data.get("text/plain", "a display without text")
+            if not data or _is_update(display):
+                return
+            if self._is_flood():
+                self._hide(rank, text + "\n")
+                return
+            self._received_chars += len(text) + 1
+            self._fold.add(rank, Item.line("stdout", text), now)
             return
         if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
 
-    def _show_display(self, ranks: list[int], display: Display) -> None:
-        content = display.content
+    def _show_display(self, entry: Folded, display: Display, is_labelled: bool = False) -> None:
+        content, ranks = display.content, entry.ranks
         data, metadata = content["data"], content.get("metadata") or {}
         handle = (content.get("transient") or {}).get("display_id")
-        if handle is not None:
-            display_id = f"rank{ranks[0]}-{handle}"
-            if display.msg_type == "update_display_data":
-                self._outlet.update(data, metadata, display_id)
-                return
-        else:
-            reused = [self._reuse[rank][0] for rank in ranks if self._reuse.get(rank)]
-            if len(reused) == len(ranks) and all(slot == (reused[0][0], ranks) for slot in reused):
-                for rank in ranks:
-                    self._slots.setdefault(rank, []).append(self._reuse[rank].pop(0))
-                self._outlet.update(data, metadata, reused[0][0])
-                return
-            display_id = self._outlet.new_id()
-        if self._display_chars > _MOST_DISPLAY_CHARS:
+        if handle is not None and display.msg_type == "update_display_data":
+            self._outlet.update(data, metadata, display_id_of(ranks[0], handle))
+            return
+        display_id = self._reused_id(ranks) if handle is None else None
+        if display_id is not None:
+            for left in self._reuse.values():
+                if display_id in left:
+                    left.remove(display_id)
+            self._outlet.update(data, metadata, display_id)
+        elif self._display_chars > _MOST_DISPLAY_CHARS:
             self._hidden_displays += 1
             return
-        self._display_chars += sum(len(str(value)) for value in data.values())
+        else:
+            display_id = self._outlet.new_id() if handle is None else display_id_of(ranks[0], handle)
+            self._display_chars += sum(len(str(value)) for value in data.values())
+            if not is_labelled:
+                self._outlet.write("stdout", _labelled(entry) + "\n")
+            self._outlet.show(data, metadata, display_id)
+        self._display_of_tail = display_id
         for rank in ranks:
-            self._slots.setdefault(rank, []).append((display_id, ranks))
-        self._outlet.show(data, metadata, display_id)
+            self._slots.setdefault(rank, []).append(display_id)
+
+    def _reused_id(self, ranks: list[int]) -> str | None:
+        """The display that these ranks have cleared and that the next one is to replace, if they share it."""
+        firsts = {self._reuse[rank][0] if self._reuse.get(rank) else None for rank in ranks}
+        return firsts.pop() if len(firsts) == 1 else None
 
     # ---- floods
 
-    def _hide(self, item: Shown) -> None:
-        self._hidden[item.rank] = self._hidden.get(item.rank, 0) + len(item.text)
-        kept = self._last_lines.setdefault(item.rank, deque([""], maxlen=_LAST_LINES))
-        first, *lines = item.text.rsplit("\n", _LAST_LINES)
+    def _hide(self, rank: int, text: str) -> None:
+        self._hidden[rank] = self._hidden.get(rank, 0) + len(text)
+        kept = self._last_lines.setdefault(rank, deque([""], maxlen=_LAST_LINES))
+        first, *lines = text.rsplit("\n", _LAST_LINES)
         kept[-1] = (kept[-1] + first)[-_TAIL_CHARS:].rpartition("\n")[2]
         kept.extend(line[-_TAIL_CHARS:] for line in lines)
 
@@ -304,6 +354,16 @@ def _is_update(display: Display | None) -> bool:
 
 def _plain(entries: list[Folded]) -> dict[str, Any]:
     return {"text/plain": "\n".join(map(_labelled, entries))}
+
+
+def display_id_of(rank: int, handle: str) -> str:
+    """The notebook's id for a display that has a handle on a rank."""
+    return f"rank{rank}-{handle}"
+
+
+def _redrawn(text: str) -> str:
+    """Of a line that is not at its end, what the next redraw needs: the last state."""
+    return _visible(text) + ("\r" if text.endswith("\r") else "")
 
 
 def _visible(line: str) -> str:

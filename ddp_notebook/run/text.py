@@ -116,7 +116,11 @@ class Ordered:
     def give_up(self) -> Iterator[tuple[int, Piece | Display]]:
         """No display will come any more: the rank has died."""
         waiting, self._waiting = self._waiting, deque()
-        yield from ((fd, piece) for fd, piece in waiting if not isinstance(piece, Place))
+        for fd, piece in waiting:
+            if not isinstance(piece, Place):
+                yield fd, piece
+            elif piece.number in self._displays:
+                yield fd, self._displays.pop(piece.number)
 
     def _release(self) -> Iterator[tuple[int, Piece | Display]]:
         while self._waiting:

@@ -116,6 +116,7 @@ def _lines(axes: Axes, arrays: Mapping[int, np.ndarray]) -> None:
 def _maps(arrays: Mapping[int, np.ndarray]) -> Figure:
     import numpy as np
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     finite = [np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in arrays.values()]
     most = max(finite) or 1.0
@@ -125,6 +126,8 @@ def _maps(arrays: Mapping[int, np.ndarray]) -> Figure:
     for axes, (rank, array) in zip(row[0], arrays.items(), strict=True):
         image = axes.imshow(array, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
         axes.set_title(f"rank {rank}")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     figure.colorbar(image, ax=row[0].tolist())
     return _finished(figure)
 

@@ -18,6 +18,7 @@ _AFTER_DEATH_S = 2.0  # what the others get to end when a rank has died
 # A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
 # handler runs at the timeout.
 _LOOK_S = 0.2
+_REFRESH_S = 0.1  # what a flood brings is shown at least so often
 _PIPES_S = 0.05  # what text gets to come through the pipes
 _ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 
@@ -68,6 +69,7 @@ class Watch:
         """Return when the cell is over, or when nothing more can be done about it."""
         run, screen = self._run, self._screen
         pause: float | None = None
+        refreshed_s = time.monotonic()
         while True:
             now = time.monotonic()
             left = min(self._give_up_at, self._stop_at) - now
@@ -78,9 +80,14 @@ class Watch:
                 self._take(item)
             if self._asked and time.monotonic() - self._asked[0][2] > _PIPES_S:
                 rank, ask, _ = self._asked.popleft()
-                self._answer(rank, ask)
+                if rank in run.pending:
+                    self._answer(rank, ask)
+            now = time.monotonic()
+            talking = run.pending  # before the look whether all is shown: who is not in it has said everything
             if screen is not None and run.shown.empty():
-                pause = screen.refresh(run.pending)
+                pause, refreshed_s = screen.refresh(talking), now
+            elif screen is not None and now - refreshed_s > _REFRESH_S:
+                pause, refreshed_s = screen.refresh(run.result.ranks), now
             if run.is_over and run.shown.empty():
                 break
             now = time.monotonic()
@@ -93,6 +100,7 @@ class Watch:
             if not self._told and now - self._interrupted_at > _ONE_PRESS_S and run.pending:
                 self._tell_who_is_silent()
             if self._give_up_at == float("inf") and run.has_died:
+                self._asked.clear()
                 self._controls.interrupt(run)
                 self._give_up_at = now + _AFTER_DEATH_S
         if screen is not None:
@@ -110,6 +118,9 @@ class Watch:
             return False
         if not self._handled:
             self._interrupted_at = now
+            self._asked.clear()
+            if self._screen is not None:
+                self._screen.hurry()
             self._controls.interrupt(self._run)
         self._handled = self._interrupts.count
         return True
@@ -119,6 +130,7 @@ class Watch:
         found = self._controls.where(pending)
         self.where = {rank: found.get(rank, "no answer: in an operation that does not let go") for rank in pending}
         self.timed_out = True
+        self._asked.clear()
         self._stop_at = float("inf")
         self._controls.interrupt(self._run)
         self._give_up_at = min(self._give_up_at, now + _AFTER_DEATH_S)
