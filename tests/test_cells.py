@@ -189,7 +189,7 @@ def test_pull_small_and_large(session):
 
 
 def test_pull_names_what_cannot_be_had(session):
-    with pytest.raises(DDPNotebookError, match="rank 0: there is no variable 'nowhere'"):
+    with pytest.raises(DDPNotebookError, match="ranks 0-1: there is no variable 'nowhere'"):
         session.pull("nowhere")
     session.run("import threading\nlock = threading.Lock()")
     with pytest.raises(DDPNotebookError, match=r"rank 1: 'lock' \(lock\) cannot be pickled"):
