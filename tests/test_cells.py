@@ -192,7 +192,7 @@ def test_pull_names_what_cannot_be_had(session):
     with pytest.raises(DDPNotebookError, match="ranks 0-1: there is no variable 'nowhere'"):
         session.pull("nowhere")
     session.run("import threading\nlock = threading.Lock()")
-    with pytest.raises(DDPNotebookError, match=r"rank 1: 'lock' \(lock\) cannot be pickled"):
+    with pytest.raises(DDPNotebookError, match=r"ranks 0-1: 'lock' \(lock\) cannot be pickled"):
         session.pull("lock")
 
 
