@@ -219,8 +219,10 @@ class Session:
                 code, chosen, timeout_s=timeout, quiet=quiet, execution_count=execution_count, file=file
             )
 
-        self._check()
-        return run() if wait else self._cells.run_later(run)
+        if wait:
+            return run()
+        self._check()  # now, not in a thread of its own
+        return self._cells.run_later(run)
 
     def pull(self, name: str, ranks: RankSet = None, force: bool = False) -> RankValues:
         """The value of a variable on ranks, by rank. Tensors of a GPU arrive on the CPU. `session["x"]` is the same.

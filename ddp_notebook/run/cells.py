@@ -50,7 +50,7 @@ class Cells:
         ranks = range(world_size)
         self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
         self._ordered = {rank: Ordered() for rank in ranks}
-        self._order_lock = threading.RLock()  # text and displays come in two threads
+        self._order_lock = threading.Lock()  # text and displays come in two threads
         self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
 
     # ---- running one

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ddp_notebook.events import Display
 
 TWINS_S = 0.05  # how long a line waits for its twins
+_TOGETHER_S = 0.02  # by so much less, if others are shown anyway: what is shown next has to wait for the outlet
 _LOOK_S = 0.01
 
 
@@ -115,10 +116,13 @@ class Fold:
             tail: what was shown last, which ranks may join until something new is shown.
         """
         taken: list[Folded] = []
+        wait_s = TWINS_S
+        if any(queue and now - queue[0][0] >= TWINS_S for queue in self._queues.values()):
+            wait_s -= _TOGETHER_S
         while True:
             if tail is not None and not taken:
                 self._join(tail)
-            found = list(self._ready(now, talking))
+            found = list(self._ready(now - wait_s, talking))
             if not found:
                 return taken
             for entry in found:
@@ -141,8 +145,8 @@ class Fold:
             while queue and tail.join(rank, queue[0][1]):
                 self._pop(rank)
 
-    def _ready(self, now: float, talking: Collection[int]) -> Iterator[Folded]:
-        """Of the first items of all ranks, those to be shown now."""
+    def _ready(self, ripe: float, talking: Collection[int]) -> Iterator[Folded]:
+        """Of the first items of all ranks, those to be shown now: all have them, or they came before `ripe`."""
         heads: dict[str, list[int]] = {}
         for rank in sorted(self._queues):
             if self._queues[rank]:
@@ -153,7 +157,7 @@ class Fold:
         found = False
         for key, ranks in heads.items():
             since = min(self._queues[rank][0][0] for rank in ranks)
-            if len(ranks) < most and now - since < TWINS_S:
+            if len(ranks) < most and since > ripe:
                 continue
             entry = Folded(self._queues[ranks[0]][0][1], ranks)
             if self._comes_later(key, waiting, ranks):
