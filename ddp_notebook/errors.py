@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ddp_notebook.words import group_by_value, name_ranks
+
 if TYPE_CHECKING:
     from ddp_notebook.run.result import CellResult
 
@@ -92,6 +94,7 @@ class RankError(DDPNotebookError):
         summaries: rank -> `"ValueError: message"`.
         result: what the cell left behind on every rank, the ones that succeeded included.
         hint: what to do, for the last line.
+        others: what the other ranks did, a line for each set of them.
 
     The same traceback from several ranks is shown once, under the set of its ranks.
     """
@@ -102,7 +105,9 @@ class RankError(DDPNotebookError):
         summaries: Mapping[int, str],
         result: CellResult | None = None,
         hint: str = "",
+        others: Sequence[str] = (),
     ) -> None:
+        self.others = list(others)
         self.tracebacks = dict(tracebacks)
         self.summaries = dict(summaries)
         self.result = result
@@ -130,7 +135,7 @@ class RankError(DDPNotebookError):
             lines += [f"--- {name_ranks(ranks)} ---", *text.split("\n"), ""]
         if more := [rank for ranks in list(left.values())[_MOST_SHOWN:] for rank in ranks]:
             lines += [f"--- {name_ranks(more)}: other tracebacks, in the error's tracebacks[rank] ---", ""]
-        return lines
+        return [*lines, *self.others]
 
     def _render_traceback_(self) -> list[str]:
         return [*self._of_ranks(), f"{type(self).__name__}: {self}"]
@@ -150,30 +155,3 @@ class CellTimeoutError(DDPNotebookError, TimeoutError):
     def __init__(self, message: str, result: CellResult | None = None) -> None:
         self.result = result
         super().__init__(message)
-
-
-def group_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Ranks that hold the same text, keyed by that text, in the order of their first rank."""
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(values):
-        groups.setdefault(values[rank], []).append(rank)
-    return groups
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as a short set: `[0, 1, 2, 5]` -> `"0-2,5"`."""
-    parts: list[str] = []
-    run: list[int] = []
-    for rank in [*sorted(ranks), None]:
-        if run and rank is not None and rank == run[-1] + 1:
-            run.append(rank)
-            continue
-        if run:
-            parts += [str(run[0])] if len(run) == 1 else [f"{run[0]}-{run[-1]}"]
-        run = [] if rank is None else [rank]
-    return ",".join(parts)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """`[2]` -> `"rank 2"`, `[0, 1, 3]` -> `"ranks 0-1,3"`."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"

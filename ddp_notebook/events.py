@@ -15,6 +15,9 @@ module; it imports neither.
     Answer     what was typed                        Pushed    they are set (or why not)
     Comm       a message to or from a widget         Ask       input() waits for a line
     Probe      how are you?                          Vitals    resident memory, device memory, what runs
+    Peers      ports that other ranks listen on      Listening ports that a new group listens on here
+    Lost       these ranks died: no collectives      Checked   what is to agree between ranks
+    Check      what is to agree between ranks?
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
 """
@@ -91,6 +94,7 @@ class Form(Message):
     store_prefix: str
     interface: str  # network interface for gloo and NCCL, "lo" on one machine
     form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
+    guard: bool = False  # compare what ranks call before the user's own collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,7 @@ class Engine(Message):
 
     connection_file: str
     engine_id: int
+    replaces: bool = False  # an engine that has died and is still registered under this id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +125,15 @@ class Interrupt(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Message):
-    """Pickle the variable `name` of the rank's namespace, without `force` only up to `channel.bulk.MOST_BYTES`."""
+    """Pickle the variable `name` of the rank's namespace, without `force` only up to `channel.bulk.MOST_BYTES`.
+
+    With `names` these variables together, or all if that is empty, whatever their size; `about` then is JSON.
+    """
 
     request: int
     name: str
     force: bool = False
+    names: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +175,29 @@ class Probe(Message):
     request: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers(Message):
+    """Ports that gloo listens on in the other ranks: by these a rank knows gloo's connections, to cut them."""
+
+    ports: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost(Message):
+    """Ranks died: until the group is formed again, collectives raise these words instead of waiting."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(Message):
+    """Answer with `Checked`: fingerprints of these variables, or samples of these entries."""
+
+    request: int
+    names: list[str] = field(default_factory=list)  # none: all that has to agree
+    entries: list[str] = field(default_factory=list)  # none: fingerprints
+
+
 # ---- rank -> notebook
 
 
@@ -186,6 +218,14 @@ class Formed(Message):
 
     epoch: int
     error: str = ""
+    notes: list[str] = field(default_factory=list)  # what could not be had again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening(Message):
+    """A group has been made, and listens on these ports."""
+
+    ports: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +255,10 @@ class CellDone(Message):
     traceback: list[str] = field(default_factory=list)
     payload: list[dict[str, Any]] = field(default_factory=list)  # pages shown by `x?`
     has_group: bool = True  # False: the cell has destroyed the default group and formed no other
+    place: str = ""  # where it failed or was ended: "cell line 7, in all_reduce"
+    operation: dict[str, Any] | None = None  # the `Operation` that it failed in, or was freed from
+    was_freed: bool = False  # it failed because it could not go on without others, not by itself
+    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +301,17 @@ class Vitals(Message):
     running_cell: int  # 0: idle
     running_s: float
     where: str = ""  # what the main thread is in: "cell line 3, in all_reduce"
+    operation: dict[str, Any] | None = None  # the `Operation` that the main thread waits in
+    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked(Message):
+    """Answer to `Check`."""
+
+    request: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
 
 
 _KINDS: dict[str, type[Message]] = {

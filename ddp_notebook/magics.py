@@ -15,15 +15,15 @@ from ddp_notebook.run.exchange import check_name
 
 @magics_class
 class DDPMagics(Magics):
-    """`%ddp_start`, `%ddp_status`, `%ddp_restart`, `%ddp_stop`, `%ddp_auto`, `%ddp_pull`, `%ddp_push`, and the cells
-    for ranks."""
+    """`%ddp_start`, `%ddp_status`, `%ddp_restart`, `%ddp_stop`, `%ddp_heal`, `%ddp_check`, `%ddp_auto`, `%ddp_pull`,
+    `%ddp_push`, and the cells for ranks."""
 
     # ---- the session
 
     @line_magic
     def ddp_start(self, line: str) -> None:
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
-        [--timeout S]"""
+        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal]"""
         _start(start_options.parse(line))
 
     @line_magic
@@ -47,6 +47,24 @@ class DDPMagics(Magics):
         session = _session()
         session.stop()
         print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
+
+    @line_magic
+    def ddp_heal(self, line: str) -> None:
+        """Replace ranks that have died; the others keep everything: %ddp_heal [--from RANK] [NAME ...]"""
+        parser = LineParser("%ddp_heal [--from RANK] [NAME ...]")
+        parser.add_argument("names", metavar="NAME", nargs="*")
+        parser.add_argument("--from", dest="from_rank")
+        given = parser.parse_line(line)
+        source = given.from_rank
+        from_rank = None if source is None else parser.number(int, "--from", source, "number of a rank")
+        print("\n".join(_session().heal(from_rank, given.names)))
+
+    @line_magic
+    def ddp_check(self, line: str) -> None:
+        """Say whether parameters, optimizers, data and versions agree across ranks: %ddp_check [NAME ...]"""
+        parser = LineParser("%ddp_check [NAME ...]")
+        parser.add_argument("names", metavar="NAME", nargs="*")
+        print(_session().check(*parser.parse_line(line).names))
 
     # ---- cells
 

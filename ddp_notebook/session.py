@@ -6,27 +6,29 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ddp_notebook.channel.endpoint import SILENT_S
 from ddp_notebook.errors import (
     ClientError,
+    DDPNotebookError,
     SessionBrokenError,
     SessionExistsError,
     StartTimeoutError,
     UsageError,
-    name_ranks,
 )
-from ddp_notebook.events import Ask, CellDone, Comm, Display, Message, Probe, Pulled, Pushed, Vitals
+from ddp_notebook.events import Ask, CellDone, Check, Checked, Comm, Display, Message, Probe, Pulled, Pushed, Vitals
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
+from ddp_notebook.run.agreement import Agreement, compare
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.comms import Comms
-from ddp_notebook.run.exchange import Exchange
+from ddp_notebook.run.exchange import Exchange, check_name
+from ddp_notebook.run.healing import Healing
 from ddp_notebook.run.interrupt import uninterrupted
 from ddp_notebook.run.options import check_timeout
 from ddp_notebook.run.questions import Questions
@@ -34,6 +36,7 @@ from ddp_notebook.run.ranks import RankSet, parse_ranks
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.values import RankValues
 from ddp_notebook.status import RankStatus, Status
+from ddp_notebook.words import list_ranks, name_ranks
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -113,10 +116,19 @@ class Session:
             self.placement: Placement = place(self.options, facts, env)
             stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
             self._hostname: str = facts["host"]
-            cluster = Cluster(self._host, self.placement, env, self)
+            guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
+            cluster = Cluster(self._host, self.placement, env, self, guard=guard)
             self._questions = Questions(cluster.send, self._check_rank)
-            self._cells = Cells(cluster, self.world_size, self._questions, self._check)
+            self._cells = Cells(
+                cluster,
+                self.world_size,
+                self._questions,
+                self._check_host,
+                grace_s=self.options.grace_s,
+                hang_after_s=self.options.hang_after_s,
+            )
             self._exchange = Exchange(cluster, self._cells, self._questions, self._check, self._check_rank)
+            self._healing = Healing(cluster, self._cells, self._questions)
             self._comms = Comms(self._tell_widget)
             self._cluster = cluster
             cluster.start(deadline, stage)
@@ -210,18 +222,25 @@ class Session:
         """
         if not isinstance(code, str):
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
-        chosen = parse_ranks(ranks, self.world_size)
+        healed = self.heal() if self.options.heal and self._check_host().gone else []
+        chosen, notes = self._living_of(ranks)
         if timeout is not None:
             check_timeout(timeout)
 
         def run() -> CellResult:
             return self._cells.run(
-                code, chosen, timeout_s=timeout, quiet=quiet, execution_count=execution_count, file=file
+                code,
+                chosen,
+                timeout_s=timeout,
+                quiet=quiet,
+                execution_count=execution_count,
+                file=file,
+                notes=[*healed, *notes],
             )
 
         if wait:
             return run()
-        self._check()  # now, not in a thread of its own
+        self._check_host()  # now, not in a thread of its own
         return self._cells.run_later(run)
 
     def pull(self, name: str, ranks: RankSet = None, force: bool = False) -> RankValues:
@@ -330,15 +349,73 @@ class Session:
     def reform(self, timeout_s: float = 60.0) -> None:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.
 
-        Objects that hold the old group (a `DistributedDataParallel` model, a device mesh) are to be made again.
+        What holds a group (a model in DDP or FSDP, a device mesh, a variable) goes on with it. After an interrupt or a
+        failed cell this happens by itself.
 
         Raises:
+            SessionBrokenError: a rank is gone; `heal` replaces it.
             StartError: it did not form.
         """
         with self._cells.turn:
             cluster = self._check()
             self._cells.check_idle()
             cluster.form(time.monotonic() + timeout_s)
+
+    def heal(self, from_rank: int | None = None, names: Sequence[str] = ()) -> list[str]:
+        """Replace ranks that have died: a new process takes the number, the device and the environment, and the group
+        forms again. The other ranks keep what they have.
+
+        Args:
+            from_rank: a living rank whose variables the new ranks get; None: they begin empty. Where no rank has died,
+                the ranks that were replaced last get them.
+            names: which variables; none: all that can be pickled.
+
+        Returns:
+            What was done, in sentences.
+
+        Raises:
+            UsageError: `from_rank` is no living rank, or has no such variable.
+            StartError: a process or the group did not come up.
+
+        Example:
+            >>> session.heal(from_rank=0)
+            ['rank 1 was replaced', '12 variables of rank 0 copied to rank 1: model, optimizer, ...']
+        """
+        with uninterrupted():
+            return self._healing.heal(from_rank, names)
+
+    def check(self, *names: str) -> Agreement:
+        """Whether ranks agree: in parameters, buffers, optimizer state, data length, random state and versions, or in
+        these variables. By checksums, so no data moves while they agree.
+
+        Args:
+            names: variables; none: all models, optimizers, loaders and what else has to be the same.
+
+        Raises:
+            SessionBrokenError: a rank is gone, or busy.
+
+        Example:
+            >>> session.check("model")
+            2 ranks agree: 62 parameters, 4 buffers (11.2 M elements)
+        """
+        for name in names:
+            check_name(name)
+        with self._cells.turn:
+            cluster = self._check()
+            self._cells.check_idle()
+
+            def ask(entries: Sequence[str]) -> dict[int, dict[str, Any]]:
+                def make(request: int) -> Check:
+                    return Check(request=request, names=list(names), entries=list(entries))
+
+                answers: dict[int, Checked] = self._questions.ask_all(cluster.ranks, make)
+                for rank, answer in answers.items():
+                    if answer.error:
+                        raise DDPNotebookError(f"rank {rank} could not look at its variables: {answer.error}")
+                return {rank: answer.facts for rank, answer in answers.items()}
+
+            found = compare(ask(()))
+            return found.with_samples(ask(found.differing_entries)) if found.differing_entries else found
 
     def status(self) -> Status:
         """Every rank's host, process, device, memory and state."""
@@ -396,13 +473,23 @@ class Session:
     # ---- checks
 
     def _check(self) -> Cluster:
-        """The cluster, if every rank can take a cell."""
+        """The cluster, if every rank lives."""
         cluster = self._check_host()
-        gone = sorted(set(cluster.ranks) - set(cluster.alive))
-        if gone:
-            why = "; ".join(f"rank {rank} died: {cluster.process(rank).how_it_ended()}" for rank in gone)
-            raise SessionBrokenError(f"{why}\nThe ranks cannot run a cell together; start afresh with %ddp_restart")
+        if cluster.gone:
+            raise SessionBrokenError(f"{_how_they_died(cluster, cluster.gone)}\n{_HEAL}")
         return cluster
+
+    def _living_of(self, ranks: RankSet) -> tuple[list[int], list[str]]:
+        """The ranks that a cell is for, without those that are gone if it is for all, and what to say about that."""
+        cluster = self._check_host()
+        chosen = parse_ranks(ranks, self.world_size)
+        gone = [rank for rank in cluster.gone if rank in chosen]
+        if not gone:
+            return chosen, []
+        left = [rank for rank in chosen if rank not in gone]
+        if ranks is not None or not left:
+            raise SessionBrokenError(f"{_how_they_died(cluster, gone)}\n{_HEAL}")
+        return left, [f"{list_ranks(gone)} died: this cell runs on {list_ranks(left)}. {_HEAL}"]
 
     def _check_host(self) -> Cluster:
         cluster = self._living
@@ -436,7 +523,7 @@ class Session:
         """A message of a rank. Part of `Listener`."""
         if isinstance(message, CellDone | Display | Ask):
             self._cells.on_message(rank, message)
-        elif isinstance(message, Pulled | Pushed | Vitals):
+        elif isinstance(message, Checked | Pulled | Pushed | Vitals):
             self._questions.on_answer(message.request, message)
         elif isinstance(message, Comm):
             self._comms.on_message(rank, message)
@@ -481,6 +568,13 @@ class Session:
             warm.give_back(self._host, healthy=ended)
         else:
             self._host.close()
+
+
+_HEAL = "%ddp_heal replaces what has died; %ddp_restart starts all ranks afresh"
+
+
+def _how_they_died(cluster: Cluster, ranks: list[int]) -> str:
+    return "; ".join(f"rank {rank} died: {cluster.process(rank).how_it_ended()}" for rank in ranks)
 
 
 def _wait_for_answers(client: ipyparallel.Client, timeout_s: float) -> None:

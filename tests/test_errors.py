@@ -12,10 +12,8 @@ from ddp_notebook.errors import (
     RankError,
     StartTimeoutError,
     UsageError,
-    format_ranks,
-    group_by_value,
-    name_ranks,
 )
+from ddp_notebook.words import format_ranks, group_by_value, name_ranks
 from ddp_notebook.run.result import CellResult, RankResult
 
 

@@ -23,6 +23,8 @@ SAMPLES: dict[str, Any] = {
     "dict[str, Any]": {"data": {"text/plain": "1"}, "transient": {}, "deep": [{"a": None}]},
     "list[str]": ["a", ""],
     "list[int]": [0, 2**40],
+    "list[str] | None": None,
+    "dict[str, Any] | None": {"name": "all_reduce", "ranks": [0, 1]},
     "list[dict[str, Any]]": [{"source": "page", "start": 0}],
 }
 

@@ -103,7 +103,7 @@ def test_plain_ipython(monkeypatch):
         run("%on_all_ranks import time; print('go'); time.sleep(60)")
         terminal.expect(r"\[0-1\] go")
         terminal.sendintr()
-        terminal.expect("KeyboardInterrupt: interrupted: ranks 0-1")
+        terminal.expect(r"KeyboardInterrupt: the cell was stopped\s+ranks 0,1 were interrupted at cell line 1")
         run("%ddp_stop")
         terminal.expect("stopped 2 ranks")
         run("exit")

@@ -19,8 +19,11 @@ PACKAGE = ROOT / "ddp_notebook"
 # Where a rule stands for a folder, it stands for all files below.
 MAY_IMPORT = {
     "events.py": set(),
+    "operation.py": set(),
+    "signals.py": set(),
+    "words.py": set(),
     "channel": {"channel", "events"},
-    "rank": {"rank", "channel", "events"},
+    "rank": {"rank", "channel", "events", "operation", "signals", "words"},
 }
 NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "widgets"]
 
@@ -108,7 +111,11 @@ def test_the_package_alone_imports_nearly_nothing():
     modules = loaded_by("import ddp_notebook")
 
     assert heavy(modules) == set()
-    assert {name for name in modules if name.startswith("ddp_notebook")} == {"ddp_notebook", "ddp_notebook.errors"}
+    assert {name for name in modules if name.startswith("ddp_notebook")} == {
+        "ddp_notebook",
+        "ddp_notebook.errors",
+        "ddp_notebook.words",
+    }
     assert not modules & {"IPython", "zmq", "psutil", "ipyparallel", "ipywidgets", "matplotlib"}
 
 
@@ -116,7 +123,15 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
     modules = loaded_by("import torch, ddp_notebook.rank.engine")
     parts = {name.split(".")[1] for name in modules if name.startswith("ddp_notebook.")}
 
-    assert parts <= {"rank", "channel", "events", "errors"}  # errors: the package itself imports it
+    assert parts <= {
+        "rank",
+        "channel",
+        "events",
+        "operation",
+        "signals",
+        "words",
+        "errors",
+    }  # errors: the package itself imports it
     assert not modules & {"ipywidgets", "anywidget"}
     assert {"torch", "ddp_notebook.rank.engine"} <= heavy(modules), "and the check for heavy imports sees them"
 

@@ -16,6 +16,7 @@ import signal
 import sys
 from typing import Any
 
+from ddp_notebook import signals
 from ddp_notebook.launch import processes
 
 Spec = dict[str, Any]
@@ -25,6 +26,7 @@ def enter(spec: Spec, stdout: int, stderr: int, parent: int) -> None:
     """After a fork: become a process of its own, as if freshly started with this specification."""
     os.setsid()  # leads a process group and an OS session, which can be ended whole
     processes.die_with_parent(parent)
+    signals.block_release()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -55,6 +57,7 @@ def main(spec: Spec) -> None:
 def spawned(spec_fd: int, parent: int) -> None:
     """Entry of a process that was spawned instead of forked: environment and streams are set already."""
     processes.die_with_parent(parent)
+    signals.block_release()
     with os.fdopen(spec_fd) as pipe:
         spec = json.load(pipe)
     sys.path[:] = spec["sys_path"]

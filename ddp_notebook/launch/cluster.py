@@ -19,11 +19,24 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from ddp_notebook.channel import BulkFetcher, Endpoint, Keyring
-from ddp_notebook.errors import ClientError, StartError, StartTimeoutError, name_ranks
-from ddp_notebook.events import Comm, Engine, Form, Formed, Hello, Message, Ready, RunCell
+from ddp_notebook.errors import ClientError, StartError, StartTimeoutError
+from ddp_notebook.events import (
+    Comm,
+    Engine,
+    Form,
+    Formed,
+    Hello,
+    Listening,
+    Lost,
+    Message,
+    Peers,
+    Ready,
+    RunCell,
+)
 from ddp_notebook.launch import controller, environment, processes
 from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
+from ddp_notebook.words import name_ranks
 
 _LAST_WORDS_BYTES = 16_000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
@@ -52,6 +65,8 @@ class Process:
     status: int | None = None  # exit status once it ended; negative: signal
     said: set[str] = field(default_factory=set)  # names of the messages of its start
     error: str = ""
+    notes: list[str] = field(default_factory=list)  # what it said of the group that it has formed
+    stack_file: str = ""  # where a rank writes its stacks when it is told to
     tails: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})  # the end of what it wrote, by fd
 
     @property
@@ -95,9 +110,12 @@ class Cluster:
         placement: which rank gets which device.
         env: the environment of the ranks.
         listener: who is told what the ranks say.
+        guard: whether ranks compare what they call.
     """
 
-    def __init__(self, host: Host, placement: Placement, env: Mapping[str, str], listener: Listener) -> None:
+    def __init__(
+        self, host: Host, placement: Placement, env: Mapping[str, str], listener: Listener, *, guard: bool = False
+    ) -> None:
         self.epoch = 0
         self.mark_token = secrets.token_hex(8)
         self._host = host
@@ -107,12 +125,15 @@ class Cluster:
         if placement.cuda_visible_devices is not None:
             self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
         self._listener = listener
+        self._guard = guard
+        self._gloo_ports: dict[int, list[int]] = {}  # that ranks listen on, while a group forms
         self.directory = tempfile.mkdtemp(prefix="session-", dir=host.directory)
         self._controller_spec = controller.make_spec(self.directory)
         self._processes: dict[int, Process] = {}
         self._ranks: dict[int, Process] = {}
         self._changed = threading.Condition()
         self._started = False
+        self._is_formed = False
         self._keyring = Keyring()
         self._endpoint = Endpoint.listen(self._keyring, self._on_message)
         self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
@@ -134,38 +155,84 @@ class Cluster:
         """
         self._start_process(_CONTROLLER, self._controller_spec)
         for rank in range(self._placement.world_size):
-            spec = {"mark_token": self.mark_token, "threads": self._placement.threads}
-            self._ranks[rank] = self._start_process(_RANKS, spec, rank)
+            self._start_rank(rank)
         self._wait("the processes to say hello", "Hello", deadline)
         report("processes")
         self._call_to_form()
         self._wait_for_controller(deadline)
-        connection_file = str(controller.connection_file(self.directory, "engine"))
-        for rank in self._ranks:
-            self.send(rank, Engine(connection_file=connection_file, engine_id=rank))
-        self._wait("the group to form", "Formed", deadline)
+        self._call_engines(self.ranks)
+        self._wait_until_formed(deadline)
         report("group")
         self._wait("the engines", "Ready", deadline)
         report("engines")
         self._started = True
 
-    def form(self, deadline: float) -> None:
+    def form(self, deadline: float) -> list[str]:
         """Form the group anew, in the next epoch: same ranks, same sizes, every variable kept.
 
         A store that is gone is replaced first.
+
+        Returns:
+            What the ranks could not have again, in words.
         """
         self._call_to_form()
+        return self._wait_until_formed(deadline)
+
+    def replace(self, ranks: list[int], deadline: float) -> list[str]:
+        """New processes for ranks that have died, and then the group of all. Returns what `form` does."""
+        for rank in ranks:
+            self._start_rank(rank)
+        self._wait("the new processes to say hello", "Hello", deadline)
+        self._call_to_form()
+        self.client_file()
+        self._call_engines(ranks, replace=True)
+        notes = self._wait_until_formed(deadline)
+        self._wait("the engines", "Ready", deadline)
+        return notes
+
+    def _start_rank(self, rank: int) -> None:
+        spec = {"mark_token": self.mark_token, "threads": self._placement.threads}
+        self._ranks[rank] = self._start_process(_RANKS, spec, rank)
+
+    def _call_engines(self, ranks: list[int], *, replace: bool = False) -> None:
+        connection_file = str(controller.connection_file(self.directory, "engine"))
+        for rank in ranks:
+            self.send(rank, Engine(connection_file=connection_file, engine_id=rank, replaces=replace))
+
+    def _wait_until_formed(self, deadline: float) -> list[str]:
+        """Wait, then tell each rank on which ports gloo listens in the others."""
         self._wait("the group to form", "Formed", deadline)
+        with self._changed:
+            ports, self._gloo_ports = self._gloo_ports, {}
+            self._is_formed = True
+        for rank in self._ranks:
+            others = [port for other, theirs in ports.items() if other != rank for port in theirs]
+            self.send(rank, Peers(ports=others))
+        notes = [note for process in self._ranks.values() for note in process.notes]
+        return list(dict.fromkeys(notes))
+
+    def _on_listening(self, rank: int, ports: list[int]) -> None:
+        with self._changed:
+            if not self._is_formed:
+                self._gloo_ports.setdefault(rank, []).extend(ports)
+                return
+        for other in self.alive:
+            if other != rank:
+                self.send(other, Peers(ports=ports))
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
         store = self._find(_STORE) or self._start_process(_STORE, {"host": _LOOPBACK})
+        with self._changed:
+            self._is_formed = False
+            self._gloo_ports.clear()
         self.epoch += 1
         self._endpoint.epoch = self.epoch
         world_size = self._placement.world_size
         for rank, process in self._ranks.items():
             process.said.discard("Formed")
             process.error = ""
+            process.notes = []
             self.send(
                 rank,
                 Form(
@@ -182,6 +249,7 @@ class Cluster:
                     store_prefix=self.mark_token,
                     interface="lo0" if sys.platform == "darwin" else "lo",
                     form_timeout_s=max(10.0, world_size / 2),
+                    guard=self._guard,
                 ),
             )
 
@@ -192,7 +260,8 @@ class Cluster:
             peer = self._peer(number)
             self._endpoint.expect(peer)
             address = self._keyring.invite(peer, control=self._endpoint.url, bulk=self._bulk.url)
-            spec = {**spec, "process": number, "address": asdict(address)}
+            process.stack_file = f"{self.directory}/stack-{number}"
+            spec = {**spec, "process": number, "address": asdict(address), "stack_file": process.stack_file}
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
         everyone = {"kind": kind, "env": self._env, "cwd": environment.working_directory(), "sys_path": path}
         reply = self._host.start(number, {**everyone, **spec})
@@ -220,7 +289,10 @@ class Cluster:
     def _raise_failures(self, stage: str) -> None:
         if not self._host.is_alive:
             raise StartError(f"the fork server ended while waiting for {stage}; try again with %ddp_start")
+        replaced = [p for p in self._processes.values() if p.kind == _RANKS and self._ranks.get(p.rank, p) is not p]
         for process in self._processes.values():
+            if process in replaced:
+                continue
             name = f"rank {process.rank}" if process.kind == _RANKS else f"the {process.kind}"
             if not process.is_alive and (process.kind == _RANKS or not self._started):
                 raise StartError(f"{name} died while waiting for {stage}: {process.how_it_ended()}")
@@ -254,6 +326,11 @@ class Cluster:
     def alive(self) -> list[int]:
         return [rank for rank in self.ranks if self._ranks[rank].is_alive]
 
+    @property
+    def gone(self) -> list[int]:
+        """Ranks whose process has ended."""
+        return [rank for rank in self.ranks if not self._ranks[rank].is_alive]
+
     def send(self, rank: int, message: Message) -> None:
         """Send a message to a rank, from any thread."""
         self._endpoint.send(message, self._peer(self._ranks[rank].number))
@@ -263,9 +340,9 @@ class Cluster:
         [line] = message.encode()
         self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")
 
-    def signal(self, ranks: list[int], number: int) -> None:
-        """Send a signal to ranks. They have it when this returns."""
-        self._host.signal([self._ranks[rank].number for rank in ranks], number)
+    def signal(self, ranks: list[int], *numbers: int) -> None:
+        """Send signals to ranks, in this order. They have them when this returns."""
+        self._host.signal([self._ranks[rank].number for rank in ranks], *numbers)
 
     def silent_s(self, rank: int) -> float:
         """Seconds since the rank's agent was last heard."""
@@ -319,7 +396,9 @@ class Cluster:
         return living[-1] if living else None
 
     def pids(self, kind: str) -> list[int]:
-        """Ids of the living processes of a kind: "rank", "store" or "controller"."""
+        """Ids of the living processes of a kind: "rank" (in their order), "store" or "controller"."""
+        if kind == _RANKS:
+            return [self._ranks[rank].pid for rank in self.alive]
         return [p.pid for p in self._processes.values() if p.kind == kind and p.is_alive]
 
     # ---- ending
@@ -348,8 +427,12 @@ class Cluster:
                 return  # an answer to an earlier attempt
             with self._changed:
                 process.said.add(type(message).__name__)
-                process.error = process.error or getattr(message, "error", "")
+                if isinstance(message, Formed):
+                    process.error, process.notes = message.error, message.notes
                 self._changed.notify_all()
+        elif isinstance(message, Listening):
+            if epoch == self.epoch:
+                self._on_listening(process.rank, message.ports)
         else:
             self._listener.on_message(process.rank, message)
 
@@ -374,6 +457,10 @@ class Cluster:
             process.status = status
             self._changed.notify_all()
         if process.kind == _RANKS:
+            if self._started:
+                why = f"rank {process.rank} died ({describe_status(status)}); %ddp_heal replaces it"
+                for rank in self.alive:
+                    self.send(rank, Lost(why=f"{why}, and until then the ranks cannot communicate"))
             self._listener.on_ended(process.rank, status)
 
 

@@ -149,9 +149,9 @@ class Host:
         self._leaders[process] = reply["pid"]
         return reply
 
-    def signal(self, targets: list[int], number: int) -> None:
-        """Send a signal to processes; they have it when this returns."""
-        self.request("signal", processes=targets, signal=int(number))
+    def signal(self, targets: list[int], *numbers: int) -> None:
+        """Send signals to processes, in this order; they have them when this returns."""
+        self.request("signal", processes=targets, signals=[int(number) for number in numbers])
 
     def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
         """End processes and all below them: SIGTERM, then SIGKILL after `grace_s`.

@@ -11,7 +11,7 @@ everything below it.
     request                                        reply or event
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
     {"op": "start", "process", "spec"}             {"pid"}; for a store also {"port"}
-    {"op": "signal", "processes", "signal"}        {} once the signals are delivered
+    {"op": "signal", "processes", "signals"}       {} once the signals are delivered, in this order
     {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
@@ -196,7 +196,8 @@ class HostServer:
         for known in list(self._children.values()):
             if known.process in request["processes"]:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(known.pid, request["signal"])
+                    for number in request["signals"]:
+                        os.kill(known.pid, number)
         return {}
 
     def _on_hold(self, request: dict[str, Any]) -> dict[str, Any]:

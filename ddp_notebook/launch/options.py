@@ -10,7 +10,10 @@ from ddp_notebook.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
-USAGE = "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S]"
+USAGE = (
+    "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
+    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,10 @@ class StartOptions:
         share_gpus: allow more ranks than GPUs (gloo).
         env: variables on top of the notebook's own.
         timeout_s: how long the start may take, in seconds.
+        grace_s: how long the others go on when a rank has failed, in seconds; None: until they end by themselves.
+        hang_after_s: how long a rank waits in an operation before the cell says who waits for whom; None: for ever.
+        guard: compare what all ranks call before the user's own collectives; None: with gloo only.
+        heal: replace a rank that has died at once, without `%ddp_heal`.
 
     Raises:
         UsageError: a value that cannot be.
@@ -35,6 +42,10 @@ class StartOptions:
     share_gpus: bool = False
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 120.0
+    grace_s: float | None = 3.0
+    hang_after_s: float | None = 10.0
+    guard: bool | None = None
+    heal: bool = False
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -49,6 +60,9 @@ class StartOptions:
             raise UsageError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
         if not 0 < self.timeout_s <= _LONGEST_S:
             raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait; give seconds, e.g. --timeout 60")
+        for name, seconds in (("--grace", self.grace_s), ("--hang-after", self.hang_after_s)):
+            if seconds is not None and not 0 <= seconds <= _LONGEST_S:
+                raise UsageError(f"{name} {seconds:g} is no time to wait; give seconds, e.g. {name} 5, or off")
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
 
@@ -70,6 +84,10 @@ def parse(line: str) -> StartOptions:
     parser.add_argument("--share-gpus", action="store_true")
     parser.add_argument("--env", nargs="+", action="extend", default=[])
     parser.add_argument("--timeout", default="120")
+    parser.add_argument("--grace", default="3")
+    parser.add_argument("--hang-after", default="10")
+    parser.add_argument("--guard", choices=("on", "off"))
+    parser.add_argument("--heal", action="store_true")
     given = parser.parse_line(line)
     n = given.world_size
     return StartOptions(
@@ -79,7 +97,15 @@ def parse(line: str) -> StartOptions:
         share_gpus=given.share_gpus,
         env=dict(_assignment(parser, word) for word in given.env),
         timeout_s=parser.number(float, "--timeout", given.timeout, "number of seconds"),
+        grace_s=_seconds_or_off(parser, "--grace", given.grace),
+        hang_after_s=_seconds_or_off(parser, "--hang-after", given.hang_after),
+        guard=None if given.guard is None else given.guard == "on",
+        heal=given.heal,
     )
+
+
+def _seconds_or_off(parser: LineParser, name: str, text: str) -> float | None:
+    return None if text == "off" else parser.number(float, name, text, "number of seconds, and not off")
 
 
 def _assignment(parser: LineParser, word: str) -> tuple[str, str]:

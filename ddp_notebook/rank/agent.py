@@ -31,7 +31,7 @@ class Agent:
         self.device: str | None = None  # the rank's; the current device of this thread is always the first
         self.stop_cell: Callable[[int], None] = lambda _: None
         self.on_answer: Callable[[Answer], None] = lambda _: None
-        self.where: Callable[[], str] = lambda: ""
+        self.vitals: Callable[[], dict[str, Any]] = dict  # of the network, further fields of `Vitals`
         where = Address(**address)
         self.endpoint = Endpoint.connect(where, self._receive)
         self.bulk = BulkServer(self.endpoint.context, where)
@@ -70,5 +70,5 @@ class Agent:
             device_bytes=torch.cuda.memory_reserved(self.device) if torch.cuda.is_initialized() else 0,
             running_cell=cell,
             running_s=time.monotonic() - since,
-            where=self.where() if cell else "",
+            **self.vitals(),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import json
 import os
 import pickle
 import queue
@@ -16,16 +17,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import zmq
 from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 
 from ddp_notebook.channel.bulk import INLINE_BYTES
-from ddp_notebook.events import Comm, Engine, Form, Formed, Message, Pull, Pulled, Push, Pushed, Ready, RunCell
-from ddp_notebook.rank import group, kernel_api, tutorials, values
+from ddp_notebook.events import (
+    Check,
+    Checked,
+    Comm,
+    Engine,
+    Form,
+    Formed,
+    Lost,
+    Message,
+    Peers,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Ready,
+    RunCell,
+)
+from ddp_notebook.rank import check, copying, kernel_api, tutorials, values
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.inbox import Inbox
+from ddp_notebook.rank.network import Network
 from ddp_notebook.rank.runner import Runner
 from ddp_notebook.rank.streams import Streams
+from ddp_notebook.signals import STACK
+
+_UNREGISTER_S = 0.05  # what the controller gets to forget an engine: it does not answer that
 
 
 class Rank:
@@ -40,6 +62,8 @@ class Rank:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
         self.agent = Agent(spec["address"], spec["process"], self._pass_to_main)
+        self._network = Network(self.agent.send)
+        self.agent.vitals = self._network.vitals
 
     def serve(self) -> None:
         """The main thread's life: be told the place, then be an engine until the end."""
@@ -47,7 +71,7 @@ class Rank:
         while not isinstance(message, Engine):
             self._handle(message)
             message = self._to_do.get()
-        app = RankEngine.instance(rank=self)
+        app = RankEngine.instance(rank=self, replaces=message.replaces)
         app.initialize(
             [
                 f"--profile-dir={os.path.dirname(os.path.dirname(message.connection_file))}",
@@ -64,12 +88,11 @@ class Rank:
     def adopt(self, app: RankEngine) -> None:
         """The engine has its kernel: cells can run from now on."""
         assert self.place is not None
-        self.runner = Runner(app.kernel, self._streams, self.agent.send)
+        self.runner = Runner(app.kernel, self._streams, self._network, self.agent.send)
         runner = self.runner
         self.agent.running = lambda: runner.running
         self.agent.stop_cell = runner.stop
         self.agent.on_answer = runner.asking.on_answer
-        self.agent.where = runner.where.describe
         tutorials.install(lambda: self.place, lambda: runner.running)
         self._loop = asyncio.get_running_loop()
         self._name_place()
@@ -79,7 +102,9 @@ class Rank:
         self._loop.call_soon(self.agent.send, Ready())
 
     def _pass_to_main(self, message: Message) -> None:
-        if self._loop is None:
+        if isinstance(message, Peers | Lost):  # for the agent's thread: the main one may be stuck
+            self._network.on_message(message)
+        elif self._loop is None:
             self._to_do.put(message)
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
@@ -100,6 +125,8 @@ class Rank:
             self.runner.deliver(message)
         elif isinstance(message, Push) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
+        elif isinstance(message, Check) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
 
     def _take(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
@@ -117,11 +144,11 @@ class Rank:
             with self._forming:
                 if self.place is not place:
                     return  # a later epoch has been called meanwhile
-                group.form(place)
+                notes = self._network.form(place)
         except Exception as error:
             self.agent.send(Formed(epoch=place.epoch, error=f"{type(error).__name__}: {error}"))
         else:
-            self.agent.send(Formed(epoch=place.epoch))
+            self.agent.send(Formed(epoch=place.epoch, notes=notes))
 
     def _name_place(self) -> None:
         """The names that every cell finds."""
@@ -133,9 +160,13 @@ class Rank:
         )
 
     async def _pull(self, message: Pull) -> None:
-        namespace = RankEngine.instance().kernel.shell.user_ns
+        shell = RankEngine.instance().kernel.shell
         try:
-            data, about = values.read(namespace, message.name, force=message.force)
+            if message.names is None:
+                data, about = values.read(shell.user_ns, message.name, force=message.force)
+            else:
+                data, names, left = copying.read(shell.user_ns, message.names, shell.user_ns_hidden)
+                about = json.dumps({"names": names, "left": left})
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
             return
@@ -154,13 +185,39 @@ class Rank:
         else:
             self.agent.send(Pushed(request=message.request))
 
+    async def _check(self, message: Check) -> None:
+        namespace = RankEngine.instance().kernel.shell.user_ns
+        facts: dict[str, Any]
+        try:
+            if message.entries:
+                facts = check.samples(namespace, message.entries)
+            else:
+                facts = check.fingerprints(namespace, message.names)
+        except Exception as error:
+            self.agent.send(Checked(request=message.request, error=f"{type(error).__name__}: {error}"))
+        else:
+            self.agent.send(Checked(request=message.request, facts=facts))
+
 
 class RankEngine(IPEngine):
     """An engine that lets `%%px` and our cells live side by side."""
 
-    def __init__(self, *, rank: Rank | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, rank: Rank | None = None, replaces: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._rank = rank
+        self._replaces = replaces
+
+    async def register(self) -> None:
+        """Register with the controller. The engine of a rank that has died is taken from the list first, as its nanny
+        process would do: the controller would take minutes to miss it, and give us another id."""
+        if self._replaces:
+            connect, _ = self.init_connector()
+            with self.context.socket(zmq.DEALER) as socket:
+                socket.linger = 3000
+                connect(socket, self.registration_url)
+                self.session.send(socket, "unregistration_request", content={"id": self.id})
+            await asyncio.sleep(_UNREGISTER_S)
+        await super().register()
 
     def redirect_output(self, iopub_socket: Any) -> None:
         """The last step of registration. ipyparallel sends all text to its client here; we do so for its own cells
@@ -218,6 +275,8 @@ def _capture_text(kernel: Any, streams: dict[str, Any]) -> None:
 def main(spec: dict[str, Any]) -> None:
     """Be a rank, from the first step after the fork (or spawn) to the end."""
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
+    if STACK is not None:  # also while the main thread holds the interpreter's lock: the handler is in C
+        faulthandler.register(STACK, file=open(spec["stack_file"], "a"), all_threads=True)  # noqa: SIM115  # for good
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the engine installs its own
     torch.set_num_threads(spec["threads"])
     if spec["threads"] > 1:

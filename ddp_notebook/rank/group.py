@@ -1,4 +1,4 @@
-"""Take a place in a process group. Forming, re-forming and resizing are the same step with another epoch."""
+"""Take a place in the default process group. What happens when it is formed anew is in `connections`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from ddp_notebook.events import Form
 
 
-def form(place: Form) -> None:
-    """Leave the current group, if any, and join the one of `place.epoch`. Cells find it when it returns.
-
-    Raises:
-        whatever `init_process_group` raises; then the rank is in no group.
-    """
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def enter(place: Form) -> None:
+    """Take the place: its variables, and its device in this thread."""
     os.environ.update(_environment(place))
     if place.device != "cpu":
         torch.cuda.set_device(place.device)  # of this thread; the main thread's is set by the engine
-    join(place, f"{place.store_prefix}/{place.epoch}")
 
 
 def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | None = None, **options: Any) -> None:

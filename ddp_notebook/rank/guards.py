@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pdb
 import signal
 import sys
@@ -15,9 +16,11 @@ from typing import Any, NoReturn
 import torch
 
 NOTEBOOK_MAGICS = (
-    *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_auto", "ddp_pull", "ddp_push"),
-    "on_all_ranks",
+    *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_heal", "ddp_check"),
+    *("ddp_auto", "ddp_pull", "ddp_push", "on_all_ranks"),
 )
+_OURS = os.path.dirname(__file__) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _MOST_LOOKED_AT = 100  # elements of a container
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
@@ -78,6 +81,24 @@ def put_names_back(namespace: dict[str, Any], names: dict[str, int]) -> None:
             "value again; use another name to keep one",
             file=sys.stderr,
         )
+
+
+def end_traceback_at_user(error: BaseException | None) -> None:
+    """What our kernels in front of torch's operators raise is about the user's call: leave out the frames below it,
+    torch's and ours."""
+    if error is None:
+        return
+    frames = []
+    at = error.__traceback__
+    while at is not None:
+        frames.append(at)
+        at = at.tb_next
+    if not frames or not frames[-1].tb_frame.f_code.co_filename.startswith(_OURS):
+        return
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith((_OURS, _TORCH)):
+        frames.pop()
+    if not frames[-1].tb_frame.f_code.co_filename.startswith(_OURS):
+        frames[-1].tb_next = None
 
 
 def forget_failure(shell: Any, failure: BaseException) -> None:

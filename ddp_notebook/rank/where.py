@@ -1,12 +1,22 @@
-"""What the main thread of a rank is in, in the words of its user: the line of the cell, and what that line called."""
+"""What the main thread of a rank is in, in the words of its user: the line of the cell, or of the file that it called,
+and what that line called."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
+import sysconfig
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
 
 _WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(__file__) + os.sep
+_LIBRARIES = tuple(path + os.sep for path in sysconfig.get_paths().values())
 
 
 class Where:
@@ -15,27 +25,65 @@ class Where:
     def __init__(self) -> None:
         self._cells: dict[str, int] = {}  # file -> number in `In [n]`
         self._current = 0
+        self._main = threading.main_thread().ident or 0
+        self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
 
     def enter(self, file: str, execution_count: int) -> None:
         """A cell begins. Called for each: two assignments."""
         self._cells[file] = self._current = execution_count
 
     def describe(self) -> str:
-        """Such as `"cell line 3, in all_reduce"`; empty outside of a cell's code. From any thread."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        return "" if frame is None else self._describe(frame)
+        """Such as `"cell line 3, in all_reduce"` or `"dataset.py:88 in __getitem__, from cell line 3"`; empty outside
+        of a cell's code. From any thread."""
+        frame = sys._current_frames().get(self._main)
+        return "" if frame is None else self.of_frame(frame) or self._of_task()
 
-    def _describe(self, innermost: FrameType) -> str:
-        called = ""
+    def is_in_torch(self) -> bool:
+        """Whether the main thread's innermost Python frame is one of torch's. From any thread."""
+        frame = sys._current_frames().get(self._main)
+        return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+
+    def of_frame(self, innermost: FrameType) -> str:
+        """What `describe` says, of these frames."""
+        calls: list[tuple[str, int, str]] = []
         frame: FrameType | None = innermost
         while frame is not None:
-            code = frame.f_code
-            number = self._cells.get(code.co_filename)
+            calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        return self._describe(calls)
+
+    def _of_task(self) -> str:
+        """Where the cell awaits something."""
+        calls: list[tuple[str, int, str]] = []
+        coroutine = None if self.task is None else self.task.get_coro()
+        while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+            calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            coroutine = getattr(coroutine, "cr_await", None)
+        return self._describe(calls)
+
+    def of_traceback(self, traceback: TracebackType | None) -> str:
+        """Where an exception was raised."""
+        calls: list[tuple[str, int, str]] = []
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            calls.insert(0, (code.co_filename, traceback.tb_lineno, code.co_name))
+            traceback = traceback.tb_next
+        return self._describe(calls)
+
+    def _describe(self, calls: list[tuple[str, int, str]]) -> str:
+        """Of calls as (file, line, function), the innermost first."""
+        called = users = ""
+        for file, line, function in calls:
+            if file.startswith(_OURS):
+                continue
+            number = self._cells.get(file)
             if number is not None:
                 cell = "cell" if number == self._current else f"In[{number}]"
-                inside = "" if code.co_name == "<module>" else f" in {code.co_name}"
-                return f"{cell} line {frame.f_lineno}{inside}" + (f", in {called}" if called else "")
-            if code.co_name not in _WRAPPERS:
-                called = code.co_name
-            frame = frame.f_back
+                inside = "" if function == "<module>" else f" in {function}"
+                place = f"{cell} line {line}{inside}"
+                return f"{users}, from {place}" if users else place + (f", in {called}" if called else "")
+            if not users and not file.startswith((*_LIBRARIES, "<")):
+                users = f"{os.path.basename(file)}:{line} in {function}" + (f", in {called}" if called else "")
+            elif function not in _WRAPPERS:
+                called = function
         return ""

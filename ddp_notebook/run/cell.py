@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_notebook.events import Ask, CellDone, Display
+from ddp_notebook.operation import Operation
 from ddp_notebook.run.result import CellResult, RankResult
 
 _HIGH_WATER_CHARS = 4_000_000  # text that waits to be shown, above which the ranks have to wait with theirs
@@ -39,7 +40,7 @@ class CellRun:
         self._held = False
         self._unshown_chars = 0
         self.is_watched = True  # somebody waits for it
-        self.has_died = False  # a rank's process, in this cell
+        self.has_failed = False  # on a rank, or a rank's process has died, while others go on
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -122,13 +123,19 @@ class CellRun:
         """The cell ended on a rank; its text may still be on its way."""
         one = self.result[rank]
         one.status, one.duration_s, one.has_group = done.status, done.duration_s, done.has_group
+        one.place, one.was_freed, one.group = done.place, done.was_freed, done.group
+        if done.operation is not None:
+            one.operation = Operation.from_json(done.operation)
         if done.status != "ok":
+            self.has_failed = True
             one.error = f"{done.ename}: {done.evalue}" if done.evalue else done.ename
             one.traceback = done.traceback
         for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
             text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
             self._show(Shown(rank, text + "\n"))
         self._close(rank, "done")
+        if done.status != "ok":
+            self.wake()
 
     def on_died(self, rank: int, how: str, last_words: str = "") -> None:
         """The rank's process ended. Its text has come."""
@@ -137,7 +144,7 @@ class CellRun:
         one = self.result[rank]
         if rank in self._open and one.status == "running":
             one.status, one.error = "died", how
-            self.has_died = True
+            self.has_failed = True
             one.traceback = [f"the rank's process ended: {how}", *last_words.splitlines()[-_LAST_LINES:]]
         for what in ("text", "done"):
             self._close(rank, what)

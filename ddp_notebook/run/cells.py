@@ -6,26 +6,30 @@ import contextlib
 import itertools
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from ddp_notebook.errors import SessionBrokenError, StartError, name_ranks
-from ddp_notebook.events import Answer, Ask, CellDone, Display, Interrupt, Probe, RunCell
+from ddp_notebook.errors import SessionBrokenError, StartError
+from ddp_notebook.events import Answer, Ask, CellDone, Display, Interrupt, RunCell
 from ddp_notebook.launch.cluster import Cluster, describe_status
 from ddp_notebook.run import outcome
 from ddp_notebook.run.cell import STREAMS, CellRun, Shown
+from ddp_notebook.run.diagnosis import Views
 from ddp_notebook.run.interrupt import Interrupts
 from ddp_notebook.run.log import RankLog
+from ddp_notebook.run.looks import Looks
+from ddp_notebook.run.mend import Mend
 from ddp_notebook.run.outlet import Outlet
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.screen import Screen, display_id_of
 from ddp_notebook.run.text import CellEnd, Ordered, Piece, TextSplitter
 from ddp_notebook.run.watch import Watch
+from ddp_notebook.signals import RELEASE
+from ddp_notebook.words import name_ranks
 
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
-_WHERE_S = 0.5  # what ranks get to say where they are
 
 
 class Cells:
@@ -36,13 +40,26 @@ class Cells:
         world_size: how many they will be.
         questions: to ask them.
         check: raises when the ranks cannot take a cell.
+        grace_s, hang_after_s: see `StartOptions`.
     """
 
-    def __init__(self, cluster: Cluster, world_size: int, questions: Questions, check: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        world_size: int,
+        questions: Questions,
+        check: Callable[[], object],
+        *,
+        grace_s: float | None,
+        hang_after_s: float | None,
+    ) -> None:
         self.turn = threading.Lock()  # held by whoever has the ranks for himself
         self._cluster = cluster
-        self._questions = questions
+        self._looks = Looks(cluster, questions)
+        self.mend = Mend(cluster, questions, self._on_replaced)
         self._check = check
+        self._grace_s = grace_s
+        self._hang_after_s = hang_after_s
         self._numbers = itertools.count(1)
         self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
         self._closed = False
@@ -64,19 +81,23 @@ class Cells:
         quiet: bool = False,
         execution_count: int = 1,
         file: str = "",
+        notes: Sequence[str] = (),
     ) -> CellResult:
-        """Run a cell in its turn. See `Session.run`."""
+        """Run a cell in its turn, after these notes. See `Session.run`."""
         with self.turn:
             self._check()
             self.check_idle()
+            self.mend.what_was_left()
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
             screen = None
             if not quiet and threading.current_thread() is threading.main_thread():
                 screen = Screen(ranks)
                 self._show_text_between_cells(screen)
+                for note in notes:
+                    screen.note(note)
             cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file)
             with Interrupts(run.wake) as interrupts:
-                watch = Watch(run, self, interrupts, screen, timeout_s)
+                watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s)
                 self._runs[run.number] = run
                 if self._closed:
                     self.close()
@@ -85,15 +106,24 @@ class Cells:
                     watch.follow()
                 finally:
                     run.leave()
-            pending = run.pending
+                pending = run.pending
+                if not pending:
+                    self._runs.pop(run.number, None)
+                if self._cluster.is_running and not self._closed:
+                    notes = self.mend.after(run.result, pending, watch.killed)
             if screen is not None:
                 self._note_lost_groups(run.result, screen)
-            if not pending:
-                self._runs.pop(run.number, None)
+                for note in notes:
+                    screen.note(note)
             if not self._cluster.is_running:
                 self._check()
             outcome.raise_if_bad(
-                run.result, pending, bool(interrupts.count), timeout_s if watch.timed_out else None, watch.where
+                run.result,
+                pending,
+                bool(interrupts.count),
+                watch.killed,
+                timeout_s if watch.timed_out else None,
+                watch.views,
             )
             return run.result
 
@@ -163,19 +193,24 @@ class Cells:
     def interrupt(self, run: CellRun) -> None:
         """Interrupt the cell on every rank that has not ended it.
 
-        The signal comes from the host server, so it reaches a rank whose agent cannot run; ranks have it when
-        `signal` returns, so it cannot hit a later cell. The message stops a cell that has not begun.
+        The signals come from the host server, so they reach a rank whatever its agent does; ranks have them when
+        `signal` returns, so they cannot hit a later cell. The message stops a cell that has not begun.
         """
         pending = run.pending
+        signals = (signal.SIGINT,) if RELEASE is None else (signal.SIGINT, RELEASE)
         with contextlib.suppress(StartError):  # the host server is gone: the watch sees that
-            self._cluster.signal(pending, signal.SIGINT)
+            self._cluster.signal(pending, *signals)
             for rank in pending:
                 self._cluster.send(rank, Interrupt(cell=run.number))
 
-    def where(self, ranks: list[int]) -> dict[int, str]:
-        """What ranks are doing, of those that can say."""
-        answers = self._questions.ask_for(ranks, lambda n: Probe(request=n), _WHERE_S)
-        return {rank: vitals.where or "between two lines of the cell" for rank, vitals in answers.items()}
+    def look(self, run: CellRun) -> Views:
+        """What every rank of the session does, as far as the cell is concerned."""
+        return self._looks.look(run)
+
+    def kill(self, ranks: list[int]) -> None:
+        """End ranks that do not answer."""
+        with contextlib.suppress(StartError):
+            self._cluster.signal(ranks, signal.SIGKILL)
 
     def answer(self, rank: int, answer: Answer) -> None:
         """What was typed for a rank's `input()`."""
@@ -244,6 +279,13 @@ class Cells:
                 self._on_piece(rank, fd, piece)
         for run in list(self._runs.values()):
             run.on_died(rank, describe_status(status), last_words)
+
+    def _on_replaced(self, rank: int) -> None:
+        """A new process has this rank: its text and displays begin anew."""
+        with self._order_lock:
+            for fd in (1, 2):
+                self._splitters[rank, fd] = TextSplitter(self._cluster.mark_token)
+            self._ordered[rank] = Ordered()
 
     def on_gone(self) -> None:
         """The host server ended, and all with it."""

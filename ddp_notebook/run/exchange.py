@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any
 
 from ddp_notebook.channel import bulk
-from ddp_notebook.errors import DDPNotebookError, UsageError, group_by_value, name_ranks
+from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.events import Pull, Pulled, Push, Pushed
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values import RankValues
+from ddp_notebook.words import group_by_value, name_ranks
 
 
 class Exchange:

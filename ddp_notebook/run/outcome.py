@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import sys
 
-from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError, name_ranks
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
+from ddp_notebook.run.diagnosis import Views, by_what_they_do
 from ddp_notebook.run.interrupt import keyboard_interrupt
 from ddp_notebook.run.result import CellResult
+from ddp_notebook.words import group_by_value, list_ranks, name_ranks
 
 _UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
 
 
 def raise_if_bad(
-    result: CellResult, pending: list[int], interrupted: bool, timeout_s: float | None, where: dict[int, str]
+    result: CellResult, pending: list[int], interrupted: bool, killed: list[int], timeout_s: float | None, views: Views
 ) -> None:
     """Raise what the cell's end calls for; nothing if it ended well on every rank.
 
@@ -21,38 +23,48 @@ def raise_if_bad(
         result: what it left behind.
         pending: ranks on which it has not ended.
         interrupted: whether somebody pressed stop.
+        killed: ranks that did not answer that, and were ended.
         timeout_s: the limit that it has exceeded; None: it has not.
-        where: what the ranks were doing when the limit was reached.
+        views: what the ranks were doing when the limit was reached.
 
     Raises:
         RankDiedError, CellTimeoutError, KeyboardInterrupt, RankError
     """
     by_rank = result.by_rank
-    died = {rank: one.error for rank, one in by_rank.items() if one.status == "died"}
-    failed = {rank: one.error for rank, one in by_rank.items() if one.status in ("error", "interrupted")}
-    if died:
-        raise RankDiedError({rank: by_rank[rank].traceback for rank in died}, died, result)
-    if timeout_s is not None and (where or failed):
-        places: dict[str, list[int]] = {}
-        for rank, place in where.items():
-            places.setdefault(place, []).append(rank)
-        lines = [f"  {name_ranks(ranks)}: {place}" for place, ranks in places.items()]
-        left = f"\n{name_ranks(pending)} not stopped yet; the cell goes on there until %ddp_restart" if pending else ""
+    bad = {rank for rank, one in by_rank.items() if one.status in ("error", "interrupted", "died")}
+    culprits = {rank for rank in bad if by_rank[rank].failed_by_itself} - set(killed)
+    if interrupted and not culprits:
+        raise keyboard_interrupt("\n  ".join(["the cell was stopped", *_acts(result, set(by_rank))]))
+    if timeout_s is not None and (views or bad) and not culprits:
+        lines = [f"  {list_ranks(ranks)}: {doing}" for ranks, doing in by_what_they_do(views, lambda view: view.doing)]
+        left = f"\n{name_ranks(pending)} not stopped yet; {_NOT_YET}" if pending else ""
         raise CellTimeoutError(
-            f"the cell took longer than {timeout_s:g} s and was stopped; it was then at\n" + "\n".join(lines) + left,
-            result,
+            f"the cell took longer than {timeout_s:g} s and was stopped; then\n" + "\n".join(lines) + left, result
         )
-    if interrupted:
-        answered = [rank for rank, one in by_rank.items() if one.status == "interrupted"]
-        ended = [rank for rank, one in by_rank.items() if one.status in ("ok", "error")]
-        parts = [
-            f"interrupted: {name_ranks(answered)}" if answered else "",
-            f"had ended: {name_ranks(ended)}" if ended else "",
-            f"not answered yet: {name_ranks(pending)}; the cell goes on there until %ddp_restart" if pending else "",
-        ]
-        raise keyboard_interrupt("; ".join(part for part in parts if part))
-    if failed:
-        raise RankError({rank: by_rank[rank].traceback for rank in failed}, failed, result, hint=_hint(failed))
+    shown = culprits or bad
+    if not shown:
+        return
+    errors = {rank: by_rank[rank].error for rank in shown}
+    kind = RankDiedError if any(by_rank[rank].status == "died" for rank in shown) else RankError
+    tracebacks = {rank: by_rank[rank].traceback for rank in shown}
+    others = {rank for rank in by_rank if rank not in shown and by_rank[rank].status != "ok"}
+    raise kind(tracebacks, errors, result, hint=_hint(errors), others=_acts(result, others))
+
+
+_NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_restart"
+
+
+def _acts(result: CellResult, ranks: set[int]) -> list[str]:
+    """A line for each set of these ranks that did the same: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
+    acts = {rank: result[rank].last_act for rank in sorted(ranks)}
+    lines = []
+    for act, those in group_by_value(acts).items():
+        verb = {
+            "interrupted": "was " if len(those) == 1 else "were ",
+            "not ended": "has " if len(those) == 1 else "have ",
+        }
+        lines.append(list_ranks(those) + " " + next((v for k, v in verb.items() if act.startswith(k)), "") + act)
+    return lines
 
 
 def _hint(failed: dict[int, str]) -> str:

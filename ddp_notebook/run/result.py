@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_notebook.errors import name_ranks
+from ddp_notebook.operation import Operation
+from ddp_notebook.words import name_ranks
 
 
 class Text:
@@ -63,6 +64,30 @@ class RankResult:
     error: str = ""  # "ValueError: message"
     traceback: list[str] = field(default_factory=list)
     has_group: bool = True  # False: the cell has destroyed the default group and formed no other
+    place: str = ""  # where it failed or was ended: "cell line 7, in all_reduce"
+    operation: Operation | None = None  # that it failed in, or was freed from
+    was_freed: bool = False  # it did not fail by itself, but for want of others
+    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups after a cell that did not end well
+
+    @property
+    def failed_by_itself(self) -> bool:
+        return self.status == "died" or (self.status == "error" and not self.was_freed)
+
+    @property
+    def last_act(self) -> str:
+        """What it was in when the cell ended there, for a sentence about its rank."""
+        if self.status == "running":
+            return "not ended yet"
+        if self.status == "ok":
+            return "had ended"
+        if self.status == "died":
+            return f"died: {self.error}"
+        if self.operation is not None:
+            inside = ", ".join(filter(None, [self.operation.what, self.place.partition(", in ")[0]]))
+            return f"waited in {self.operation}" + (f" ({inside})" if inside else "")
+        if self.status == "interrupted":
+            return f"interrupted at {self.place or 'the begin of the cell'}"
+        return f"{self.error}" + (f", at {self.place}" if self.place else "")
 
     def __repr__(self) -> str:
         parts = [

@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.errors import format_ranks
 from ddp_notebook.events import Display
+from ddp_notebook.run.card import Card
 from ddp_notebook.run.cell import Shown
 from ddp_notebook.run.fold import Fold, Folded, Item, Tail
 from ddp_notebook.run.live import UPDATE_S, Live
 from ddp_notebook.run.outlet import Outlet
+from ddp_notebook.words import format_ranks
 
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _TAIL_CHARS = 4000  # that may be sent again with another label
@@ -43,6 +44,7 @@ class Screen:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._outlet = Outlet()
+        self.card = Card(self._outlet)
         self._fold = Fold()
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
         self._live = Live(self._outlet, label)

@@ -6,7 +6,8 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.errors import UsageError, format_ranks, group_by_value
+from ddp_notebook.errors import UsageError
+from ddp_notebook.words import format_ranks, group_by_value
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,11 @@
-"""Waiting for a cell: showing what comes, passing interrupts on, answering `input()`, and knowing when to stop."""
+"""Waiting for a cell: showing what comes, answering `input()`, and ending the cell where it would not end by itself.
+
+A cell is ended, by freeing and interrupting the ranks that are still in it, when
+
+- somebody presses stop: at once;
+- a rank has failed or died: after a grace, or as soon as the others can only wait for it;
+- its time is up.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +15,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ddp_notebook.errors import name_ranks
 from ddp_notebook.events import Answer, Ask
 from ddp_notebook.run.cell import CellRun, Shown
+from ddp_notebook.run.diagnosis import Views, stuck
 from ddp_notebook.run.interrupt import Interrupts
 from ddp_notebook.run.screen import Screen
 
-_AFTER_DEATH_S = 2.0  # what the others get to end when a rank has died
 # A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
 # handler runs at the timeout.
 _LOOK_S = 0.2
 _REFRESH_S = 0.1  # what a flood brings is shown at least so often
 _PIPES_S = 0.05  # what text gets to come through the pipes
 _ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
+_END_S = 2.0  # what ranks get to end a cell when they were told to
+_WAITING_S = 0.1  # between two looks whether the others can only wait
+_CARD_S = 1.0  # between two states of the card
 
 
 class Controls(Protocol):
@@ -29,7 +38,8 @@ class Controls(Protocol):
     @property
     def is_running(self) -> bool: ...
     def interrupt(self, run: CellRun) -> None: ...
-    def where(self, ranks: list[int]) -> dict[int, str]: ...
+    def look(self, run: CellRun) -> Views: ...
+    def kill(self, ranks: list[int]) -> None: ...
     def answer(self, rank: int, answer: Answer) -> None: ...
 
 
@@ -42,6 +52,8 @@ class Watch:
         interrupts: presses of the stop button.
         screen: where to show what comes; None: nowhere, and nobody can be asked for input.
         timeout_s: seconds after which the cell is stopped; None: no limit.
+        grace_s: seconds that the others get when a rank has failed; None: no limit.
+        hang_after_s: seconds that a rank waits in an operation before it is shown who waits for whom; None: never.
     """
 
     def __init__(
@@ -51,17 +63,27 @@ class Watch:
         interrupts: Interrupts,
         screen: Screen | None,
         timeout_s: float | None = None,
+        grace_s: float | None = None,
+        hang_after_s: float | None = None,
     ) -> None:
-        self.where: dict[int, str] = {}  # what the ranks were doing when the time was up
+        self.views: Views = {}  # what the ranks were doing when the time was up
         self.timed_out = False
+        self.killed: list[int] = []  # ranks that did not answer, and were given up
         self._run = run
         self._controls = controls
         self._interrupts = interrupts
         self._screen = screen
-        self._stop_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        self._grace_s = grace_s
+        self._hang_after_s = hang_after_s
+        now = time.monotonic()
+        self._stop_at = float("inf") if timeout_s is None else now + timeout_s
+        self._card_at = float("inf") if hang_after_s is None else now + hang_after_s
+        self._grace_ends_at = float("inf")
+        self._look_at = float("inf")  # whether the others can only wait
+        self._stuck: dict[int, tuple[str, int]] = {}  # at the last look
         self._give_up_at = float("inf")
         self._handled = 0  # interrupts
-        self._interrupted_at = float("inf")
+        self._released_at = float("inf")
         self._told = False
         self._asked: deque[tuple[int, Ask, float]] = deque()  # and since when
 
@@ -72,7 +94,7 @@ class Watch:
         refreshed_s = time.monotonic()
         while True:
             now = time.monotonic()
-            left = min(self._give_up_at, self._stop_at) - now
+            left = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at) - now
             if self._asked:  # a question overtakes the text before it
                 left = min(left, _PIPES_S)
             item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
@@ -93,18 +115,25 @@ class Watch:
             now = time.monotonic()
             if now > self._give_up_at or not self._controls.is_running:
                 break
-            if self._interrupts.count > self._handled and not self._on_press(now):
-                break
-            if now > self._stop_at:
-                self._on_timeout(now)
-            if not self._told and now - self._interrupted_at > _ONE_PRESS_S and run.pending:
-                self._tell_who_is_silent()
-            if self._give_up_at == float("inf") and run.has_died:
-                self._asked.clear()
-                self._controls.interrupt(run)
-                self._give_up_at = now + _AFTER_DEATH_S
+            if not run.is_over:
+                self._act(now)
         if screen is not None:
+            screen.card.remove()
             screen.finish()
+
+    def _act(self, now: float) -> None:
+        """End the cell if it is time, or say why it does not end."""
+        if self._interrupts.count > self._handled:
+            self._on_press(now)
+        if now > self._stop_at:
+            self._on_timeout(now)
+        if self._run.has_failed:
+            self._on_failure(now)
+        if self._handled and not self._told and now - self._released_at > _ONE_PRESS_S:
+            self._tell_who_is_silent()
+        if now > self._card_at:
+            self._on_no_progress()
+            self._card_at = time.monotonic() + _CARD_S
 
     def _take(self, item: Shown) -> None:
         if item.ask is not None:
@@ -112,36 +141,80 @@ class Watch:
         elif self._screen is not None:
             self._screen.show(item)
 
-    def _on_press(self, now: float) -> bool:
-        """Somebody pressed stop. False: again, and some rank has still not answered."""
-        if self._handled and now - self._interrupted_at > _ONE_PRESS_S:
-            return False
-        if not self._handled:
-            self._interrupted_at = now
-            self._asked.clear()
+    # ---- ending it
+
+    def _release(self, now: float) -> None:
+        self._asked.clear()
+        self._look_at = self._grace_ends_at = self._stop_at = float("inf")
+        if self._released_at == float("inf"):
+            self._released_at = now
+            self._controls.interrupt(self._run)
+
+    def _on_press(self, now: float) -> None:
+        """Somebody pressed stop: the first time to end the cell, later to replace the ranks that do not end it."""
+        again = self._handled and now - self._released_at > _ONE_PRESS_S
+        self._handled = self._interrupts.count
+        if again:
+            self.killed = self._run.pending
+            self._controls.kill(self.killed)
+            self._give_up_at = now + _END_S
+        else:
             if self._screen is not None:
                 self._screen.hurry()
-            self._controls.interrupt(self._run)
-        self._handled = self._interrupts.count
-        return True
+            self._release(now)
 
     def _on_timeout(self, now: float) -> None:
-        pending = self._run.pending
-        found = self._controls.where(pending)
-        self.where = {rank: found.get(rank, "no answer: in an operation that does not let go") for rank in pending}
+        self.views = self._controls.look(self._run)
         self.timed_out = True
-        self._asked.clear()
-        self._stop_at = float("inf")
-        self._controls.interrupt(self._run)
-        self._give_up_at = min(self._give_up_at, now + _AFTER_DEATH_S)
+        self._release(now)
+        self._give_up_at = min(self._give_up_at, now + _END_S)
+
+    def _on_failure(self, now: float) -> None:
+        """A rank has failed: the others get a grace, unless they can only wait for it."""
+        if self._released_at != float("inf"):
+            if self._give_up_at == float("inf") and not self._handled:
+                self._give_up_at = now + _END_S
+            return
+        if self._grace_s is None:
+            return
+        if self._look_at == float("inf"):
+            self._look_at = now + _WAITING_S / 2
+            self._grace_ends_at = now + self._grace_s
+            return
+        if now >= self._look_at:
+            found = stuck(self._controls.look(self._run))
+            before, self._stuck = self._stuck, found
+            if set(found) >= set(self._run.pending) and found == before:
+                self._grace_ends_at = 0.0
+            self._look_at = time.monotonic() + _WAITING_S
+        if now >= self._grace_ends_at:
+            self._release(now)
+            self._give_up_at = now + _END_S
+
+    # ---- saying why it does not end
 
     def _tell_who_is_silent(self) -> None:
         self._told = True
-        if self._screen is not None:
-            self._screen.note(
-                f"no answer yet to the interrupt: {name_ranks(self._run.pending)}, perhaps inside a collective; "
-                "press stop again to get the notebook back"
-            )
+        if self._screen is None:
+            return
+        views = self._controls.look(self._run)
+        states = [f"rank {rank}: {view.doing}" for rank, view in views.items() if view.state not in ("ended", "died")]
+        if not states:
+            return
+        them = "it, whose variables are lost" if len(states) == 1 else "them, whose variables are lost"
+        self._screen.note(f"not ended yet: {'; '.join(states)}. Wait, or press stop again to replace {them}")
+
+    def _on_no_progress(self) -> None:
+        """Show who waits for whom, if somebody does for long enough."""
+        if self._screen is None or self._released_at != float("inf") or self._asked:
+            return
+        views = self._controls.look(self._run)
+        longest = max((view.since_s for view in views.values()), default=0.0)
+        assert self._hang_after_s is not None
+        if longest >= self._hang_after_s:
+            self._screen.card.show(views, longest)
+        else:
+            self._screen.card.remove()
 
     def _answer(self, rank: int, ask: Ask) -> None:
         """Have the user answer a rank's `input()`."""

@@ -1,0 +1,62 @@
+"""A communication operation in words and numbers: what both sides say about one that somebody waits in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+POINT_TO_POINT = ("send", "recv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One call of a collective, of a send or of a receive, on one rank."""
+
+    name: str  # as users call it: "all_reduce"
+    number: int  # on its rank, in its group since that was formed: collectives, sends and receives each from 1
+    group: str  # "default", or how `torch` or the user describes it
+    ranks: tuple[int, ...]  # of the group, as ranks of the session
+    dtype: str = ""  # of its tensors, without "torch."; "": it has none
+    shapes: tuple[tuple[int, ...], ...] = ()  # of its input, or of its output where it has no input
+    nbytes: int = 0
+    root: int | None = None  # the source, or the destination, as a rank of the session
+    reduce_op: str = ""
+    since_s: float = 0.0  # how long it has been under way
+    by: str = ""  # "DDP", "FSDP" or "DTensor" if not the user's own call
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.name in POINT_TO_POINT
+
+    @property
+    def what(self) -> str:
+        """Such as `"float32[1024]"`."""
+        return ", ".join(
+            [f"{self.dtype}{_shape(shape)}" for shape in self.shapes[:2]] + ["..."] * (len(self.shapes) > 2)
+        )
+
+    @property
+    def short(self) -> str:
+        """Such as `"all_reduce #12"`."""
+        return f"{self.name} #{self.number}"
+
+    def __str__(self) -> str:
+        """Such as `"all_reduce #12 of group default"`, `"recv #1 from rank 2"`."""
+        toward = {"send": "to", "recv": "from"}.get(self.name)
+        if toward is not None:
+            text = f"{self.short} {toward} {'any rank' if self.root is None else f'rank {self.root}'}"
+            return text if self.group == "default" else f"{text} of group {self.group}"
+        return f"{self.short} of group {self.group}" + (f", by {self.by}" if self.by else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Operation:
+        """What `to_json` gave, after JSON has made lists of its tuples."""
+        shapes = tuple(tuple(shape) for shape in fields["shapes"])
+        return cls(**{**fields, "ranks": tuple(fields["ranks"]), "shapes": shapes})
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"

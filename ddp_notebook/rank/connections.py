@@ -1,0 +1,298 @@
+"""The connections behind process groups: known, cut, and made anew while the groups themselves stay.
+
+A group that somebody holds (a model in DDP or FSDP, a device mesh, a variable of the user's) cannot be replaced there.
+So it is not: `renew` makes new connections for every group, and the recorder's kernels send the group's operations
+through these. Whoever holds the old object never notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.events import Form
+from ddp_notebook.rank import sockets
+from ddp_notebook.rank.recorder import Group, Recorder
+
+_DEFAULT = "0"  # torch's name of the default group
+_Ports = frozenset[tuple[int, int]]
+
+
+class Connections:
+    """What this process is connected with.
+
+    Args:
+        recorder: whose kernels are told where operations go.
+        tell: takes the ports of a group's listeners, for the other ranks.
+    """
+
+    def __init__(self, recorder: Recorder, tell: Callable[[list[int]], None]) -> None:
+        self._recorder = recorder
+        self._tell = tell
+        self._own_ports: set[int] = set()  # that gloo listens on here
+        self._peer_ports: set[int] = set()  # and at the peers
+        self._store_ports: set[int] = set()
+        self._connecting: dict[int, _Ports] = {}  # by thread: the connections that were there before
+        self._groups: dict[str, ProcessGroup] = {}  # by name of a group: what its operations go through
+        # Freeing a group joins its threads with the interpreter's lock held, and a thread that still lets go of a
+        # tensor waits for that lock. So the last ones are kept until they have long been quiet.
+        self._ended: deque[list[ProcessGroup]] = deque(maxlen=2)
+        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+    def watch(self) -> None:
+        """See from now on what is connected: every gloo group and every client of a store."""
+        connect_group, connect_store = ProcessGroupGloo.__init__, TCPStore.__init__
+
+        def init_group(group: ProcessGroupGloo, *args: Any, **kwargs: Any) -> None:
+            thread = threading.get_ident()
+            listening = sockets.listening_ports()
+            self._connecting[thread] = _connections()
+            try:
+                connect_group(group, *args, **kwargs)
+            finally:
+                del self._connecting[thread]
+                new = sockets.listening_ports() - listening
+                self._own_ports |= new
+            self._tell(sorted(new))
+
+        @functools.wraps(connect_store)
+        def init_store(store: TCPStore, *args: Any, **kwargs: Any) -> None:
+            port = kwargs.get("port", args[1] if len(args) > 1 else 0)
+            self._store_ports.add(port)
+            connect_store(store, *args, **kwargs)
+            self._store_ports.add(store.port)
+
+        ProcessGroupGloo.__init__ = init_group  # type: ignore[method-assign,assignment]
+        TCPStore.__init__ = init_store  # type: ignore[method-assign,assignment]
+        self._watch_models()
+
+    def on_peer_ports(self, ports: list[int]) -> None:
+        """The other ranks listen there."""
+        self._peer_ports.update(ports)
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether some thread is making a group."""
+        return bool(self._connecting)
+
+    @property
+    def has_models(self) -> bool:
+        """Whether there are models in DDP or FSDP: a forward or backward of one may have been left half done."""
+        return bool(self._models) or bool(FSDPModule.__subclasses__())
+
+    # ---- cutting
+
+    def cut_groups(self) -> int:
+        """End every operation that waits in a group, here and at its peers. From any thread.
+
+        Returns:
+            How many connections were cut.
+        """
+        count = sockets.cut(self._own_ports | self._peer_ports)
+        for before in list(self._connecting.values()):  # whose peers have not told their ports yet
+            new = {port for port, peer in _connections() - before if peer not in self._store_ports}
+            count += sockets.cut(new - self._store_ports)
+        return count + self._abort_nccl()
+
+    def cut_stores(self) -> int:
+        """End every wait at a store."""
+        return sockets.cut(self._store_ports)
+
+    def _abort_nccl(self) -> int:
+        count = 0
+        for group in [*distributed_c10d._world.pg_names, *self._groups.values()]:
+            if torch.device("cuda") in group._device_types:
+                backend = group._get_backend(torch.device("cuda"))
+                if backend.name() == "nccl":
+                    backend.abort()  # Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown
+                    count += 1
+        return count
+
+    # ---- making anew
+
+    def renew(self, place: Form) -> list[str]:
+        """New connections for every group, with all ranks of the session. Those that had none join.
+
+        Returns:
+            What the user has to know: groups that cannot be had again.
+
+        Raises:
+            whatever torch raises when a group does not form.
+        """
+        forming = timedelta(seconds=place.form_timeout_s)
+        client = TCPStore(
+            place.store_host,
+            place.store_port,
+            world_size=None,
+            is_master=False,
+            timeout=forming,
+            wait_for_workers=False,
+        )
+        store = PrefixStore(f"{place.store_prefix}/{place.epoch}", client)
+        world = distributed_c10d._world
+        groups = self._made() if dist.is_initialized() else {}
+        mine = {"count": world.group_count, "groups": {name: group.ranks for name, group in groups.items()}}
+        store.set(f"groups/{place.rank}", json.dumps(mine))
+        everybody = [json.loads(one) for one in store.multi_get([f"groups/{r}" for r in range(place.world_size)])]
+        self._forget_old()
+        notes = []
+        if not groups:
+            from ddp_notebook.rank import group as joining
+
+            joining.join(place, f"{place.store_prefix}/{place.epoch}")
+        for name, group in groups.items():
+            absent = [r for r in group.ranks if name not in everybody[r]["groups"]]
+            if absent and name != _DEFAULT:
+                if not group.retired:
+                    group.retired = _retired(group, absent)
+                    notes.append(group.retired)
+                continue
+            self._connect(group, name, PrefixStore(f"{name}/", store), forming)
+        has_newcomers = any(not one["groups"] for one in everybody)
+        for model in list(self._models):
+            _reset(model, make_reducer=has_newcomers)
+        for module in _sharded_modules():
+            _reset_sharded(module)
+        world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
+        if groups:
+            default = dist.group.WORLD
+            assert default is not None
+            backend, _ = world.pg_map[default]
+            world.pg_map[default] = (backend, PrefixStore(f"{_DEFAULT}/", store))
+            for each in (client, store):
+                each.set_timeout(_timeout_of(default))
+        self._recorder.reset_counts()
+        return notes
+
+    def _made(self) -> dict[str, Group]:
+        """The groups of this process in the order in which they were made, which is that of their names."""
+        names = distributed_c10d._world.pg_names
+        groups = {name: self._recorder.group(group) for group, name in names.items() if group.size() > 0}
+        return dict(sorted(groups.items(), key=lambda item: (not item[0].isdigit(), len(item[0]), item[0])))
+
+    def _forget_old(self) -> None:
+        self._ended.append(list(self._groups.values()))
+        self._groups.clear()
+        self._own_ports.clear()
+        self._peer_ports.clear()
+
+    def _connect(self, group: Group, name: str, store: Any, forming: timedelta) -> None:
+        """What torch does for a new group, without registering it. Its keys in the store are torch's own, since a rank
+        that joins by `init_process_group` is to meet the others there."""
+        old = group.reference()
+        assert old is not None
+        config = distributed_c10d.Backend(dist.get_backend_config(old))
+        by_device = distributed_c10d.BackendConfig(config).device_backend_map
+        if not set(by_device.values()) <= {"gloo", "nccl"}:
+            return  # "fake" has no connections
+        rank, size, timeout = old.rank(), old.size(), _timeout_of(old)
+        new = ProcessGroup(store, rank, size)
+        backends: dict[str, Any] = {}
+        for device, backend in by_device.items():
+            if backend not in backends:
+                at = PrefixStore(f"{device}/", store)
+                if backend == "gloo":
+                    backends[backend] = ProcessGroupGloo(at, rank, size, timeout=forming)
+                    backends[backend]._set_default_timeout(timeout)
+                else:
+                    backends[backend] = _nccl(at, rank, size, timeout, group, name)
+            new._register_backend(
+                torch.device(device), distributed_c10d.Backend.backend_type_map[backend], backends[backend]
+            )
+        first = "nccl" if "nccl" in backends else "gloo"
+        new._set_default_backend(distributed_c10d.Backend.backend_type_map[first])
+        if old.bound_device_id is not None:
+            new.bound_device_id = old.bound_device_id
+        new._set_group_name(distributed_c10d.GroupName(name))
+        new._set_group_desc(old.group_desc)
+        self._groups[name] = new
+        group.connections = new.boxed()
+
+    def _watch_models(self) -> None:
+        """Know every model in DDP: its reducer has to forget a backward that did not end."""
+        models = self._models
+        for name in ("__init__", "__setstate__"):
+            original = getattr(DistributedDataParallel, name)
+
+            def remembered(
+                model: DistributedDataParallel, *args: Any, original: Callable[..., None] = original, **kwargs: Any
+            ) -> None:
+                original(model, *args, **kwargs)
+                for hook, state in getattr(model, "_comm_hooks", ()):  # an unpickled model has lost them
+                    dist._register_comm_hook(model.reducer, state, hook)  # type: ignore[attr-defined]  # exported at run time
+                models.add(model)
+
+            setattr(DistributedDataParallel, name, functools.wraps(original)(remembered))
+
+
+def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
+    """Let a model's reducer forget a backward that did not end, on all ranks alike.
+
+    Where some rank is new its reducer is too, with buckets in their first order; in step with it are only reducers
+    that are new as well (the old ones kept their order, and gradients were added to those of other parameters).
+    """
+    if getattr(model, "reducer", None) is None:
+        return
+    if not make_reducer:
+        model._update_process_group(model.process_group)
+    elif model.process_group is dist.group.WORLD:  # one of a group that holds a new rank has to be made again
+        state = model.__getstate__()
+        model._has_rebuilt_buckets = state["_has_rebuilt_buckets"] = False
+        model.__setstate__(state)
+
+
+def _sharded_modules() -> list[FSDPModule]:
+    """All modules that `fully_shard` was called with: it makes a class of its own for each class of module."""
+    classes = set(FSDPModule.__subclasses__())
+    return [each for each in gc.get_objects() if type(each) in classes] if classes else []
+
+
+def _reset_sharded(module: FSDPModule) -> None:
+    """Let the root of an FSDP model forget a forward or backward that did not end.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    with contextlib.suppress(AttributeError, RuntimeError):  # it has not run yet, or is not the root
+        module.reset_iter_state()
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, name: str) -> Any:
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.global_ranks_in_group = list(group.ranks)
+    options.group_name = distributed_c10d.GroupName(name)
+    return ProcessGroupNCCL(store, rank, size, options)
+
+
+def _timeout_of(group: ProcessGroup) -> timedelta:
+    backend = group._get_backend(group._device_types[0])
+    return backend.options._timeout
+
+
+def _retired(group: Group, absent: list[int]) -> str:
+    who = ",".join(map(str, absent))
+    return (
+        f"group {group.title} of ranks {','.join(map(str, group.ranks))} is not known on rank{'s' * (len(absent) > 1)} "
+        f"{who} and cannot be used any more; make it again on all ranks: dist.new_group({list(group.ranks)})"
+    )
+
+
+def _connections() -> _Ports:
+    return frozenset((found.port, found.peer_port) for found, _ in sockets.tcp_sockets() if not found.listens)

@@ -1,0 +1,158 @@
+"""Do all ranks call the same? Compared before the user's own collectives, so that nothing is sent when they do not.
+
+gloo by itself kills the rank with the smaller buffer, and takes a wrong dtype for good: silent garbage. torch's own
+check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and lets DDP wait for each bucket. This one compares a hash
+of what each rank calls, by one MIN all_reduce of (h, -h) in a private group of the same ranks: all are equal where the
+smallest is the largest. Only when they differ do the ranks tell each other what they call.
+
+Operations of DDP, FSDP and DTensor pass unlooked: they are equal by construction, and overlap with the backward. One
+that the caller does not wait for is compared when its caller waits, for the same reason: what it has sent is sent.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo
+from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
+
+from ddp_notebook.rank.origin import USER, origin
+from ddp_notebook.rank.recorder import Call, Group, Recorder
+from ddp_notebook.words import group_by_value, name_ranks
+
+_UNCHECKED = {"monitored_barrier"}  # is such a check itself
+_WORDS_BYTES = 256
+_FRAMES_OF_OURS = 3
+
+
+class CollectiveMismatchError(RuntimeError):
+    """Ranks call different collectives, or the same on different tensors. Nothing was sent; the group can be used."""
+
+
+class Check(NamedTuple):
+    """A comparison under way."""
+
+    work: Any
+    smallest: torch.Tensor  # (2,) int64: of h and of -h
+
+
+class Guard:
+    """Compares what the ranks of a group call. `guard(call)` goes before the call.
+
+    Args:
+        recorder: whose calls they are.
+
+    Raises:
+        CollectiveMismatchError: on every rank, with the difference in words.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._twins: dict[str, Any] = {}  # `ProcessGroupGloo`, whose stub lacks its operations
+        self._unguarded: set[str] = set()  # groups that could get no private one
+        self._ended: list[dict[str, Any]] = []
+        self._options = AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
+        self._epoch = 0
+
+    def __call__(self, call: Call) -> None:
+        kernel, group = call.kernel, call.group
+        if kernel.spec.kind != "collective" or kernel.spec.name in _UNCHECKED or len(group.ranks) < 2:
+            return
+        if origin(_FRAMES_OF_OURS) != USER:
+            return
+        twin = self._twins.get(group.name)
+        if twin is None and (group.name in self._unguarded or (twin := self._make_twin(group)) is None):
+            return
+        check = self._begin(twin, call)
+        if kernel.blocks(call.arguments):
+            self._finish(check, twin, call)
+        else:
+            call.check = lambda: self._finish(check, None, call)
+
+    def renew(self, epoch: int) -> None:
+        """The groups were formed anew: so are the private ones, when they are needed."""
+        self._epoch = epoch
+        self._ended = [*self._ended[-1:], self._twins]  # freed when they have long been quiet, see `connections`
+        self._twins = {}
+        self._unguarded.clear()
+
+    def _begin(self, twin: Any, call: Call) -> Check:
+        words = _signature(call)
+        h = zlib.crc32(words) << 31 ^ zlib.adler32(words)
+        smallest = torch.tensor((h, -h))
+        return Check(twin.allreduce([smallest], self._options), smallest)
+
+    def _finish(self, check: Check, twin: Any, call: Call) -> None:
+        check.work.wait()
+        low, high = check.smallest.tolist()
+        if low == -high:
+            return
+        if twin is None:  # the others wait for theirs in an order of their own: nothing can be gathered
+            raise CollectiveMismatchError(
+                f"{call.describe().short} {_words(call)} is not what another rank calls there"
+            )
+        raise CollectiveMismatchError(self._difference(twin, call))
+
+    def _difference(self, twin: Any, call: Call) -> str:
+        mine = torch.zeros(_WORDS_BYTES, dtype=torch.uint8)
+        words = _words(call).encode()[:_WORDS_BYTES]
+        mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        everybody = [torch.empty_like(mine) for _ in call.group.ranks]
+        twin.allgather([everybody], [mine]).wait()
+        said = {
+            rank: bytes(one.tolist()).rstrip(b"\0").decode(errors="replace")
+            for rank, one in zip(call.group.ranks, everybody, strict=True)
+        }
+        parts = [
+            f"{name_ranks(ranks)} call{'s' * (len(ranks) == 1)} {what}" for what, ranks in group_by_value(said).items()
+        ]
+        return (
+            f"collective #{call.number} of group {call.group.title} is not the same on all ranks: {'; '.join(parts)}. "
+            "Nothing was sent, and the group can be used"
+        )
+
+    def _make_twin(self, group: Group) -> Any:
+        real = group.reference()
+        assert real is not None
+        store = distributed_c10d._get_default_store()
+        at = PrefixStore(f"guard/{self._epoch}/{group.name}", store)
+        timeout = real._get_backend(real._device_types[0]).options._timeout
+        try:
+            twin = ProcessGroupGloo(at, real.rank(), real.size(), timeout=timeout)
+        except RuntimeError:
+            if self._recorder.refusal is not None:  # it was freed: the cell is being ended
+                raise
+            self._unguarded.add(group.name)  # on all ranks: the store is gone, where they would have met
+            return None
+        self._twins[group.name] = twin
+        return twin
+
+
+def _signature(call: Call) -> bytes:
+    """What must be equal on all ranks of the group, and on no other account."""
+    kernel = call.kernel
+    shapes: Any = ""
+    dtype: Any = ""
+    if kernel.at_tensors is not None:
+        tensors = call.arguments[kernel.at_tensors]
+        tensor = tensors if isinstance(tensors, torch.Tensor) else tensors[0] if tensors else None
+        while isinstance(tensor, list | tuple):
+            tensor = tensor[0] if tensor else None
+        if tensor is not None:
+            dtype = tensor.dtype
+            if not kernel.spec.uneven:
+                shapes = tensor.shape
+    root = kernel.root_of(call.arguments)
+    return f"{call.number}{kernel.spec.name}{dtype}{kernel.reduce_op_of(call.arguments)}{root}{shapes}".encode()
+
+
+def _words(call: Call) -> str:
+    operation = call.describe()
+    parts = [operation.reduce_op, "" if call.kernel.spec.uneven else operation.what]
+    parts += [] if operation.root is None else [f"root {operation.root}"]
+    inside = ", ".join(part for part in parts if part) or operation.dtype
+    return f"{operation.name}({inside})"

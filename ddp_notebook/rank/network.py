@@ -1,0 +1,133 @@
+"""What a rank does with the others: its groups, what is under way in them, and how it gets out of that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ddp_notebook.events import Form, Listening, Lost, Message, Peers
+from ddp_notebook.rank import group
+from ddp_notebook.rank.connections import Connections
+from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
+from ddp_notebook.rank.progress import Progress
+from ddp_notebook.rank.recorder import Recorder
+from ddp_notebook.rank.release import Doing, Release
+from ddp_notebook.rank.where import Where
+
+# How an operation fails whose peer is gone: gloo's and NCCL's words, and those of a store.
+_PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|NCCL.*abort")
+
+
+class Network:
+    """One rank's. Made once, in the rank's main thread.
+
+    Args:
+        send: takes messages for the notebook, from any thread.
+    """
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self.where = Where()
+        self.recorder = Recorder()
+        self.connections = Connections(self.recorder, lambda ports: send(Listening(ports=ports)))
+        self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
+        self._guard = Guard(self.recorder)
+        self._progress = Progress(self.recorder)
+        self._cell: int | None = None
+        self.recorder.install()
+        self.connections.watch()
+        self.release.start()
+
+    # ---- groups
+
+    def form(self, place: Form) -> list[str]:
+        """Be in the group of `place.epoch`. Returns what the user has to know.
+
+        Raises:
+            whatever torch raises when a group does not form.
+        """
+        group.enter(place)
+        notes: list[str] = []
+        self._guard.renew(place.epoch)
+        if place.epoch == 1:
+            group.join(place, f"{place.store_prefix}/{place.epoch}")
+        else:
+            notes = self.connections.renew(place)
+        self.recorder.guard = self._guard if place.guard else None
+        self.release.renewed()
+        return notes
+
+    def on_message(self, message: Peers | Lost) -> None:
+        """What the notebook says of the other ranks. Called by the agent."""
+        if isinstance(message, Peers):
+            self.connections.on_peer_ports(message.ports)
+        else:
+            self.release.lose(message.why)
+
+    # ---- cells
+
+    def begin_cell(self, cell: int) -> None:
+        """A cell begins."""
+        self._cell = cell
+        self._progress.begin()
+        self.release.begin()
+
+    def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
+        """The cell has ended: what `CellDone` says of it. Of one that ended well by itself, nothing."""
+        self._cell = None
+        if self.recorder.live:
+            self.recorder.prune()
+        release = self.release
+        if failure is None and release.doing is None and not release.was_cut:
+            return {}
+        doing = release.doing or self._failed_in(failure)
+        return {
+            "place": doing.place,
+            "operation": None if doing.operation is None else doing.operation.to_json(),
+            "was_freed": failure is not None and self._is_for_want_of_others(failure),
+            "group": self.state(),
+        }
+
+    def vitals(self) -> dict[str, Any]:
+        """What the main thread is in. From any thread."""
+        doing = self.release.now()
+        return {
+            "where": doing.place,
+            "operation": None if doing.operation is None else doing.operation.to_json(),
+            "group": self.state(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Whether this rank is in step with others, as JSON."""
+        return {
+            "counts": self.recorder.counts,
+            "is_cut": self.release.was_cut,
+            "is_busy": bool(self.recorder.operations()),
+            "has_models": self.connections.has_models,
+            "has_communicated": self._progress.has_communicated,
+            "steps": self._progress.steps,
+        }
+
+    def _failed_in(self, failure: BaseException | None) -> Doing:
+        failed = self.recorder.failed
+        place = self.where.of_traceback(None if failure is None else failure.__traceback__)
+        if failed is None or not any(error is failed[1] for error in _chain(failure)):
+            return Doing(place)
+        return Doing(place, failed[0].describe())
+
+    def _is_for_want_of_others(self, failure: BaseException) -> bool:
+        """Whether it failed in an operation, because others did not take part."""
+        if self.release.doing is not None:
+            return True
+        if isinstance(failure, CollectiveMismatchError):
+            return False
+        return any(isinstance(error, RuntimeError) and _PEER_IS_GONE.search(str(error)) for error in _chain(failure))
+
+
+def _chain(failure: BaseException | None) -> list[BaseException]:
+    """An exception and those behind it."""
+    chain: list[BaseException] = []
+    while failure is not None and failure not in chain:
+        chain.append(failure)
+        failure = failure.__cause__ or failure.__context__
+    return chain

@@ -1,0 +1,161 @@
+"""Ending what a cell is in, whatever it is: the half of an interrupt that Python's own cannot do.
+
+SIGINT ends Python code, but the main thread never sees it inside an operation that waits. So a thread of its own waits
+for a second signal and cuts the connections that the operation waits on. Until the cell has ended, no further operation
+begins: it raises KeyboardInterrupt, which `except Exception` around it does not keep.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from ddp_notebook.operation import Operation
+from ddp_notebook.rank.connections import Connections
+from ddp_notebook.rank.cpp_log import quiet
+from ddp_notebook.rank.recorder import Call, Group, Recorder
+from ddp_notebook.rank.where import Where
+from ddp_notebook.signals import RELEASE
+
+_LOOK_S = 0.02
+_PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not seen by the recorder
+CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a rank was in when its cell was ended."""
+
+    place: str  # "cell line 7, in all_reduce"
+    operation: Operation | None = None
+
+
+class Release:
+    """Lets go of whatever the main thread waits in.
+
+    Args:
+        recorder, connections, where: this rank's.
+        running: tells the number of the cell that runs, or None.
+    """
+
+    def __init__(
+        self, recorder: Recorder, connections: Connections, where: Where, running: Callable[[], int | None]
+    ) -> None:
+        self.doing: Doing | None = None  # of the cell that is being ended
+        self.was_cut = False  # connections of groups, since they were made
+        self._lost: Callable[[Group], BaseException] | None = None
+        self._recorder = recorder
+        self._connections = connections
+        self._where = where
+        self._running = running
+        self._has_interrupted = False  # the main thread knows that it is to end the cell
+        self._ended = threading.Event()
+        self._ended.set()
+        self._main = threading.main_thread().ident or 0
+
+    def start(self) -> None:
+        """Wait for the signal, in a thread."""
+        if RELEASE is not None:
+            threading.Thread(target=self._wait_for_signals, name="ddp-release", daemon=True).start()
+
+    # ---- the main thread
+
+    def begin(self) -> None:
+        """A cell begins."""
+        self.doing = None
+        self._has_interrupted = False
+        self._recorder.failed = None
+        self._ended.clear()
+
+    def end(self) -> None:
+        """The cell has ended: operations may begin again, if there are connections for them."""
+        self._ended.set()
+        if self._recorder.refusal is _stop:
+            self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
+
+    def note_interrupt(self, frame: FrameType | None) -> None:
+        """SIGINT has reached the main thread, in this Python code."""
+        self._has_interrupted = True
+        if self.doing is None:
+            place = ("" if frame is None else self._where.of_frame(frame)) or self._where.describe()
+            failed = self._recorder.failed  # a moment ago, when a peer was freed
+            self.doing = Doing(place, None if failed is None else failed[0].describe())
+
+    def renewed(self) -> None:
+        """The connections were made again."""
+        self.was_cut = False
+        self._lost = self._recorder.refusal = None
+
+    def lose(self, why: str) -> None:
+        """Ranks have died: operations raise these words until the connections are made again."""
+        self._lost = lambda _: RuntimeError(why)
+        if self._recorder.refusal is not _stop:
+            self._recorder.refusal = self._lost
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._recorder.refusal is _stop
+
+    # ---- any thread
+
+    def waits_in(self) -> Call | None:
+        """The operation that the main thread waits in: as Python sees it, or the oldest that is under way while it is
+        inside of torch."""
+        call = self._recorder.waits_in(self._main)
+        if call is None and self._where.is_in_torch():
+            call = next(iter(self._recorder.operations()), None)
+        return call
+
+    def now(self) -> Doing:
+        """What the main thread is in."""
+        call = self.waits_in()
+        return Doing(self._where.describe(), None if call is None else call.describe())
+
+    def go(self) -> None:
+        """Let go of what the cell under way is in, until it has ended."""
+        if (cell := self._running()) is None:
+            return
+        self._recorder.refusal = _stop
+        began = time.monotonic()
+        with quiet():
+            while not self._ended.is_set() and self._running() == cell:
+                self._look(time.monotonic() - began)
+                self._ended.wait(_LOOK_S)
+        if self._recorder.refusal is _stop:  # the cell ended between the two looks above
+            self.end()
+
+    def _look(self, for_s: float) -> None:
+        waits = bool(self._recorder.waiting or self._recorder.operations())
+        if waits or self._connections.is_connecting:
+            if self.doing is None:
+                self.doing = self.now()
+            self.was_cut = True
+            self._connections.cut_groups()
+        if for_s > _PATIENCE_S:
+            if self.doing is None:
+                self.doing = self.now()
+            self._connections.cut_stores()
+            self.was_cut = True
+            if not self._has_interrupted:  # another thread took the signal, and did not wake the main one
+                signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _wait_for_signals(self) -> None:
+        assert RELEASE is not None
+        # A signal for the process goes to any thread that takes it, and a sleep of the main thread ends only if it is
+        # the one: this thread, which has just been woken, took SIGINT in most of our tries.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            signal.sigwait({RELEASE})
+            self.go()
+
+
+def _stop(_: Group) -> BaseException:
+    return KeyboardInterrupt("the cell is being ended")
+
+
+def _cut(_: Group) -> BaseException:
+    return RuntimeError(CUT)

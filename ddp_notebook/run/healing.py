@@ -1,0 +1,88 @@
+"""Replacing ranks that have died, and giving the new ones the variables of a living rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+
+from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.events import Pull, Pulled, Push, Pushed
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.run.cells import Cells
+from ddp_notebook.run.exchange import check_name
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.words import list_ranks
+
+_MOST_NAMED = 8
+
+
+class Healing:
+    """Heals a session.
+
+    Args:
+        cluster: the ranks.
+        cells: whose turn it may be.
+        questions: to ask the ranks.
+    """
+
+    def __init__(self, cluster: Cluster, cells: Cells, questions: Questions) -> None:
+        self._cluster = cluster
+        self._cells = cells
+        self._questions = questions
+
+    def heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
+        """See `Session.heal`."""
+        for name in names:
+            check_name(name)
+        with self._cells.turn:
+            self._cells.check_idle()
+            gone = self._cluster.gone
+            new = gone or self._cells.mend.replaced
+            self._check_source(from_rank, names, new)
+            notes = self._cells.mend.heal() if gone else []
+            if from_rank is not None:
+                notes = [note for note in notes if "begin" not in note]
+                notes += [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
+                notes += self._copy(from_rank, names, new)
+            return notes or ["no rank has died"]
+
+    def _check_source(self, from_rank: int | None, names: Sequence[str], new: Sequence[int]) -> None:
+        if from_rank is None:
+            if names:
+                raise UsageError(f"{' '.join(names)}: copied from which rank? Write --from RANK before the names")
+            return
+        if from_rank not in self._cluster.ranks:
+            raise UsageError(f"there is no rank {from_rank}; the ranks are 0 to {len(self._cluster.ranks) - 1}")
+        if from_rank in new:
+            raise UsageError(f"rank {from_rank} has died itself, and its variables with it; name another one")
+        if not new:
+            raise UsageError("no rank has died or was replaced, so none needs the variables of another")
+
+    def _copy(self, from_rank: int, names: Sequence[str], to: Sequence[int]) -> list[str]:
+        """All in one pickle: an optimizer goes on with the parameters of its model."""
+        asked = self._questions.ask(from_rank, lambda n: Pull(request=n, name="", names=list(names)))
+        answer: Pulled = self._questions.wait_for(from_rank, asked)
+        if answer.error:
+            raise DDPNotebookError(f"rank {from_rank}: {answer.error}")
+        data: bytes | bytearray = answer.pickle
+        if answer.transfer:
+            data = self._cluster.fetch(from_rank, answer.transfer, answer.nbytes, lambda: None)
+        answers: dict[int, Pushed] = {}
+        for rank in to:
+            push = partial(Push, pickle=bytes(data))
+            if answer.transfer:
+                push = partial(Push, transfer=self._cluster.put(rank, bytes(data), lambda: None))
+            answers[rank] = self._questions.wait_for(
+                rank,
+                self._questions.ask(rank, lambda n, push=push: push(request=n)),  # type: ignore[misc]
+            )
+        for rank, said in answers.items():
+            if said.error:
+                raise DDPNotebookError(f"rank {rank} could not take the variables of rank {from_rank}: {said.error}")
+        about = json.loads(answer.about)
+        copied, left = about["names"], about["left"]
+        shown = ", ".join(copied[:_MOST_NAMED]) + (", ..." if len(copied) > _MOST_NAMED else "")
+        lines = [f"{len(copied)} variables of rank {from_rank} copied to {list_ranks(list(to))}: {shown}"]
+        lines += [f"{name} was not copied: {why}" for name, why in left.items()]
+        return lines

@@ -1,0 +1,108 @@
+"""What the ranks of a cell do, asked of those that can answer, and found out about those that cannot."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import psutil
+
+from ddp_notebook.errors import StartError
+from ddp_notebook.events import Probe, Vitals
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.operation import Operation
+from ddp_notebook.run.cell import CellRun
+from ddp_notebook.run.diagnosis import RankView, Views
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.signals import STACK
+
+_ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
+_STACK_S = 0.3  # what a rank gets to write its stack
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S+)')
+_CELL_FILE = re.compile(r"ipykernel_\d+|<ipython-input")
+
+
+class Looks:
+    """Looks at ranks.
+
+    Args:
+        cluster: the ranks.
+        questions: to ask them.
+    """
+
+    def __init__(self, cluster: Cluster, questions: Questions) -> None:
+        self._cluster = cluster
+        self._questions = questions
+
+    def look(self, run: CellRun) -> Views:
+        """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
+        pending = [rank for rank in run.pending if self._cluster.process(rank).is_alive]
+        answers: dict[int, Vitals] = self._questions.ask_for(pending, lambda n: Probe(request=n), _ANSWER_S)
+        views = {}
+        for rank in self._cluster.ranks:
+            process = self._cluster.process(rank)
+            if not process.is_alive:
+                views[rank] = RankView(rank=rank, state="died", place=process.how_it_ended().partition("\n")[0])
+            elif rank in answers and answers[rank].running_cell == run.number:
+                views[rank] = _of_vitals(rank, answers[rank])
+            elif rank in pending and rank not in answers:
+                views[rank] = RankView(rank=rank, state="silent", place=self._why_silent(rank))
+            else:
+                views[rank] = RankView(rank=rank, state="ended")
+        return views
+
+    def _why_silent(self, rank: int) -> str:
+        """A rank's agent cannot answer when the process is stopped, or while its main thread holds the interpreter's
+        lock in one long call. Its stack is then written by a signal handler, which needs no lock."""
+        process = self._cluster.process(rank)
+        try:
+            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                return f"its process {process.pid} is stopped; kill -CONT {process.pid} lets it go on"
+        except psutil.Error:
+            return ""
+        place = self._stack(rank)
+        return f"{place}, in one long call that lets no other thread run" if place else ""
+
+    def _stack(self, rank: int) -> str:
+        """The innermost line of the main thread that is not a library's."""
+        if STACK is None:
+            return ""
+        file = Path(self._cluster.process(rank).stack_file)
+        try:
+            before = file.stat().st_size
+            self._cluster.signal([rank], STACK)
+            until = time.monotonic() + _STACK_S
+            text = ""
+            while time.monotonic() < until and not text.endswith("\n\n"):
+                time.sleep(0.01)
+                with file.open() as lines:
+                    lines.seek(before)
+                    text = lines.read()
+        except (OSError, StartError):
+            return ""
+        threads = text.strip().split("\n\n")
+        return describe_stack(threads[-1])  # the main thread comes last
+
+
+def describe_stack(text: str) -> str:
+    """The line of the cell in what `faulthandler` wrote of a thread, or the innermost of a file of the user's.
+
+    Example:
+        >>> describe_stack('  File "/tmp/ipykernel_7/123.py", line 3 in <module>')
+        'cell line 3'
+    """
+    for frame in _FRAME.finditer(text):
+        if _CELL_FILE.search(frame["file"]):
+            inside = "" if frame["function"] == "<module>" else f" in {frame['function']}"
+            return f"cell line {frame['line']}{inside}"
+        if "site-packages" not in frame["file"] and "/lib/python" not in frame["file"]:
+            return f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
+    return ""
+
+
+def _of_vitals(rank: int, vitals: Vitals) -> RankView:
+    if vitals.operation is None:
+        return RankView(rank=rank, state="running", place=vitals.where)
+    operation = Operation.from_json(vitals.operation)
+    return RankView(rank=rank, state="waiting", place=vitals.where, operation=operation)

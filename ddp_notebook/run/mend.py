@@ -1,0 +1,136 @@
+"""After a cell that did not end well: are the ranks still in step, and if not, forming their group anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddp_notebook.errors import StartError
+from ddp_notebook.events import Probe, Vitals
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.result import CellResult
+from ddp_notebook.words import group_by_value, list_ranks
+
+_ASK_S = 2.0  # what idle ranks get to say how they are
+_FORM_S = 60.0
+
+
+class Mend:
+    """Brings the ranks together again.
+
+    Args:
+        cluster: the ranks.
+        questions: to ask them.
+        on_replaced: told of each rank that has a new process.
+    """
+
+    def __init__(self, cluster: Cluster, questions: Questions, on_replaced: Callable[[int], None]) -> None:
+        self.replaced: list[int] = []  # by the last healing
+        self._cluster = cluster
+        self._questions = questions
+        self._on_replaced = on_replaced
+        self._is_due = False  # the group has to be formed, once the ranks are idle and alive
+
+    def after(self, result: CellResult, pending: list[int], killed: list[int]) -> list[str]:
+        """Do what the end of a cell calls for. Returns what the user has to know.
+
+        Args:
+            result: of the cell.
+            pending: ranks on which it has not ended.
+            killed: ranks that were ended since they did not answer; they are replaced.
+        """
+        bad = [rank for rank, one in result.by_rank.items() if one.status not in ("ok", "running")]
+        if not bad and not pending:
+            return []
+        if gone := self._cluster.gone:
+            self._is_due = True
+            if killed and not set(gone) - set(killed) and not pending:
+                return self.heal()
+            return [
+                f"{list_ranks(gone)} died. %ddp_heal replaces {'it' if len(gone) == 1 else 'them'}; until then "
+                "cells run on the remaining ranks, which cannot communicate"
+            ]
+        if pending:
+            self._is_due = True
+            return []
+        states = self._states(result)
+        if len(states) < len(self._cluster.ranks) or not are_in_step(states):
+            return [*self.form(), *_divergence(states)]
+        return _divergence(states)
+
+    def what_was_left(self) -> None:
+        """Before the next cell: form the group if an earlier cell was still in the way of it."""
+        if self._is_due and not self._cluster.gone:
+            self.form()
+
+    def form(self) -> list[str]:
+        """Form the group anew. Returns what could not be had again."""
+        self._is_due = True
+        try:
+            notes = self._cluster.form(time.monotonic() + _FORM_S)
+        except StartError as error:
+            return [f"the group could not be formed again: {error}"]
+        self._is_due = False
+        return notes
+
+    def heal(self) -> list[str]:
+        """Replace the ranks that are gone, and form the group of all. Returns what the user has to know.
+
+        Raises:
+            StartError: a process or the group did not come up.
+        """
+        gone = self._cluster.gone
+        for rank in gone:
+            self._on_replaced(rank)
+        self.replaced = gone
+        notes = self._cluster.replace(gone, time.monotonic() + _FORM_S)
+        self._is_due = False
+        one = len(gone) == 1
+        whose = f"{list_ranks(gone)} {'was' if one else 'were'} replaced and begin{'s' * one} without variables"
+        return [f"{whose}: run the cells that define them again, or copy them with %ddp_heal --from RANK", *notes]
+
+    def _states(self, result: CellResult) -> dict[int, dict[str, Any]]:
+        """The state of the groups by rank: what ranks said at the end of the cell, or say now."""
+        states = {rank: one.group for rank, one in result.by_rank.items() if one.group}
+        others = [rank for rank in self._cluster.ranks if rank not in states]
+        answers: dict[int, Vitals] = self._questions.ask_for(others, lambda n: Probe(request=n), _ASK_S)
+        return states | {rank: vitals.group for rank, vitals in answers.items()}
+
+
+def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether the groups can be used as they are: none was cut, nothing is under way, every collective was begun by
+    all members, and every message has its receive.
+
+    Args:
+        states: of the groups, by rank, see `rank.network`.
+    """
+    if any(state["is_cut"] or state["is_busy"] for state in states.values()):
+        return False
+    if not any(state["has_communicated"] for state in states.values()):
+        return True
+    if any(state["has_models"] for state in states.values()):  # a backward may have been left half done
+        return False
+    groups: dict[str, dict[int, Any]] = {}
+    for rank, state in states.items():
+        for name, counts in state["counts"].items():
+            groups.setdefault(name, {})[rank] = counts
+    return all(_is_even(counts) for counts in groups.values())
+
+
+def _is_even(counts: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Of one group."""
+    if len({one["collective"] for one in counts.values()}) > 1:
+        return False
+    sent_to = {rank: sum(one["sent"].get(str(rank), 0) for one in counts.values()) for rank in counts}
+    return all(sent_to[rank] == one["recv"] for rank, one in counts.items())
+
+
+def _divergence(states: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Ranks that have taken different numbers of optimizer steps."""
+    steps = group_by_value({rank: str(state["steps"]) for rank, state in states.items()})
+    if len(steps) < 2:
+        return []
+    parts = [f"{count} on {list_ranks(ranks)}" for count, ranks in steps.items()]
+    return [f"optimizer steps in this cell: {', '.join(parts)}. Parameters may differ now: %ddp_check says where"]

@@ -1,0 +1,43 @@
+"""Sets of ranks in words, for both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def group_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Ranks that hold the same text, keyed by that text, in the order of their first rank."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
+    return groups
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as a short set: `[0, 1, 2, 5]` -> `"0-2,5"`."""
+    parts: list[str] = []
+    run: list[int] = []
+    for rank in [*sorted(ranks), None]:
+        if run and rank is not None and rank == run[-1] + 1:
+            run.append(rank)
+            continue
+        if run:
+            parts += [str(run[0])] if len(run) == 1 else [f"{run[0]}-{run[-1]}"]
+        run = [] if rank is None else [rank]
+    return ",".join(parts)
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in a sentence, where two are no range: `[0, 1, 3]` -> `"ranks 0,1,3"`, `[0, 1, 2]` -> `"ranks 0-2"`."""
+    short = [part if part.count("-") == 0 else _without_pair(part) for part in format_ranks(ranks).split(",")]
+    return f"rank{'' if len(ranks) == 1 else 's'} {','.join(short)}"
+
+
+def _without_pair(part: str) -> str:
+    first, _, last = part.partition("-")
+    return f"{first},{last}" if int(last) == int(first) + 1 else part
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`[2]` -> `"rank 2"`, `[0, 1, 3]` -> `"ranks 0-1,3"`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
