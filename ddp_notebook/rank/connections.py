@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,14 @@ _DEFAULT = "0"  # torch's name of the default group
 _Ports = frozenset[tuple[int, int]]
 
 
+class _Connecting(NamedTuple):
+    """A group that is being made, and what there was before."""
+
+    connections: _Ports
+    listening: set[int]
+    size: int
+
+
 class Connections:
     """What this process is connected with.
 
@@ -47,7 +55,7 @@ class Connections:
         self._own_ports: set[int] = set()  # that gloo listens on here
         self._peer_ports: set[int] = set()  # and at the peers
         self._store_ports: set[int] = set()
-        self._connecting: dict[int, _Ports] = {}  # by thread: the connections that were there before
+        self._connecting: dict[int, _Connecting] = {}  # by thread
         self._groups: dict[str, ProcessGroup] = {}  # by name of a group: what its operations go through
         # Freeing a group joins its threads with the interpreter's lock held, and a thread that still lets go of a
         # tensor waits for that lock. So the last ones are kept until they have long been quiet.
@@ -61,7 +69,8 @@ class Connections:
         def init_group(group: ProcessGroupGloo, *args: Any, **kwargs: Any) -> None:
             thread = threading.get_ident()
             listening = sockets.listening_ports()
-            self._connecting[thread] = _connections()
+            size = kwargs.get("size", args[2] if len(args) > 2 else 0)
+            self._connecting[thread] = _Connecting(_connections(), listening, size)
             try:
                 connect_group(group, *args, **kwargs)
             finally:
@@ -91,6 +100,11 @@ class Connections:
         return bool(self._connecting)
 
     @property
+    def groups_made(self) -> int:
+        """How many groups torch has counted: the next one is named after it, and ranks meet under that name."""
+        return int(distributed_c10d._world.group_count)
+
+    @property
     def has_models(self) -> bool:
         """Whether there are models in DDP or FSDP: a forward or backward of one may have been left half done."""
         return bool(self._models) or bool(FSDPModule.__subclasses__())
@@ -105,8 +119,10 @@ class Connections:
         """
         count = sockets.cut(self._own_ports | self._peer_ports)
         for before in list(self._connecting.values()):  # whose peers have not told their ports yet
-            new = {port for port, peer in _connections() - before if peer not in self._store_ports}
+            new = {port for port, peer in _connections() - before.connections if peer not in self._store_ports}
             count += sockets.cut(new - self._store_ports)
+            for port in sockets.listening_ports() - before.listening:
+                sockets.knock(port, before.size)
         return count + self._abort_nccl()
 
     def cut_stores(self) -> int:
@@ -156,8 +172,9 @@ class Connections:
 
             joining.join(place, f"{place.store_prefix}/{place.epoch}")
         for name, group in groups.items():
-            absent = [r for r in group.ranks if name not in everybody[r]["groups"]]
-            if absent and name != _DEFAULT:
+            # by its ranks too: where ranks failed while they made groups, one name may stand for two
+            absent = [r for r in group.ranks if everybody[r]["groups"].get(name) != list(group.ranks)]
+            if absent and name != _DEFAULT:  # a new rank has no groups, and joins the default one
                 if not group.retired:
                     group.retired = _retired(group, absent)
                     notes.append(group.retired)

@@ -75,6 +75,7 @@ class Network:
     def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
         """The cell has ended: what `CellDone` says of it. Of one that ended well by itself, nothing."""
         self._cell = None
+        self.release.end()
         if self.recorder.live:
             self.recorder.prune()
         release = self.release
@@ -101,6 +102,7 @@ class Network:
         """Whether this rank is in step with others, as JSON."""
         return {
             "counts": self.recorder.counts,
+            "made": self.connections.groups_made,
             "is_cut": self.release.was_cut,
             "is_busy": bool(self.recorder.operations()),
             "has_models": self.connections.has_models,

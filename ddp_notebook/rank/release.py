@@ -53,6 +53,7 @@ class Release:
         self._where = where
         self._running = running
         self._has_interrupted = False  # the main thread knows that it is to end the cell
+        self._looking = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
         self._main = threading.main_thread().ident or 0
@@ -73,9 +74,10 @@ class Release:
 
     def end(self) -> None:
         """The cell has ended: operations may begin again, if there are connections for them."""
-        self._ended.set()
-        if self._recorder.refusal is _stop:
-            self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
+        with self._looking:  # what is cut from here on may be needed
+            self._ended.set()
+            if self._recorder.refusal is _stop:
+                self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
 
     def note_interrupt(self, frame: FrameType | None) -> None:
         """SIGINT has reached the main thread, in this Python code."""
@@ -117,16 +119,18 @@ class Release:
 
     def go(self) -> None:
         """Let go of what the cell under way is in, until it has ended."""
-        if (cell := self._running()) is None:
-            return
-        self._recorder.refusal = _stop
+        with self._looking:
+            cell = self._running()
+            if cell is None or self._ended.is_set():
+                return
+            self._recorder.refusal = _stop
         began = time.monotonic()
         with quiet():
-            while not self._ended.is_set() and self._running() == cell:
-                self._look(time.monotonic() - began)
-                self._ended.wait(_LOOK_S)
-        if self._recorder.refusal is _stop:  # the cell ended between the two looks above
-            self.end()
+            while not self._ended.wait(_LOOK_S):
+                with self._looking:
+                    if self._ended.is_set() or self._running() != cell:
+                        break
+                    self._look(time.monotonic() - began)
 
     def _look(self, for_s: float) -> None:
         waits = bool(self._recorder.waiting or self._recorder.operations())
@@ -138,8 +142,8 @@ class Release:
         if for_s > _PATIENCE_S:
             if self.doing is None:
                 self.doing = self.now()
-            self._connections.cut_stores()
             self.was_cut = True
+            self._connections.cut_stores()
             if not self._has_interrupted:  # another thread took the signal, and did not wake the main one
                 signal.pthread_kill(self._main, signal.SIGINT)
 

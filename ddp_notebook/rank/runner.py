@@ -151,13 +151,12 @@ class Runner:
             guards.forget_tensors(shell, cell.execution_count)
             guards.put_names_back(shell.user_ns, self.names)
         except Exception as problem:  # of a user's object that we looked at; the cell must end all the same
+            self._network.release.end()
             lines = traceback.format_exc().splitlines()
             name = type(problem).__name__
             done = CellDone(
                 cell=cell.cell, status="error", duration_s=duration_s, ename=name, evalue="", traceback=lines
             )
-        finally:
-            self._network.release.end()
         return done
 
     async def _execute(self, code: str) -> ExecutionResult:

@@ -154,7 +154,7 @@ def _odd_ones(names: Mapping[int, str]) -> str:
     """`"rank 2 is in broadcast #5, the others in all_reduce #5"`: the smaller sets first."""
     sets = sorted(group_by_value(names).items(), key=lambda item: len(item[1]))
     parts = [f"{list_ranks(ranks)} {_is(ranks)} in {name}" for name, ranks in sets]
-    if len(sets) == 2 and len(sets[1][1]) > 1:
+    if len(sets) == 2 and len(sets[1][1]) > len(sets[0][1]):
         parts[1] = f"the others in {sets[1][0]}"
     return ", ".join(parts)
 

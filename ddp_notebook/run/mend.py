@@ -100,13 +100,15 @@ class Mend:
 
 
 def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether the groups can be used as they are: none was cut, nothing is under way, every collective was begun by
-    all members, and every message has its receive.
+    """Whether the groups can be used as they are: none was cut, nothing is under way, all ranks have made as many,
+    every collective was begun by all members, and every message has its receive.
 
     Args:
         states: of the groups, by rank, see `rank.network`.
     """
     if any(state["is_cut"] or state["is_busy"] for state in states.values()):
+        return False
+    if len({state["made"] for state in states.values()}) > 1:
         return False
     if not any(state["has_communicated"] for state in states.values()):
         return True

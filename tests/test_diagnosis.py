@@ -1,0 +1,120 @@
+"""Who waits for whom: verdicts on what ranks were seen in."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.operation import Operation
+from ddp_notebook.run.diagnosis import RankView, absent, stuck, verdict
+
+
+def waits(rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32"):
+    operation = Operation(
+        name=name, number=number, group=group, ranks=ranks, dtype=dtype, shapes=(shape,), root=root, since_s=12.0
+    )
+    return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation)
+
+
+def at(rank, place="dataset.py:88 in load, from cell line 3"):
+    return RankView(rank=rank, state="running", place=place)
+
+
+def ended(rank):
+    return RankView(rank=rank, state="ended")
+
+
+def views(*seen):
+    return {view.rank: view for view in seen}
+
+
+ALL_BUT_2 = [waits(rank, "all_reduce", 5) for rank in (0, 1, 3)]
+VERDICTS = {
+    "another operation": (
+        views(*ALL_BUT_2, waits(2, "broadcast", 5)),
+        "rank 2 is in broadcast #5, the others in all_reduce #5 of group default",
+    ),
+    "two against two": (
+        views(*[waits(r, "all_reduce", 5) for r in (0, 1)], *[waits(r, "barrier", 5) for r in (2, 3)]),
+        "ranks 0,1 are in all_reduce #5, ranks 2,3 are in barrier #5 of group default",
+    ),
+    "another shape": (
+        views(*ALL_BUT_2, waits(2, "all_reduce", 5, shape=(8,))),
+        "all_reduce #5 of group default has float32[8] on rank 2, float32[4] on ranks 0,1,3",
+    ),
+    "another dtype": (
+        views(*ALL_BUT_2, waits(2, "all_reduce", 5, dtype="int32")),
+        "all_reduce #5 of group default has int32[4] on rank 2, float32[4] on ranks 0,1,3",
+    ),
+    "not arrived": (
+        views(*ALL_BUT_2, at(2)),
+        "not arrived at all_reduce #5: rank 2 is at dataset.py:88 in load, from cell line 3",
+    ),
+    "ended": (
+        views(*ALL_BUT_2, ended(2)),
+        "rank 2 has ended the cell without all_reduce #5, which ranks 0,1,3 wait in",
+    ),
+    "gone": (
+        views(*ALL_BUT_2, RankView(rank=2, state="died", place="killed by SIGKILL")),
+        "rank 2 is gone (killed by SIGKILL), and ranks 0,1,3 wait for it",
+    ),
+    "no answer": (
+        views(*ALL_BUT_2, RankView(rank=2, state="silent", place="its process 7 is stopped")),
+        "not arrived at all_reduce #5: rank 2: no answer: its process 7 is stopped",
+    ),
+    "a ring of receives": (
+        views(*[waits(r, "recv", 1, root=(r + 1) % 2, ranks=(0, 1)) for r in (0, 1)]),
+        "they wait for each other: rank 0 in recv #1 from rank 1, rank 1 in recv #1 from rank 0",
+    ),
+    "two groups": (
+        views(waits(0, "barrier", 1, group="[0,1]", ranks=(0, 1)), waits(1, "barrier", 1, group="[1,0]", ranks=(0, 1))),
+        "they wait for each other: rank 0 in barrier #1 of group [0,1] for rank 1, "
+        "rank 1 in barrier #1 of group [1,0] for rank 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "sentence"), VERDICTS.values(), ids=VERDICTS)
+def test_verdicts(seen, sentence):
+    assert verdict(seen) == sentence
+
+
+HEALTHY = {
+    "nobody waits": views(at(0), at(1)),
+    "all are in it": views(*ALL_BUT_2, waits(2, "all_reduce", 5)),
+    "uneven all_to_all": views(*[waits(r, "all_to_all_single", 1, shape=(r + 1,)) for r in range(4)]),
+    "a message that is taken": views(
+        waits(0, "send", 1, root=1, ranks=(0, 1)), waits(1, "recv", 1, root=0, ranks=(0, 1))
+    ),
+}
+
+
+@pytest.mark.parametrize("seen", HEALTHY.values(), ids=HEALTHY)
+def test_nothing_is_said_of_what_goes_on(seen):
+    assert verdict(seen) == ""
+    assert stuck(seen) == {}
+
+
+def test_stuck_is_who_cannot_go_on_whatever_the_running_ones_do():
+    assert stuck(views(*ALL_BUT_2, at(2))) == {}, "it may arrive"
+    assert set(stuck(views(*ALL_BUT_2, ended(2)))) == {0, 1, 3}
+    assert stuck(views(*ALL_BUT_2, waits(2, "broadcast", 5))).keys() == {0, 1, 2, 3}
+    chain = views(ended(0), waits(1, "recv", 1, root=0), waits(2, "recv", 1, root=1), at(3))
+    assert stuck(chain) == {1: ("default", 1), 2: ("default", 1)}, "who waits for one that is stuck is stuck"
+    assert stuck(views(waits(0, "recv", 1), ended(1), ended(2), at(3))) == {}, "from any rank: one still runs"
+    assert set(stuck(views(waits(0, "recv", 1), ended(1), ended(2), ended(3)))) == {0}
+
+
+def test_a_rank_that_is_further_in_the_group_is_through():
+    """A broadcast's source goes on before the others have it."""
+    seen = views(waits(0, "all_reduce", 6), *[waits(r, "broadcast", 5) for r in (1, 2, 3)])
+    assert absent(seen, 0) == {1, 2, 3}
+    assert absent(seen, 1) == set()
+    assert stuck(seen) == {}
+    assert verdict(seen) == ""
+
+
+def test_rows_of_the_table():
+    assert ALL_BUT_2[0].doing == "waiting in all_reduce #5 of group default (float32[4], cell line 7)"
+    assert waits(0, "recv", 1, root=2).doing == "waiting in recv #1 from rank 2 (float32[4], cell line 7)"
+    assert at(2).doing == "at dataset.py:88 in load, from cell line 3"
+    assert ended(0).doing == "has ended the cell"

@@ -1,0 +1,235 @@
+"""After a cell that was ended or failed: the group forms anew, and whatever holds a group goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from ddp_notebook.errors import RankError
+from ddp_notebook.run.mend import are_in_step
+from tests.conftest import wait_until
+
+DEADLOCK = "dist.recv(torch.ones(1), (rank + 1) % world_size)"
+SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
+
+
+def press_stop(after_s: float = 0.5) -> None:
+    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def stop_in(session, code: str) -> str:
+    """What the notebook says of a cell that is stopped."""
+    press_stop()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        session.run(code)
+    return str(caught.value)
+
+
+def results(session, code: str) -> list[str | None]:
+    result = session.run(code, timeout=20)
+    return [result[rank].result for rank in result.ranks]
+
+
+# ---- what goes on
+
+
+def test_a_sub_group_in_a_variable(session):
+    session.run("g = dist.new_group([0, 1], group_desc='pair')")
+    epoch = session.epoch
+    said = stop_in(session, "dist.all_reduce(torch.ones(3), group=g) if rank else dist.barrier()")
+    assert "rank 0 waited in barrier #1 of group default (cell line 1)" in said
+    assert "rank 1 waited in all_reduce #1 of group pair (float32[3], cell line 1)" in said
+    assert session.epoch == epoch + 1
+    assert results(session, "x = torch.ones(1); dist.all_reduce(x, group=g); dist.barrier(g); int(x)") == ["2", "2"]
+
+
+def test_new_groups_after_ranks_have_made_different_numbers_of_them(session):
+    """torch numbers groups on each rank for itself, and they meet under the number."""
+    with pytest.raises(RankError, match="not here"):
+        session.run("if rank: raise ValueError('not here')\nmine = dist.new_group([0])")
+    assert results(session, "g = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=g); int(x)") == [
+        "2",
+        "2",
+    ]
+
+
+def test_a_group_that_waits_for_a_rank_that_makes_another_one(session):
+    """Both are the first group after the default one, so rank 1 finds an address of rank 0 and waits to be called."""
+    stop_in(session, "if rank == 0: mine = dist.new_group([0])\ng = dist.new_group([0, 1])")
+    assert results(session, "g = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=g); int(x)") == [
+        "2",
+        "2",
+    ]
+
+
+MODEL = (
+    "torch.manual_seed(0)\n"
+    "net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))\n"
+    "model = torch.nn.parallel.DistributedDataParallel(net)\n"
+    "opt = torch.optim.Adam(model.parameters())\n"
+    "def step():\n"
+    "    opt.zero_grad()\n"
+    "    model(torch.ones(2, 4) * (rank + 1)).sum().backward()\n"
+    "    opt.step()\n"
+    "step(); step()"
+)
+
+
+def test_a_model_in_ddp_goes_on_after_its_backward_was_cut(session):
+    session.run(MODEL)
+    said = stop_in(session, "if rank == 0: step()\nelse:\n    import time; time.sleep(60)")
+    assert "rank 0 waited in all_reduce #" in said and "rank 1 was interrupted at cell line 3" in said
+    session.run("for _ in range(3): step()", timeout=20)
+    assert session.check("model").agrees
+
+
+def test_a_comm_hook_of_the_users_stays(session):
+    session.run(
+        MODEL + "\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\n"
+        "calls = []\n"
+        "def hook(state, bucket):\n"
+        "    calls.append(1)\n"
+        "    return allreduce_hook(None, bucket)\n"
+        "model.register_comm_hook(None, hook)"
+    )
+    stop_in(session, DEADLOCK)
+    assert results(session, "calls.clear(); step(); len(calls) > 0") == ["True", "True"]
+
+
+def test_fsdp_and_a_mesh_go_on(session):
+    session.run(
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "from torch.distributed.tensor import distribute_tensor, Shard\n"
+        "mesh = init_device_mesh('cpu', (world_size,))\n"
+        "torch.manual_seed(0)\n"
+        "stop_at = -1\n"
+        "class Layer(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if self.number == stop_at and rank == 1: raise ValueError('here')\n"
+        "        return super().forward(x)\n"
+        "layers = [Layer(8, 8) for _ in range(3)]\n"
+        "for number, layer in enumerate(layers): layer.number = number\n"
+        "sharded = torch.nn.Sequential(*layers)\n"
+        "for layer in [*layers, sharded]: fully_shard(layer, mesh=mesh)\n"
+        "def step():\n"
+        "    loss = sharded(torch.ones(2, 8)).sum(); loss.backward(); sharded.zero_grad()\n"
+        "    return round(loss.item(), 4)\n"
+        "first = step()\n"
+        "table = distribute_tensor(torch.arange(8.), mesh, [Shard(0)])"
+    )
+    for at in (0, 2):
+        with pytest.raises(RankError, match="here"):
+            session.run(f"stop_at = {at}\nstep()", timeout=20)
+        assert results(session, "stop_at = -1\nstep() == first == step()") == ["True", "True"]
+    assert results(session, "table.full_tensor().sum().item(), mesh.get_group().size()") == ["(28.0, 2)"] * 2
+
+
+def test_a_wait_at_a_store(session):
+    said = stop_in(session, "dist.distributed_c10d._get_default_store().wait(['never set'])")
+    assert "ranks 0,1 were interrupted at cell line 1" in said
+    assert results(session, SUM) == ["2", "2"]
+
+
+def test_the_timeouts_stay(session):
+    stop_in(session, DEADLOCK)
+    session.run(SUM)
+    assert results(session, "dist.distributed_c10d._get_default_store().timeout.total_seconds()") == ["1800.0"] * 2
+
+
+def test_a_group_that_a_rank_has_destroyed_says_so_on_use(session):
+    session.run("g = dist.new_group([0, 1])")
+    with pytest.raises(RankError, match="ends here"):
+        session.run(
+            "if rank == 0:\n    dist.destroy_process_group(g)\n    raise ValueError('ends here')\ndist.barrier()"
+        )
+    with pytest.raises(RankError, match=r"is not known on rank 0 and cannot be used any more; make it again on all"):
+        session.run("if rank == 1: dist.barrier(g)")
+    assert results(session, SUM) == ["2", "2"]
+
+
+def test_the_users_own_except_does_not_keep_a_cell(session):
+    said = stop_in(session, "while True:\n    try: " + DEADLOCK + "\n    except Exception: pass")
+    assert "waited in recv #1" in said
+    assert results(session, SUM) == ["2", "2"]
+
+
+def test_a_handler_of_the_users_does_not_keep_a_cell(session):
+    stop_in(session, "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + DEADLOCK)
+    assert results(session, SUM) == ["2", "2"]
+
+
+# ---- what is not done
+
+
+def test_a_failure_on_all_ranks_alike_leaves_the_group_as_it_is(session):
+    session.run("del model, net, opt, sharded, layers, layer, step; import gc; gc.collect()")
+    epoch = session.epoch
+    for code in ("1 / 0", SUM + "\n1 / 0", "w = dist.all_reduce(torch.ones(1), async_op=True); w.wait(); 1 / 0"):
+        with pytest.raises(RankError):
+            session.run(code)
+    # once a class of modules was sharded, a half-done forward cannot be told from none
+    assert session.epoch - epoch in (0, 2)
+    assert results(session, SUM) == ["2", "2"]
+
+
+def test_ranks_that_took_different_numbers_of_optimizer_steps_are_told(session, capsys):
+    with pytest.raises(RankError, match="in between"):
+        session.run(
+            "p = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([p], lr=0.1); p.grad = torch.ones(1)\n"
+            "o.step()\n"
+            "if rank == 1: raise ValueError('in between')\n"
+            "o.step()"
+        )
+    assert "optimizer steps in this cell: 2 on rank 0, 1 on rank 1. Parameters may differ now: %ddp_check" in (
+        capsys.readouterr().err
+    )
+
+
+def state(collective=0, sent=None, recv=0, **more):
+    counts = {"0": {"collective": collective, "send": 0, "recv": recv, "sent": sent or {}}}
+    known = {"made": 1, "is_cut": False, "is_busy": False, "has_communicated": True, "has_models": False, "steps": 0}
+    return {"counts": counts, **known, **more}
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ({0: state(3), 1: state(3)}, True),
+        ({0: state(3), 1: state(2)}, False),
+        ({0: state(sent={"1": 2}), 1: state(recv=2)}, True),
+        ({0: state(sent={"1": 2}), 1: state(recv=1)}, False),
+        ({0: state(), 1: state(recv=1)}, False),
+        ({0: state(made=2), 1: state()}, False),
+        ({0: state(is_cut=True), 1: state()}, False),
+        ({0: state(is_busy=True), 1: state()}, False),
+        ({0: state(has_models=True), 1: state()}, False),
+        ({0: state(3, has_communicated=False), 1: state(2, has_communicated=False)}, True),
+    ],
+)
+def test_whether_ranks_are_in_step(states, expected):
+    assert are_in_step(states) is expected
+
+
+# ---- leftovers
+
+
+def test_connections_of_groups_that_were_formed_anew_are_closed(make_session_alone):
+    """The last test: it takes the module's session."""
+    session = make_session_alone(2)
+
+    def sockets() -> list[int]:
+        return [
+            sum(os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:") for fd in os.listdir(f"/proc/{pid}/fd"))
+            for pid in session.pids()
+        ]
+
+    for _ in range(4):
+        session.reform()
+    before = sockets()
+    for _ in range(6):
+        session.reform()
+    wait_until(lambda: sockets() == before, what=f"{sockets()} instead of {before} sockets")
