@@ -28,6 +28,7 @@ from ddp_notebook.run.agreement import Agreement, compare
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.comms import Comms
 from ddp_notebook.run.exchange import Exchange, check_name
+from ddp_notebook.run.foresee import foresee
 from ddp_notebook.run.healing import Healing
 from ddp_notebook.run.interrupt import uninterrupted
 from ddp_notebook.run.options import check_timeout
@@ -224,6 +225,8 @@ class Session:
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
         healed = self.heal() if self.options.heal and self._check_host().gone else []
         chosen, notes = self._living_of(ranks)
+        if not quiet:
+            notes += foresee(code, chosen, self.world_size)
         if timeout is not None:
             check_timeout(timeout)
 
@@ -329,6 +332,7 @@ class Session:
         cluster = self._check()
         file, pid = cluster.client_file()
         if self._client is not None and self._client[1] == pid:
+            self._client[0].wait_for_engines(self.world_size, timeout=20, interactive=False)  # one may be new
             return self._client[0]
         self._close_client()
         client = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
+import torch
 from ipykernel.comm.comm import BaseComm
 from ipykernel.compiler import XCachingCompiler
 from ipykernel.ipkernel import IPythonKernel
@@ -107,3 +108,71 @@ def test_what_is_not_forked_is_pickled_by_one_function():
     assert list(inspect.signature(reduction.dump).parameters) == ["obj", "file", "protocol"]
     for module in (multiprocessing.popen_spawn_posix, multiprocessing.popen_forkserver):
         assert "reduction.dump(" in inspect.getsource(module)
+
+
+def test_torch_lets_operations_be_observed_and_sent_elsewhere():
+    from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
+    from torch.distributed import distributed_c10d as c10d
+
+    from ddp_notebook.rank.recorder import SPECS
+
+    missing = [name for name in SPECS if not hasattr(torch.ops.c10d, name)]
+    assert not missing
+    for name, spec in SPECS.items():
+        arguments = [argument.name for argument in getattr(torch.ops.c10d, name).default._schema.arguments]
+        assert "process_group" in arguments and (not spec.tensors or spec.tensors in arguments)
+    assert torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    assert callable(torch.library.Library._destroy)
+    assert all(callable(getattr(kind, "unbox", None)) for kind in (ProcessGroup, Work))
+    for name in ("pg_map", "pg_names", "group_count"):
+        assert hasattr(c10d._world, name)
+    for name in ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc", "_get_backend"):
+        assert callable(getattr(ProcessGroup, name))
+    assert callable(ProcessGroupGloo._set_default_timeout)
+    assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
+
+
+def test_torch_lets_a_model_begin_anew():
+    from torch.distributed.fsdp import FSDPModule
+    from torch.nn.parallel import DistributedDataParallel
+
+    source = inspect.getsource(DistributedDataParallel)
+    for name in ("_update_process_group", "_has_rebuilt_buckets", "_comm_hooks", "_register_comm_hook"):
+        assert name in source
+    assert callable(FSDPModule.reset_iter_state)
+
+
+def test_torchs_log_can_be_quietened():
+    import ctypes
+    from pathlib import Path
+
+    from ddp_notebook.rank import cpp_log
+
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    level = ctypes.c_int.in_dll(library, cpp_log._LEVEL)
+    before = level.value
+    with cpp_log.quiet():
+        assert level.value > before
+    assert level.value == before
+
+
+def test_an_engine_takes_a_dead_one_from_the_controllers_list():
+    from ipyparallel.controller.hub import Hub
+
+    source = inspect.getsource(IPEngine.register)
+    assert "self.init_connector()" in source and "connect(reg, self.registration_url)" in source
+    assert callable(Hub.unregister_engine)
+
+
+def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys):
+    from ddp_notebook.rank import network, recorder, release
+
+    def refuse(_: object) -> None:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(recorder.Recorder, "install", refuse)
+    monkeypatch.setattr(release.Release, "start", lambda _: None)
+    made = network.Network(lambda _: None)
+    assert "does not let operations be observed (no such operator)" in capsys.readouterr().err
+    made.begin_cell(1)
+    assert made.end_cell(None) == {}

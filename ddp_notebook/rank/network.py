@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ddp_notebook.events import Form, Listening, Lost, Message, Peers
 from ddp_notebook.rank import group
@@ -12,7 +15,7 @@ from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.progress import Progress
 from ddp_notebook.rank.recorder import Recorder
-from ddp_notebook.rank.release import Doing, Release
+from ddp_notebook.rank.release import Doing, RankLostError, Release
 from ddp_notebook.rank.where import Where
 
 # How an operation fails whose peer is gone: gloo's and NCCL's words, and those of a store.
@@ -34,8 +37,15 @@ class Network:
         self._guard = Guard(self.recorder)
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
-        self.recorder.install()
-        self.connections.watch()
+        try:
+            self.recorder.install()
+            self.connections.watch()
+        except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for
+            print(
+                f"ddp_notebook: torch {torch.__version__} does not let operations be observed ({error}): messages do "
+                "not name them, a blocked one cannot be stopped, and a group does not form again by itself",
+                file=sys.stderr,
+            )
         self.release.start()
 
     # ---- groups
@@ -123,7 +133,10 @@ class Network:
             return True
         if isinstance(failure, CollectiveMismatchError):
             return False
-        return any(isinstance(error, RuntimeError) and _PEER_IS_GONE.search(str(error)) for error in _chain(failure))
+        return any(
+            isinstance(error, RankLostError) or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(str(error)))
+            for error in _chain(failure)
+        )
 
 
 def _chain(failure: BaseException | None) -> list[BaseException]:

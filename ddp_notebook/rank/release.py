@@ -26,6 +26,10 @@ _PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not see
 CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
 
 
+class RankLostError(RuntimeError):
+    """An operation cannot begin: a rank has died that it may need."""
+
+
 @dataclass(frozen=True, slots=True)
 class Doing:
     """What a rank was in when its cell was ended."""
@@ -94,7 +98,7 @@ class Release:
 
     def lose(self, why: str) -> None:
         """Ranks have died: operations raise these words until the connections are made again."""
-        self._lost = lambda _: RuntimeError(why)
+        self._lost = lambda _: RankLostError(why)
         if self._recorder.refusal is not _stop:
             self._recorder.refusal = self._lost
 

@@ -56,14 +56,15 @@ _NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_restar
 
 def _acts(result: CellResult, ranks: set[int]) -> list[str]:
     """A line for each set of these ranks that did the same: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
-    acts = {rank: result[rank].last_act for rank in sorted(ranks)}
     lines = []
-    for act, those in group_by_value(acts).items():
+    for act, those in group_by_value({rank: result[rank].last_act for rank in sorted(ranks)}).items():
+        is_one = len(those) == 1
         verb = {
-            "interrupted": "was " if len(those) == 1 else "were ",
-            "not ended": "has " if len(those) == 1 else "have ",
+            "interr": "was" if is_one else "were",
+            "stoppe": "was" if is_one else "were",
+            "not en": "has" if is_one else "have",
         }
-        lines.append(list_ranks(those) + " " + next((v for k, v in verb.items() if act.startswith(k)), "") + act)
+        lines.append(" ".join(filter(None, [list_ranks(those), verb.get(act[:6]), act])))
     return lines
 
 

@@ -87,6 +87,8 @@ class RankResult:
             return f"waited in {self.operation}" + (f" ({inside})" if inside else "")
         if self.status == "interrupted":
             return f"interrupted at {self.place or 'the begin of the cell'}"
+        if self.was_freed:
+            return f"stopped at {self.place or 'the begin of the cell'}"
         return f"{self.error}" + (f", at {self.place}" if self.place else "")
 
     def __repr__(self) -> str:

@@ -1,0 +1,114 @@
+"""Ranks that call different collectives hear of it before anything is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import RankDiedError, RankError
+
+MISMATCHES = {
+    "size": (
+        "dist.all_reduce(torch.ones(4 + rank))",
+        "rank 0 calls all_reduce(SUM, float32[4]); rank 1 calls all_reduce(SUM, float32[5])",
+    ),
+    "dtype": (
+        "dist.all_reduce(torch.ones(4, dtype=torch.int32 if rank else torch.float32))",
+        "rank 0 calls all_reduce(SUM, float32[4]); rank 1 calls all_reduce(SUM, int32[4])",
+    ),
+    "reduce op": (
+        "dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)",
+        "rank 0 calls all_reduce(SUM, float32[4]); rank 1 calls all_reduce(MAX, float32[4])",
+    ),
+    "root": (
+        "dist.broadcast(torch.ones(4), src=rank)",
+        "rank 0 calls broadcast(float32[4], root 0); rank 1 calls broadcast(float32[4], root 1)",
+    ),
+    "operation": (
+        "dist.barrier() if rank else dist.all_reduce(torch.ones(4))",
+        "rank 0 calls all_reduce(SUM, float32[4]); rank 1 calls barrier()",
+    ),
+    "in a sub-group": (
+        "g = dist.new_group([0, 1], group_desc='pair'); dist.all_reduce(torch.ones(2 + rank), group=g)",
+        "of group pair is not the same on all ranks: rank 0 calls all_reduce(SUM, float32[2])",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "words"), MISMATCHES.values(), ids=MISMATCHES)
+def test_a_mismatch_is_told_on_every_rank_and_the_group_stays(session, code, words):
+    epoch = session.epoch
+    with pytest.raises(RankError) as caught:
+        session.run(code, timeout=20)
+    message = str(caught.value)
+    assert message.startswith("CollectiveMismatchError: collective #") and words in message
+    assert "Nothing was sent, and the group can be used (ranks 0-1)" in message
+    assert set(caught.value.summaries) == {0, 1}
+    shown = "\n".join(caught.value._render_traceback_())
+    assert "recorder.py" not in shown and "c10d" not in shown  # it ends at the user's line
+    assert session.epoch == epoch
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
+
+
+LEGAL = {
+    "all_to_all with splits": (
+        "out = torch.zeros(3)\n"
+        "dist.all_to_all_single(out, torch.ones(2 if rank == 0 else 4), [1, 2] if rank == 0 else [1, 2],"
+        " [1, 1] if rank == 0 else [2, 2])"
+    ),
+    "scatter with lists on one rank": (
+        "x = torch.zeros(2); dist.scatter(x, [torch.ones(2)] * 2 if rank == 0 else None, src=0)"
+    ),
+    "gather with lists on one rank": (
+        "x = [torch.zeros(2) for _ in range(2)] if rank == 1 else None; dist.gather(torch.ones(2), x, dst=1)"
+    ),
+    "objects": (
+        "box = [None, None]; dist.all_gather_object(box, 'x' * (1 + 100 * rank))\n"
+        "one = ['y' * 50 if rank == 0 else None]; dist.broadcast_object_list(one, src=0)\n"
+        "dist.gather_object(rank, [None, None] if rank == 0 else None, dst=0)\n"
+        "mine = [None]; dist.scatter_object_list(mine, ['a', 'bcd'] if rank == 0 else [None, None], src=0)"
+    ),
+    "messages": "dist.send(torch.ones(3), 1) if rank == 0 else dist.recv(torch.ones(3), 0)",
+    "async on one rank": (
+        "x = torch.ones(3)\nw = dist.all_reduce(x, async_op=rank == 0)\nif w: w.wait()\nassert x[0] == 2"
+    ),
+    "many async": (
+        "ws = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(20)]\nfor w in ws[::-1]: w.wait()"
+    ),
+    "a monitored barrier": "dist.monitored_barrier()",
+}
+
+
+@pytest.mark.parametrize("code", LEGAL.values(), ids=LEGAL)
+def test_what_is_legal_passes(session, code):
+    assert session.run(code, timeout=20).ok
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
+
+
+def test_of_an_async_operation_its_wait_tells(session):
+    with pytest.raises(RankError, match=r"all_reduce\(MAX, float32\[4\]\) is not what another rank calls there"):
+        session.run(
+            "dist.all_reduce(torch.ones(4), list((dist.ReduceOp.SUM, dist.ReduceOp.MAX))[rank], async_op=True).wait()"
+        )
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
+
+
+def test_ddp_is_not_looked_at(session):
+    """Its buckets overlap with the backward: nobody may wait for a comparison there."""
+    session.run(
+        "from ddp_notebook.rank.guard import Guard\n"
+        "seen = []\n"
+        "begin = Guard._begin\n"
+        "Guard._begin = lambda self, twin, call: (seen.append(call.kernel.spec.name), begin(self, twin, call))[1]\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "for _ in range(3): model(torch.ones(2, 4)).sum().backward()\n"
+        "before = list(seen); dist.all_reduce(torch.ones(2)); Guard._begin = begin",
+        timeout=20,
+    )
+    assert session.run("before, seen")[0].result == "([], ['all_reduce'])"
+
+
+def test_without_the_guard_gloo_ends_a_rank(make_session_alone):
+    """The last test: it takes the module's session. If this fails, gloo has learned to say it by itself."""
+    session = make_session_alone(2, guard=False)
+    with pytest.raises(RankDiedError, match="killed by SIGABRT"):
+        session.run("dist.all_reduce(torch.ones(4 + rank))", timeout=20)

@@ -1,0 +1,119 @@
+"""A cell that does not come on says who waits for whom, and only then."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+HANG_AFTER_S = 1
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel):
+    assert kernel.run(f"%ddp_start 2 --hang-after {HANG_AFTER_S} --grace 1").status == "ok"
+    yield kernel
+    kernel.run("%ddp_stop")
+
+
+def cards(reply) -> list[dict[str, str]]:
+    return [data for data in reply.displays if "text/html" in data]
+
+
+def wait_for_card(kernel, timeout_s: float = 20.0) -> dict[str, str]:
+    """The card as it is first shown."""
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=timeout_s)
+        data = message["content"].get("data", {})
+        if message["msg_type"] == "display_data" and "no progress" in data.get("text/plain", ""):
+            return data
+
+
+def test_the_card_shows_who_waits_where_and_goes_when_the_cell_goes_on(ranks):
+    message = ranks.start(
+        "%%on_all_ranks\nimport time\nuntil = time.monotonic() + 3.5\n"
+        "while rank == 1 and time.monotonic() < until: time.sleep(0.05)\n"
+        "dist.all_reduce(torch.ones(3, 2)); print('on')"
+    )
+    card = wait_for_card(ranks)
+    text = card["text/plain"].splitlines()
+    assert re.fullmatch(r"no progress for \d s: not arrived at all_reduce #\d+: rank 1 is at cell line 3", text[0])
+    assert re.fullmatch(
+        r"  rank 0: waiting in all_reduce #\d+ of group default \(float32\[3,2\], cell line 4\), for \d s", text[1]
+    )
+    assert text[2] == "  rank 1: at cell line 3"
+    assert text[3] == "  The stop button ends the cell; every variable is kept."
+    assert 'role="status"' in card["text/html"] and "<script" not in card["text/html"]
+    reply = ranks.finish(message)
+    assert reply.status == "ok" and reply.stdout == "[0-1] on\n"
+    assert [data["text/plain"] for data in cards(reply)] in ([], [""])  # gone
+
+
+def test_a_deadlock_is_named_and_the_stop_button_ends_it(ranks):
+    message = ranks.start("%%on_all_ranks\nkept = rank\ndist.recv(torch.ones(2), 1 - rank)")
+    text = wait_for_card(ranks)["text/plain"]
+    assert "they wait for each other: rank 0 in recv #1 from rank 1, rank 1 in recv #1 from rank 0" in text
+    ranks.interrupt()
+    reply = ranks.finish(message)
+    assert reply.ename == "KeyboardInterrupt"
+    assert reply.evalue.splitlines()[1:] == [
+        "  rank 0 waited in recv #1 from rank 1 (float32[2], cell line 2)",
+        "  rank 1 waited in recv #1 from rank 0 (float32[2], cell line 2)",
+    ]
+    again = ranks.run("%%on_all_ranks\nx = torch.tensor([kept]); dist.all_reduce(x); x.item()")
+    assert again.stdout == "[0-1] 1\n"
+
+
+def test_a_rank_that_holds_the_interpreter_is_found_by_its_stack(ranks):
+    message = ranks.start(
+        "%%on_all_ranks\ndef slow():\n    return sum(range(10**8 * 2))\nif rank == 0: slow()\ndist.barrier()"
+    )
+    text = wait_for_card(ranks)["text/plain"]
+    assert "rank 0: no answer: cell line 2 in slow, in one long call that lets no other thread run" in text
+    assert ranks.finish(message).status == "ok"
+
+
+def test_a_slow_but_healthy_cell_gets_no_card(ranks):
+    """Ranks that compute, each for itself or in step, for longer than the limit."""
+    for code in (
+        "import time\nuntil = time.monotonic() + 3\nwhile time.monotonic() < until: torch.ones(100).sum()",
+        "import time\nfor _ in range(25): time.sleep(0.1); dist.all_reduce(torch.ones(10))",
+        "import time\ntime.sleep(2.5)",
+    ):
+        reply = ranks.run("%%on_all_ranks\n" + code)
+        assert reply.status == "ok" and not reply.displays and "no progress" not in reply.stderr, reply
+
+
+def test_fail_fast_shows_the_culprit_first(ranks):
+    reply = ranks.run(
+        "%%on_all_ranks\nif rank == 1: raise ValueError('bad batch')\ndist.all_reduce(torch.ones(1024))", timeout_s=20
+    )
+    assert reply.ename == "RankError" and reply.duration_s < 3
+    lines = [line for line in reply.traceback.splitlines() if line.strip()]
+    assert lines[0] == "--- rank 1 ---"
+    failed = next(number for number, line in enumerate(lines) if line.startswith("ValueError: bad batch"))
+    assert re.fullmatch(
+        r"rank 0 waited in all_reduce #\d+ of group default \(float32\[1024\], cell line 2\)", lines[failed + 1]
+    )
+    assert lines[failed + 2].startswith("RankError: ValueError: bad batch (rank 1); interrupted: rank 0")
+
+
+def test_ranks_that_end_within_the_grace_keep_their_result(ranks):
+    reply = ranks.run(
+        "%%on_all_ranks\nimport time\nif rank == 1: raise ValueError('early')\ntime.sleep(0.4); kept = 'done'; kept"
+    )
+    assert reply.stdout == "[0] 'done'\n" and "succeeded: rank 0" in reply.evalue
+
+
+def test_grace_off_lets_the_others_end_by_themselves(make_kernel):
+    kernel = make_kernel()
+    kernel.run("%load_ext ddp_notebook")
+    assert kernel.run("%ddp_start 2 --grace off").status == "ok"
+    reply = kernel.run("%%on_all_ranks\nimport time\nif rank == 1: raise ValueError('no')\ntime.sleep(4); 'whole'")
+    assert reply.stdout == "[0] 'whole'\n"
+    for line, words in (
+        ("--grace soon", "--grace is 'soon', which is no number of seconds, and not off"),
+        ("--hang-after -1", "--hang-after -1 is no time to wait"),
+        ("--guard maybe", "invalid choice: 'maybe'"),
+    ):
+        assert words in kernel.run(f"%ddp_start 2 {line}").evalue

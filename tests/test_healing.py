@@ -1,0 +1,143 @@
+"""A rank that has died is replaced in place; the others never restart."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import psutil
+import pytest
+
+from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError, SessionBrokenError, UsageError
+from tests.conftest import wait_until
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
+TRAIN = (
+    "torch.manual_seed(0)\n"
+    "net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))\n"
+    "model = torch.nn.parallel.DistributedDataParallel(net)\n"
+    "opt = torch.optim.Adam(model.parameters())\n"
+    "def step():\n"
+    "    opt.zero_grad()\n"
+    "    model(torch.ones(2, 4) * (dist.get_rank() + 1)).sum().backward()\n"
+    "    opt.step()\n"
+    "for _ in range(3): step()\n"
+    "lock = __import__('threading').Lock()"
+)
+
+
+@pytest.fixture(scope="module")
+def session():
+    from ddp_notebook import session as sessions
+
+    with sessions.start(3) as running:
+        yield running
+
+
+def kill(session, rank: int) -> None:
+    """Between two cells."""
+    os.kill(session.pids()[rank], signal.SIGKILL)
+    wait_until(lambda: "died" in repr(session), what="the death was not noticed")
+
+
+def test_a_rank_that_dies_in_a_cell(session, capsys):
+    session.run("kept = rank * 10")
+    others = [pid for rank, pid in enumerate(session.pids()) if rank != 1]
+    with pytest.raises(RankDiedError, match=r"^exited with status 3 \(rank 1\)") as caught:
+        session.run("import os\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(8))")
+    acts = "\n".join(caught.value.others)  # a rank that comes to it when the other is gone does not begin
+    assert re.fullmatch(
+        r"(ranks? [0,2]+ waited in all_reduce #1 of group default \(float32\[8\], cell line 3\)\n?"
+        r"|ranks? [0,2]+ (was|were) stopped at cell line 3, in all_reduce\n?)+",
+        acts,
+    ), acts
+    assert "rank 1 died. %ddp_heal replaces it" in capsys.readouterr().err
+
+    result = session.run("kept")  # other cells run on the survivors
+    assert {rank: result[rank].result for rank in result.ranks} == {0: "0", 2: "20"}
+    assert "rank 1 died: this cell runs on ranks 0,2. %ddp_heal" in capsys.readouterr().err
+    with pytest.raises(RankError, match=r"rank 1 died \(exited with status 3\); %ddp_heal replaces it, and until then"):
+        session.run("dist.barrier()")
+    with pytest.raises(SessionBrokenError, match=r"rank 1 died: exited with status 3(.|\n)*%ddp_heal"):
+        session.run("1", ranks=1)
+
+    assert session.heal() == [
+        "rank 1 was replaced and begins without variables: run the cells that define them again, or copy them with "
+        "%ddp_heal --from RANK"
+    ]
+    assert [pid for rank, pid in enumerate(session.pids()) if rank != 1] == others
+    result = session.run(SUM + ", 'kept' in globals(), (rank, local_rank, world_size)")
+    assert [result[r].result for r in range(3)] == [f"(3, {r != 1}, ({r}, {r}, 3))" for r in range(3)]
+
+
+def test_a_model_and_its_optimizer_come_from_another_rank(session):
+    session.run(TRAIN)
+    kill(session, 0)
+    said = session.heal(from_rank=2)
+    assert said[0] == "rank 0 was replaced"
+    assert said[1].endswith("variables of rank 2 copied to rank 0: kept, x, net, model, opt, step, os") or (
+        "variables of rank 2 copied to rank 0" in said[1]
+    )
+    assert any(line.startswith("lock was not copied: a lock cannot be pickled") for line in said)
+    session.run("for _ in range(3): step()", timeout=30)
+    assert session.check("net", "opt").agrees
+    assert session.run("opt.param_groups[0]['params'][0] is net[0].weight")[0].result == "True"
+
+
+def test_named_variables_only_and_afterwards(session):
+    session.run("a, b = 1, 2")
+    kill(session, 2)
+    session.heal()
+    with pytest.raises(UsageError, match="copied from which rank"):
+        session.heal(names=["a"])
+    with pytest.raises(UsageError, match="rank 2 has died itself"):
+        session.heal(2)
+    with pytest.raises(UsageError, match="there is no rank 7"):
+        session.heal(7)
+    with pytest.raises(DDPNotebookError, match="rank 0: there is no variable 'nothing'"):
+        session.heal(0, ["nothing"])
+    assert session.heal(0, ["a"]) == ["1 variables of rank 0 copied to rank 2: a"]
+    result = session.run("[name for name in ('a', 'b') if name in globals()]")
+    assert result[2].result == "['a']" and result[0].result == "['a', 'b']"
+
+
+def test_a_sub_group_with_the_new_rank_says_how_to_make_it_again(session):
+    session.run("with_2 = dist.new_group([0, 2]); without = dist.new_group([0, 1])")
+    kill(session, 2)
+    said = session.heal()
+    assert any("group [0,2] of ranks 0,2 is not known on rank 2" in line for line in said)
+    result = session.run("x = torch.ones(1)\nif rank < 2: dist.all_reduce(x, group=without); print(int(x))", timeout=20)
+    assert result[1].stdout == "2\n"
+    with pytest.raises(RankError, match=r"make it again on all ranks: dist.new_group\(\[0, 2\]\)"):
+        session.run("if rank == 0: dist.barrier(with_2)")
+    code = "with_2 = dist.new_group([0, 2]); x = torch.ones(1)\nif rank != 1: dist.all_reduce(x, group=with_2); int(x)"
+    assert session.run(f"{code}\nx", timeout=20)[2].result == "tensor([2.])"
+
+
+def test_ipyparallels_client_knows_the_new_rank(session):
+    assert session.client.ids == [0, 1, 2]
+    kill(session, 1)
+    session.heal()
+    pids = session.client[:].apply_sync(os.getpid)
+    assert sorted(pids) == sorted(session.pids())
+    assert session.client[1].apply_sync(os.getpid) == session.pids()[1]
+    session._close_client()  # its sockets are this process's
+
+
+def test_nothing_to_heal(session):
+    assert session.heal() == ["no rank has died"]
+
+
+def test_healing_by_itself(make_session_alone, capsys):
+    """The last test: it takes the module's session."""
+    session = make_session_alone(2, heal=True)
+    session.run("kept = 1")
+    kill(session, 0)
+    result = session.run(SUM)
+    assert [result[rank].result for rank in (0, 1)] == ["2", "2"]
+    assert "rank 0 was replaced and begins without variables" in capsys.readouterr().err
+    with pytest.raises(RankDiedError):
+        session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert session.run(SUM)[1].result == "2"
+    assert len(session.pids()) == 2 and all(psutil.pid_exists(pid) for pid in session.pids())
