@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, output, results, scale, start
+from tests.benchmarks import cell, collective, output, results, scale, start
 
 
 def main() -> None:
@@ -24,6 +24,7 @@ def main() -> None:
             *cell.measure(blocks=given.blocks),
             *scale.measure(rounds=given.rounds),
             *output.measure(),
+            *collective.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")
