@@ -96,7 +96,7 @@ def test_a_collective_of_ranks_that_do_not_run_the_cell(ranks, code, warning):
         "import torch.distributed as td\ntd.barrier()",
         "from torch import distributed as d\nd.barrier()",
         "from torch.distributed import barrier as b\nb()",
-        "from torch.distributed import *\nbarrier()",
+        "from torch.distributed import *\nfrom math import *\nbarrier()",
         "b = dist.barrier\nb()",
         "dist.distributed_c10d.barrier()",
         "dist.barrier(None)",
@@ -187,6 +187,9 @@ def test_a_collective_under_a_test_on_the_rank(test):
             "try:\n    if rank == 0: raise x\nexcept E: pass\ndist.barrier()\nif not rank: dist.barrier()",
             alone("line 5"),
         ),
+        ("for x in xs:\n    if x: break\nelse:\n    if rank == 0: dist.barrier()", alone("line 4")),
+        ("for x in xs: pass\nelse:\n    if rank == 0: dist.barrier()", alone("line 3")),
+        ("try: pass\nexcept E: pass\nelse:\n    if rank == 0: dist.barrier()", alone("line 4")),
         ("def f():\n    if rank: return\nf()\nif rank == 0: dist.barrier()", alone("line 4")),
         ("def a(): dist.barrier()\ndef b(): pass\nf = a if rank == 0 else b\nf()", alone("line 1 (called in line 4)")),
         (
@@ -194,8 +197,7 @@ def test_a_collective_under_a_test_on_the_rank(test):
             "line 1: dist.barrier runs on ranks 0-1 only; ranks 2-3 do not take part and are waited for",
         ),
         (
-            "match rank:\n    case 0 if rank < 1: dist.barrier()\n    case _: dist.barrier(); print(x)\n        "
-            "\nif rank: dist.barrier()",
+            "match rank:\n    case 0 if rank < 1: dist.barrier()\nif rank:\n    dist.barrier()\n    dist.barrier()",
             "line 5: dist.barrier runs on ranks 1-3 only; rank 0 does not take part and is waited for",
         ),
         (
@@ -206,6 +208,14 @@ def test_a_collective_under_a_test_on_the_rank(test):
         (
             "for _ in range(3):\n    dist.barrier()\n    if rank == 0: break",
             "line 2: dist.barrier does not run equally often on ranks 0-3",
+        ),
+        (
+            "def n():\n    if rank == 0: return 2\n    return 1\nfor _ in range(n()): dist.barrier()",
+            "line 4: dist.barrier does not run equally often on ranks 0-3",
+        ),
+        (
+            "if x: n = rank\nelse: n = 0\nfor _ in range(n): dist.barrier()",
+            "line 3: dist.barrier runs on ranks 1-3 only; rank 0 does not take part and is waited for",
         ),
         (
             "a, b = dist.new_group([0, 1]), dist.new_group([1, 2])\ndist.barrier(a if rank == 0 else b)",
@@ -317,6 +327,11 @@ def test_different_collectives_in_two_branches():
             "def g():\n    if rank: return\n    dist.barrier()\ng()",
             "line 7 (called in line 8): dist.barrier runs on rank 0 only; "
             "ranks 1-3 leave in line 6, do not take part and are waited for",
+        ),
+        (
+            "def f():\n    try: x()\n    finally:\n        if rank == 0: return\n    dist.barrier()\nf()",
+            "line 5 (called in line 6): dist.barrier runs on ranks 1-3 only; "
+            "rank 0 leaves in line 4, does not take part and is waited for",
         ),
         (
             "def f():\n    if x: return\n    print(x)\nf()\nfor _ in range(rank): dist.barrier()",
@@ -621,11 +636,23 @@ def f(x=None):
     if x is not None: dist.barrier()
 if rank == 0: f()
 ---
-def f(rank, only=0):
+def f(rank):
     if rank == 0: dist.barrier()
-    if dist.get_rank() == only: dist.barrier()
 f(*everything)
+---
+def f(x, only=0):
+    if rank == only: dist.barrier()
+f(*everything)
+---
+def f(x, only=0):
+    if rank == only: dist.barrier()
 f(x, **how)
+---
+def f():
+    while True:
+        if x: return
+    if rank == 0: dist.barrier()
+f()
 ---
 def f():
     global rank
@@ -638,6 +665,9 @@ if rank == 0: work = dist.all_reduce(x, async_op=True)
 import os
 os.environ["RANK"] = "0"
 if os.environ["RANK"] == "0": dist.barrier()
+---
+import os
+os.environ["RANK"] = "0"
 if os.getenv("RANK") == "0": dist.barrier()
 ---
 from contextlib import suppress
@@ -725,6 +755,10 @@ def test_a_cell_that_works_gives_no_warning(code):
 )
 def test_a_cell_that_works_on_some_ranks_gives_no_warning(code):
     assert foresee_on("0-1", code) == []
+
+
+def test_ranks_may_come_in_any_order():
+    assert foresee("dist.barrier()", [2, 0, 2], 4) == [needs("line 1", "dist.barrier needs", "ranks 0,2")]
 
 
 def test_one_rank_is_never_alone():
