@@ -22,7 +22,6 @@ class Operation:
     root: int | None = None  # the source, or the destination, as a rank of the session
     reduce_op: str = ""
     since_s: float = 0.0  # how long it has been under way
-    by: str = ""  # "DDP", "FSDP" or "DTensor" if not the user's own call
 
     @property
     def is_point_to_point(self) -> bool:
@@ -46,7 +45,7 @@ class Operation:
         if toward is not None:
             text = f"{self.short} {toward} {'any rank' if self.root is None else f'rank {self.root}'}"
             return text if self.group == "default" else f"{text} of group {self.group}"
-        return f"{self.short} of group {self.group}" + (f", by {self.by}" if self.by else "")
+        return f"{self.short} of group {self.group}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -187,6 +187,7 @@ def test_a_collective_under_a_test_on_the_rank(test):
             "try:\n    if rank == 0: raise x\nexcept E: pass\ndist.barrier()\nif not rank: dist.barrier()",
             alone("line 5"),
         ),
+        ("for x in xs:\n    seen[rank] = x\n    if rank == 0: dist.barrier()", alone("line 3")),
         ("for x in xs:\n    if x: break\nelse:\n    if rank == 0: dist.barrier()", alone("line 4")),
         ("for x in xs: pass\nelse:\n    if rank == 0: dist.barrier()", alone("line 3")),
         ("try: pass\nexcept E: pass\nelse:\n    if rank == 0: dist.barrier()", alone("line 4")),
@@ -632,6 +633,20 @@ def steps():
     yield 1
 if rank == 0: all_steps = steps()
 ---
+def nothing(): pass
+def steps():
+    yield 1
+    nothing()
+    dist.barrier()
+if rank == 0: all_steps = steps()
+---
+only = (*xs, 1, 0)[1]
+if rank == only: dist.barrier()
+---
+import torch.distributed.checkpoint as dcp
+if rank == 0: dist.barrier()
+else: dcp.save(state)
+---
 def f(x=None):
     if x is not None: dist.barrier()
 if rank == 0: f()
@@ -988,6 +1003,7 @@ def test_a_cell_on_which_the_rank_has_no_bearing_is_read_once(monkeypatch):
         "x = 9 ** 9 ** 9 ** 9, 1 << 1000000000000, int('9' * 5000)",
         "x = [0] * 1000000000000000, 'x' * 1000000000000000",
         "x = max(range(1000000000000000))",
+        "x = (0, 1)[rank], (0, 1)[-3]",
         "for _ in range(1000000000000000000000000000000): dist.barrier()",
         "f(*a, **b); (lambda x, /, y=1, *z, k, **w: x)(*a, **b)",
         "(lambda: 0)(1, 2, 3, c=4)",

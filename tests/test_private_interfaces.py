@@ -28,6 +28,7 @@ def test_ipykernel_keeps_other_cells_out():
 
 def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
     assert list(inspect.signature(XCachingCompiler.get_code_name).parameters) == ["self", "raw_code", "code", "number"]
+    assert "_format_exception_for_storage(" in inspect.getsource(InteractiveShell.run_cell_async)
     shell = inspect.getsource(ZMQInteractiveShell)
     assert "self._last_traceback = stb" in shell
     for kind in (InteractiveShell, DisplayHook):

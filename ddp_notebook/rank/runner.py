@@ -61,6 +61,12 @@ class Runner:
         self._name_files()
         self._show_traceback = self._shell.showtraceback
         self._shell.showtraceback = self._show_traceback_unless_stopped
+        # IPython 9 keeps a second rendering for its history, which nobody sees on a rank: with frames of torch in it, 1 s.
+        self._shell._format_exception_for_storage = lambda error, *_, **__: {
+            "ename": type(error).__name__,
+            "evalue": "",
+            "traceback": [],
+        }
 
     def submit(self, cell: RunCell) -> None:
         """Run a cell in its turn. Call it on the event loop."""

@@ -883,7 +883,7 @@ def _settled(value: Value) -> Value:
 def _agreed(*values: Value, test: Value) -> Value:
     """What all of them are; not known if they differ because of a test, or if there is none."""
     first = values[0] if values else _UNKNOWN
-    if all(type(value) is type(first) and value == first for value in values):
+    if all(value == first for value in values):
         return first
     return _RANKED if test is _RANKED or any(map(_is_ranked, values)) else _UNKNOWN
 
