@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import io
 import itertools
 import os
 import sys
@@ -39,6 +40,8 @@ class Streams:
     def __init__(self, token: str) -> None:
         self._token = token
         self._pipe = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        self._kept = {1: self._pipe, 2: fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)}
+        self._pipes = {fd: os.fstat(fd).st_ino for fd in self._kept}
         self._writers = (sys.stdout, sys.stderr)
         self._libc = ctypes.CDLL(None)
         self._in_cell = threading.Event()
@@ -47,7 +50,24 @@ class Streams:
 
     def begin(self) -> None:
         """A cell begins: from now on a line without its end is shown after a moment."""
+        self._put_back()
         self._in_cell.set()
+
+    def _put_back(self) -> None:
+        """Open again what an earlier cell has closed: its own text was its own affair, that of others is not."""
+        for fd, pipe in self._pipes.items():
+            try:
+                is_ours = os.fstat(fd).st_ino == pipe
+            except OSError:
+                is_ours = False
+            if not is_ours:
+                os.dup2(self._kept[fd], fd)
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            if getattr(getattr(sys, name), "closed", False):
+                raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+                stream = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+                setattr(sys, name, stream)
+                setattr(sys, f"__{name}__", stream)
 
     def end(self, cell: int, duration_us: int | None = None) -> None:
         """The text of `cell` ends here; with a duration all of it does."""
