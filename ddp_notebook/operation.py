@@ -35,6 +35,14 @@ class Operation:
         )
 
     @property
+    def size(self) -> str:
+        """Such as `"4.1 kB"`."""
+        if self.nbytes < 1000:
+            return f"{self.nbytes} B"
+        number, unit = (self.nbytes / 1e3, "kB") if self.nbytes < 1e6 else (self.nbytes / 1e6, "MB")
+        return f"{number:.1f} {unit}"
+
+    @property
     def short(self) -> str:
         """Such as `"all_reduce #12"`."""
         return f"{self.name} #{self.number}"

@@ -10,7 +10,15 @@ from ddp_notebook.run.diagnosis import RankView, absent, stuck, verdict
 
 def waits(rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32"):
     operation = Operation(
-        name=name, number=number, group=group, ranks=ranks, dtype=dtype, shapes=(shape,), root=root, since_s=12.0
+        name=name,
+        number=number,
+        group=group,
+        ranks=ranks,
+        dtype=dtype,
+        shapes=(shape,),
+        nbytes=4096,
+        root=root,
+        since_s=12.0,
     )
     return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation)
 
@@ -114,7 +122,7 @@ def test_a_rank_that_is_further_in_the_group_is_through():
 
 
 def test_rows_of_the_table():
-    assert ALL_BUT_2[0].doing == "waiting in all_reduce #5 of group default (float32[4], cell line 7)"
-    assert waits(0, "recv", 1, root=2).doing == "waiting in recv #1 from rank 2 (float32[4], cell line 7)"
+    assert ALL_BUT_2[0].doing == "waiting in all_reduce #5 of group default (float32[4], 4.1 kB, cell line 7)"
+    assert waits(0, "recv", 1, root=2).doing == "waiting in recv #1 from rank 2 (float32[4], 4.1 kB, cell line 7)"
     assert at(2).doing == "at dataset.py:88 in load, from cell line 3"
     assert ended(0).doing == "has ended the cell"

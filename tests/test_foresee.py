@@ -404,6 +404,13 @@ if rank > 1 or is_second: dist.barrier()
 if flag: only = 0
 if rank == only: dist.barrier()
 ---
+if rank == 0:
+    dist.all_reduce(x)
+    if flag: dist.barrier()
+else:
+    if flag: dist.barrier()
+    dist.all_reduce(x)
+---
 for x in xs: only = 0
 if rank == only: dist.barrier()
 ---
@@ -761,6 +768,7 @@ def test_a_cell_that_works_gives_no_warning(code):
         "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\ndist.barrier()",
         "dist.init_process_group(backend='fake')\ndist.barrier()",
         "work = dist.all_reduce(x, async_op=True)\nwork.is_completed()",
+        "work = dist.all_reduce(x, dist.ReduceOp.SUM, None, True)",
         "g = dist.new_group([0, 1], use_local_synchronization=True)\ndist.all_reduce(x, group=g)",
         "g = dist.new_group([2, 3], use_local_synchronization=True)\ndist.all_reduce(x, group=g)",
         "DistributedDataParallel(net, None, None, 0, True, True, g)",

@@ -39,7 +39,8 @@ def test_the_card_shows_who_waits_where_and_goes_when_the_cell_goes_on(ranks):
     text = card["text/plain"].splitlines()
     assert re.fullmatch(r"no progress for \d s: not arrived at all_reduce #\d+: rank 1 is at cell line 3", text[0])
     assert re.fullmatch(
-        r"  rank 0: waiting in all_reduce #\d+ of group default \(float32\[3,2\], cell line 4\), for \d s", text[1]
+        r"  rank 0: waiting in all_reduce #\d+ of group default \(float32\[3,2\], 24 B, cell line 4\), for \d s",
+        text[1],
     )
     assert text[2] == "  rank 1: at cell line 3"
     assert text[3] == "  The stop button ends the cell; every variable is kept."

@@ -37,7 +37,9 @@ GOES_ON = {
     "another directory that is gone": "import os, tempfile\nd = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)",
     "recursion without end": "def f(): return f()\ntry: f()\nexcept RecursionError: pass",
     "an exit handler": "import atexit; atexit.register(lambda: 1 / 0)",
-    "threads that go on": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    "threads that go on": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    ),
 }
 
 

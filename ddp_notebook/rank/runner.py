@@ -61,7 +61,7 @@ class Runner:
         self._name_files()
         self._show_traceback = self._shell.showtraceback
         self._shell.showtraceback = self._show_traceback_unless_stopped
-        # IPython 9 keeps a second rendering for its history, which nobody sees on a rank: with frames of torch in it, 1 s.
+        # IPython 9 renders a second time, for a history that nobody sees on a rank: 1 s with frames of torch in it.
         self._shell._format_exception_for_storage = lambda error, *_, **__: {
             "ename": type(error).__name__,
             "evalue": "",

@@ -31,8 +31,10 @@ class RankView:
         match self.state:
             case "waiting":
                 assert self.operation is not None
-                inside = ", ".join(filter(None, [self.operation.what, _bare(self.place)]))
-                return f"waiting in {self.operation}" + (f" ({inside})" if inside else "")
+                operation = self.operation
+                size = operation.size if operation.shapes else ""
+                inside = ", ".join(filter(None, [operation.what, size, _bare(self.place)]))
+                return f"waiting in {operation}" + (f" ({inside})" if inside else "")
             case "running":
                 return f"at {self.place or _NOWHERE}"
             case "silent":

@@ -230,16 +230,17 @@ def _unmet(one: _Reader, other: _Reader, group: _Group) -> Iterator[tuple[_Call,
     mine, theirs = one.passed(group), other.passed(group)
     if other.unseen - one.unseen or [call.shape for call in mine] == [call.shape for call in theirs]:
         return  # of calls that only the other one makes nobody knows what they run
-    places = {call.site for call in mine}
-    # A loop over data makes as many turns on all ranks; another loop may make any number.
-    perhaps = {
-        call.shape[0] for call in theirs if "?" in call.within or ("*" in call.within and call.site not in places)
-    }
-    more, less = _left(mine, theirs, lambda call: call.shape)
-    elsewhere = {call.shape[0]: call.within for call in less}
+    may_differ, perhaps = _in_any_number(mine, theirs), _in_any_number(theirs, mine)
+
+    def weight(call: _Call) -> int:
+        return 1 if call.within or call.shape[0] in may_differ | perhaps else 1000
+
+    more, less = _left(mine, theirs, lambda call: call.shape, weight)
+    elsewhere = {call.shape[0] for call in less}
+    may_differ |= {call.shape[0] for call in (*more, *less) if call.within}
     for shape in dict.fromkeys(call.shape for call in more):
-        name, within = shape
-        if name not in perhaps and (name not in elsewhere or not (within or elsewhere[name])):
+        name, _ = shape
+        if name not in perhaps and not (name in elsewhere and name in may_differ):
             calls = [call for call in more if call.shape == shape]
             # It is not said which of several. Those that stand where the other one passes too are less to blame.
             placed, _ = _left(mine, theirs, lambda call: call.site)
@@ -247,15 +248,24 @@ def _unmet(one: _Reader, other: _Reader, group: _Group) -> Iterator[tuple[_Call,
             yield from ((call, name in elsewhere) for call in blamed)
 
 
-def _left(one: list[_Call], other: list[_Call], key: Callable[[_Call], object]) -> tuple[list[_Call], list[_Call]]:
-    """What is left of two traces when as much as possible goes together in its order.
+def _in_any_number(trace: list[_Call], other: list[_Call]) -> set[str]:
+    """What a test on data decides, or a loop of this rank's own. A loop over data makes as many turns on all ranks."""
+    places = {call.site for call in other}
+    return {call.shape[0] for call in trace if "?" in call.within or ("*" in call.within and call.site not in places)}
 
-    A longest common subsequence; that of `difflib.SequenceMatcher` is not always the longest.
-    """
-    keys, others = list(map(key, one)), list(map(key, other))
+
+def _left(
+    one: list[_Call],
+    other: list[_Call],
+    key: Callable[[_Call], object],
+    weight: Callable[[_Call], int] = lambda call: 1,
+) -> tuple[list[_Call], list[_Call]]:
+    """What is left of two traces when as much as possible goes together in its order: a heaviest common subsequence."""
+    keys, others, weights = list(map(key, one)), list(map(key, other)), list(map(weight, one))
     most = [[0] * (len(others) + 1) for _ in range(len(keys) + 1)]  # that go together from i and j on
     for i, j in product(reversed(range(len(keys))), reversed(range(len(others)))):
-        most[i][j] = most[i + 1][j + 1] + 1 if keys[i] == others[j] else max(most[i + 1][j], most[i][j + 1])
+        goes = keys[i] == others[j]
+        most[i][j] = most[i + 1][j + 1] + weights[i] if goes else max(most[i + 1][j], most[i][j + 1])
     left: tuple[list[_Call], list[_Call]] = ([], [])
     i = j = 0
     while i < len(keys) and j < len(others):
@@ -460,7 +470,8 @@ class _Reader(ast.NodeVisitor):
             case ast.MatchValue():
                 return _compute(operator.eq, subject, self.visit(pattern.value))
             case ast.MatchOr():
-                return _any(self._fits(each, subject) for each in pattern.patterns)
+                fits = [self._fits(each, subject) for each in pattern.patterns]
+                return _strongest(fits, True, _RANKED, _UNKNOWN, False)
         return _RANKED if subject is _RANKED else _UNKNOWN
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> Flow:
@@ -659,7 +670,7 @@ class _Reader(ast.NodeVisitor):
         second = self._perhaps(first, rest)
         if _is_plain(second) and bool(second) is decides:
             return decides
-        return _RANKED if _RANKED in (first, second) else _UNKNOWN
+        return _strongest([first, second, _UNKNOWN], _RANKED, _UNKNOWN)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Value:
         return _compute(_OPERATORS[type(node.op)], self.visit(node.operand))
@@ -673,9 +684,8 @@ class _Reader(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> Value:
         values = [self.visit(node.left), *map(self.visit, node.comparators)]
         tests = zip(node.ops, values, values[1:], strict=False)
-        return _compute(
-            operator.not_, _any(_compute(operator.not_, _compute(_OPERATORS[type(op)], *two)) for op, *two in tests)
-        )
+        results = [_compute(_OPERATORS[type(test)], *two) for test, *two in tests]
+        return _strongest(results, False, _RANKED, _UNKNOWN, True)
 
     def visit_ListComp(self, node: Any) -> Value:
         self._scopes.append({})
@@ -783,11 +793,11 @@ class _Reader(ast.NodeVisitor):
 
     def _collective(self, name: str, node: ast.Call, at: int, given: list[Value], named: dict[str, Value]) -> Value:
         group = self._group(at, given, named)
-        # Only members call the first; the second says that a model is not sent to the other ranks.
-        is_whole = named.get("use_local_synchronization", False) is False and named.get("init_sync", True) is True
         self._tells_apart |= group is _RANKED
-        if isinstance(group, _Group) and is_whole:
-            is_async = False not in (named.get("async_op", False), *given[at + 1 : at + 2])
+        # Only members call the first; the second says that a model is not sent to the other ranks.
+        is_for_all = named.get("use_local_synchronization", False) is False and named.get("init_sync", True) is True
+        if isinstance(group, _Group) and is_for_all:
+            is_async = [*given[at + 1 : at + 2], named.get("async_op", False)][0] is not False
             site = node.lineno, node.col_offset, self._called_at
             self.trace.append(_Call(name, group, site, is_async, self._decided > 0))
         if name != "new_group":
@@ -867,10 +877,9 @@ def _is_ranked(value: Value) -> bool:
     return value is _RANKED or (isinstance(value, list | tuple) and any(map(_is_ranked, value)))
 
 
-def _any(tests: Iterator[Value]) -> Value:
-    """`or` of what is True, False or not known."""
-    known = list(tests)
-    return True if True in known else _RANKED if _RANKED in known else _UNKNOWN if _UNKNOWN in known else False
+def _strongest(values: list[Value], *order: Value) -> Value:
+    """The first in an order that is among the values: what decides an `and` or an `or`."""
+    return next(each for each in order if each in values)
 
 
 def _settled(value: Value) -> Value:

@@ -1,9 +1,9 @@
 """What watching and comparing costs a collective: `python -m tests.benchmarks.collective`, from the root.
 
-    recorder   processor time of an `all_reduce` of four floats in a group of one rank, with the recorder and without:
-               blocks of calls take turns in one process
-    guard      wall time of an `all_reduce` of four floats on 2, 4 and 8 ranks, with the guard and without: blocks of
-               calls take turns on the same ranks
+recorder   processor time of an `all_reduce` of four floats in a group of one rank, with the recorder and without:
+           blocks of calls take turns in one process
+guard      wall time of an `all_reduce` of four floats on 2, 4 and 8 ranks, with the guard and without: blocks of
+           calls take turns on the same ranks
 """
 
 from __future__ import annotations
