@@ -256,6 +256,10 @@ def test_a_collective_under_a_test_on_the_rank(test):
             "ranks 1-3 do not take part and are waited for",
         ),
         (
+            "if x < 0 < rank: dist.barrier()",
+            "line 1: dist.barrier runs on ranks 1-3 only; rank 0 does not take part and is waited for",
+        ),
+        (
             "if rank < 3: dist.barrier()",
             "line 1: dist.barrier runs on ranks 0-2 only; rank 3 does not take part and is waited for",
         ),
@@ -707,6 +711,11 @@ else:
 while True:
     dist.barrier()
     if done: break
+---
+while True:
+    dist.barrier()
+    if done: break
+    if rank == 0: break
 ---
 for x in xs:
     if x is None: continue

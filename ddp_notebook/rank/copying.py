@@ -35,6 +35,8 @@ def read(
         raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
     chosen = names or [name for name in namespace if not (name.startswith("_") or name in hidden)]
     values = {name: namespace[name] for name in chosen if names or name not in _EVERY_RANK_HAS}
+    # what is told of them are the first ones
+    values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], types.ModuleType | types.FunctionType)))
     left: dict[str, str] = {}
     try:
         return _dumps(values), list(values), left

@@ -14,7 +14,7 @@ from ddp_notebook.rank import group
 from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.progress import Progress
-from ddp_notebook.rank.recorder import Recorder
+from ddp_notebook.rank.recorder import Call, Recorder
 from ddp_notebook.rank.release import Doing, RankLostError, Release
 from ddp_notebook.rank.where import Where
 
@@ -85,17 +85,19 @@ class Network:
     def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
         """The cell has ended: what `CellDone` says of it. Of one that ended well by itself, nothing."""
         self._cell = None
-        self.release.end()
-        if self.recorder.live:
-            self.recorder.prune()
         release = self.release
+        release.end()
+        unwaited = list(self.recorder.live.values())  # by nobody in Python: in DDP's backward
+        if unwaited:
+            self.recorder.prune()
         if failure is None and release.doing is None and not release.was_cut:
             return {}
-        doing = release.doing or self._failed_in(failure)
+        was_freed = failure is not None and self._is_for_want_of_others(failure)
+        doing = release.doing or self._failed_in(failure, unwaited if was_freed else [])
         return {
             "place": doing.place,
             "operation": None if doing.operation is None else doing.operation.to_json(),
-            "was_freed": failure is not None and self._is_for_want_of_others(failure),
+            "was_freed": was_freed,
             "group": self.state(),
         }
 
@@ -120,12 +122,14 @@ class Network:
             "steps": self._progress.steps,
         }
 
-    def _failed_in(self, failure: BaseException | None) -> Doing:
+    def _failed_in(self, failure: BaseException | None, unwaited: list[Call]) -> Doing:
+        """Where a cell has failed, and in what: the operation that raised, or the first of those that has failed."""
         failed = self.recorder.failed
         place = self.where.of_traceback(None if failure is None else failure.__traceback__)
-        if failed is None or not any(error is failed[1] for error in _chain(failure)):
-            return Doing(place)
-        return Doing(place, failed[0].describe())
+        if failed is not None and any(error is failed.error for error in _chain(failure)):
+            return Doing(place, failed.call.describe())
+        call = next((call for call in unwaited if call.has_failed), None)
+        return Doing(place, None if call is None else call.describe())
 
     def _is_for_want_of_others(self, failure: BaseException) -> bool:
         """Whether it failed in an operation, because others did not take part."""

@@ -65,6 +65,14 @@ SPECS = {
 }
 
 
+class Failure(NamedTuple):
+    """An operation that has raised."""
+
+    call: Call
+    error: BaseException
+    at: float  # monotonic seconds
+
+
 class Call:
     """One operation under way: references only, so that it costs little to make."""
 
@@ -86,6 +94,17 @@ class Call:
     def is_done(self) -> bool:
         """Whether it is known to be over. gloo tells of a send, receive or reduce_scatter only in `wait`."""
         return self.work is not None and bool(self.work.is_completed())
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known to have failed, though nobody in Python has waited for it."""
+        try:
+            future = self.work.get_future()
+            if future.done():
+                future.value()
+        except RuntimeError as error:
+            return "does not support" not in str(error) and "not implemented" not in str(error)  # no future
+        return False
 
     def describe(self) -> Operation:
         """The operation in words and numbers."""
@@ -188,7 +207,7 @@ class _Kernel:
                 out = redispatch(keys & after, *arguments)
             except BaseException as error:
                 live.pop(key, None)
-                recorder.failed = (call, error)
+                recorder.failed = Failure(call, error, monotonic())
                 raise
             finally:
                 waiting.pop(thread, None)
@@ -218,7 +237,7 @@ class Recorder:
     def __init__(self) -> None:
         self.refusal: Callable[[Group], BaseException] | None = None  # what an operation is to raise instead
         self.guard: Callable[[Call], None] | None = None  # looks at each before it begins; may raise
-        self.failed: tuple[Call, BaseException] | None = None  # the last one that failed
+        self.failed: Failure | None = None  # the last one
         self.live: dict[int, Call] = {}  # that may not be over, by id
         self.waiting: dict[int, Call] = {}  # by thread that is in one or waits for one
         self.by_work: dict[int, Call] = {}
@@ -310,7 +329,7 @@ class Recorder:
                 if call.check is not None:
                     call.check()
             except BaseException as error:
-                self.failed = (call, error)
+                self.failed = Failure(call, error, time.monotonic())
                 raise
             finally:
                 waiting.pop(thread, None)

@@ -22,6 +22,7 @@ from ddp_notebook.rank.where import Where
 from ddp_notebook.signals import RELEASE
 
 _LOOK_S = 0.02
+_JUST_NOW_S = 1.0
 _PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not seen by the recorder
 CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
 
@@ -87,9 +88,12 @@ class Release:
         """SIGINT has reached the main thread, in this Python code."""
         self._has_interrupted = True
         if self.doing is None:
-            place = ("" if frame is None else self._where.of_frame(frame)) or self._where.describe()
-            failed = self._recorder.failed  # a moment ago, when a peer was freed
-            self.doing = Doing(place, None if failed is None else failed[0].describe())
+            place, call = "", self._recorder.waits_in(self._main)
+            failed = self._recorder.failed
+            if failed is not None and time.monotonic() - failed.at < _JUST_NOW_S:  # when a peer was freed
+                place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
+            place = place or ("" if frame is None else self._where.of_frame(frame)) or self._where.describe()
+            self.doing = Doing(place, None if call is None else call.describe())
 
     def renewed(self) -> None:
         """The connections were made again."""

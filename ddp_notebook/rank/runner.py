@@ -48,6 +48,7 @@ class Runner:
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a plain cell under way: an interrupt raises in it
         self._interrupted = False
+        self._renders = False  # a traceback
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was told to stop, be it before it began
         self._handlers = guards.Handlers(self._on_sigint)
@@ -210,9 +211,14 @@ class Runner:
 
     def _show_traceback_unless_stopped(self, *args: Any, **kwargs: Any) -> None:
         """An interrupt is told in one line for all ranks; rendering a traceback that nobody sees takes 0.1 s."""
-        if not self._interrupted and not self._network.release.is_under_way:
-            guards.end_traceback_at_user(sys.exc_info()[1])
+        if self._interrupted or self._network.release.is_under_way:
+            return
+        guards.end_traceback_at_user(sys.exc_info()[1])
+        self._renders = True  # an interrupt in there would be caught and printed by IPython
+        try:
             self._show_traceback(*args, **kwargs)
+        finally:
+            self._renders = False
 
     def _raise_if_interrupted(self) -> None:
         if self._interrupted:
@@ -222,6 +228,8 @@ class Runner:
         """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
         self._interrupted = True
         self._network.release.note_interrupt(frame)
+        if self._renders:
+            return
         if self._task is None:
             if self._may_raise:
                 raise KeyboardInterrupt

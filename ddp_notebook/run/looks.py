@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from pathlib import Path
@@ -39,6 +40,7 @@ class Looks:
         """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
         pending = [rank for rank in run.pending if self._cluster.process(rank).is_alive]
         answers: dict[int, Vitals] = self._questions.ask_for(pending, lambda n: Probe(request=n), _ANSWER_S)
+        silent = self._why_silent([rank for rank in pending if rank not in answers])
         views = {}
         for rank in self._cluster.ranks:
             process = self._cluster.process(rank)
@@ -46,43 +48,46 @@ class Looks:
                 views[rank] = RankView(rank=rank, state="died", place=process.how_it_ended().partition("\n")[0])
             elif rank in answers and answers[rank].running_cell == run.number:
                 views[rank] = _of_vitals(rank, answers[rank])
-            elif rank in pending and rank not in answers:
-                views[rank] = RankView(rank=rank, state="silent", place=self._why_silent(rank))
+            elif rank in silent:
+                views[rank] = RankView(rank=rank, state="silent", place=silent[rank])
             else:
                 views[rank] = RankView(rank=rank, state="ended")
         return views
 
-    def _why_silent(self, rank: int) -> str:
+    def _why_silent(self, ranks: list[int]) -> dict[int, str]:
         """A rank's agent cannot answer when the process is stopped, or while its main thread holds the interpreter's
         lock in one long call. Its stack is then written by a signal handler, which needs no lock."""
-        process = self._cluster.process(rank)
-        try:
-            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-                return f"its process {process.pid} is stopped; kill -CONT {process.pid} lets it go on"
-        except psutil.Error:
-            return ""
-        place = self._stack(rank)
-        return f"{place}, in one long call that lets no other thread run" if place else ""
+        why = {}
+        for rank in ranks:
+            pid = self._cluster.process(rank).pid
+            why[rank] = ""
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                    why[rank] = f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
+        for rank, place in self._stacks([rank for rank in ranks if not why[rank]]).items():
+            why[rank] = f"{place}, in one long call that lets no other thread run" if place else ""
+        return why
 
-    def _stack(self, rank: int) -> str:
-        """The innermost line of the main thread that is not a library's."""
-        if STACK is None:
-            return ""
-        file = Path(self._cluster.process(rank).stack_file)
+    def _stacks(self, ranks: list[int]) -> dict[int, str]:
+        """The innermost line of each main thread that is not a library's."""
+        if STACK is None or not ranks:
+            return {}
+        files = {rank: Path(self._cluster.process(rank).stack_file) for rank in ranks}
+        texts = dict.fromkeys(ranks, "")
         try:
-            before = file.stat().st_size
-            self._cluster.signal([rank], STACK)
+            before = {rank: file.stat().st_size for rank, file in files.items()}
+            self._cluster.signal(ranks, STACK)
             until = time.monotonic() + _STACK_S
-            text = ""
-            while time.monotonic() < until and not text.endswith("\n\n"):
+            seen: dict[int, str] = {}
+            while time.monotonic() < until and not (all(texts.values()) and texts == seen):  # written whole
+                seen = texts
                 time.sleep(0.01)
-                with file.open() as lines:
-                    lines.seek(before)
-                    text = lines.read()
+                texts = {rank: file.read_text()[before[rank] :] for rank, file in files.items()}
         except (OSError, StartError):
-            return ""
-        threads = text.strip().split("\n\n")
-        return describe_stack(threads[-1])  # the main thread comes last
+            pass
+        return {
+            rank: describe_stack(text.strip().split("\n\n")[-1]) for rank, text in texts.items()
+        }  # the main thread's
 
 
 def describe_stack(text: str) -> str:

@@ -28,6 +28,7 @@ _REFRESH_S = 0.1  # what a flood brings is shown at least so often
 _PIPES_S = 0.05  # what text gets to come through the pipes
 _ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 _END_S = 2.0  # what ranks get to end a cell when they were told to
+_END_EACH_S = 0.125  # where they are many
 _WAITING_S = 0.1  # between two looks whether the others can only wait
 _CARD_S = 1.0  # between two states of the card
 
@@ -74,6 +75,7 @@ class Watch:
         self._interrupts = interrupts
         self._screen = screen
         self._grace_s = grace_s
+        self._end_s = max(_END_S, _END_EACH_S * len(run.result.ranks))
         self._hang_after_s = hang_after_s
         now = time.monotonic()
         self._stop_at = float("inf") if timeout_s is None else now + timeout_s
@@ -157,7 +159,7 @@ class Watch:
         if again:
             self.killed = self._run.pending
             self._controls.kill(self.killed)
-            self._give_up_at = now + _END_S
+            self._give_up_at = now + self._end_s
         else:
             if self._screen is not None:
                 self._screen.hurry()
@@ -167,13 +169,13 @@ class Watch:
         self.views = self._controls.look(self._run)
         self.timed_out = True
         self._release(now)
-        self._give_up_at = min(self._give_up_at, now + _END_S)
+        self._give_up_at = min(self._give_up_at, now + self._end_s)
 
     def _on_failure(self, now: float) -> None:
         """A rank has failed: the others get a grace, unless they can only wait for it."""
         if self._released_at != float("inf"):
             if self._give_up_at == float("inf") and not self._handled:
-                self._give_up_at = now + _END_S
+                self._give_up_at = now + self._end_s
             return
         if self._grace_s is None:
             return
@@ -189,7 +191,7 @@ class Watch:
             self._look_at = time.monotonic() + _WAITING_S
         if now >= self._grace_ends_at:
             self._release(now)
-            self._give_up_at = now + _END_S
+            self._give_up_at = now + self._end_s
 
     # ---- saying why it does not end
 

@@ -1,0 +1,179 @@
+"""Plays an entry of the table: lets one fault strike ranks that are in one state, and compares what is said."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+import textwrap
+import time
+
+import psutil
+
+from ddp_notebook.run.ranks import parse_ranks
+from tests.conftest import wait_until
+from tests.faults.harness import KEPT, SUM, Ranks
+from tests.faults.on_rank import Scene
+from tests.faults.table import AT_ONCE_S, END_S, FAULT, HANG_AFTER_S, HOLD_S, Fault, State, limit_s
+from tests.kernels import Reply
+
+_ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
+_STRUCK_FROM_INSIDE = """
+if rank == victim:
+    scene.wait_for("there", {others}, blocked={blocked})
+    scene.mark("struck")
+    {fault}
+scene.mark("there")
+try:
+{enter}
+finally:
+    scene.mark("left")
+"""
+_STRUCK_FROM_OUTSIDE = """
+scene.mark("there")
+if rank == victim and not {takes_victim}: time.sleep(600)
+try:
+{enter}
+finally:
+    scene.mark("left")
+"""
+# What may be said beside the error.
+_NOTE = re.compile(
+    r"rank \d+ died\. %ddp_heal replaces it; .*"
+    r"|rank \d+ was replaced and begins without variables: .*"
+    r"|not ended yet: .*press stop again to replace (it|them), whose variables are lost"
+    r"|ranks? [\d,-]+: no default process group after this cell; .*"
+    r"|group \[\d,\d\] of ranks \d,\d is not known on rank \d and cannot be used any more; make it again .*"
+)
+_ACT = re.compile(r"^ *ranks? (?P<ranks>[\d,-]+) (was |were |has |have )?(?P<act>.*)$", re.MULTILINE)
+
+
+def strike(ranks: Ranks, state: State, fault: Fault, victim: int) -> None:
+    """Play an entry.
+
+    Raises:
+        AssertionError, TimeoutError: something is not as it should be.
+    """
+    with tempfile.TemporaryDirectory(prefix="scene-") as directory, ranks.given_up_on_failure():
+        pids = ranks.set_up(directory, victim, state.setup)
+        if state.enter:
+            reply = _in_a_cell(ranks, state, fault, victim, pids[victim], Scene(directory))
+            _check_text(reply, set(range(ranks.world_size)), state, fault, victim)
+        else:
+            _between_cells(ranks, fault, victim, pids[victim])
+        if fault.is_death and fault.signal != signal.SIGSTOP:
+            assert f"rank {victim} was replaced" in _look_and_heal(ranks, victim)
+        elif fault.is_death:
+            ranks.heal(victim)  # which was replaced already
+        ranks.check(pids, replaced=victim if fault.is_death else None)
+        if state.again and (state.outlives_death or not fault.is_death):
+            ranks.run(state.again)
+        if state.leave:
+            ranks.run(state.leave)
+
+
+def _in_a_cell(ranks: Ranks, state: State, fault: Fault, victim: int, pid: int, scene: Scene) -> Reply:
+    """Run a cell into the fault, in time."""
+    others = [rank for rank in range(ranks.world_size) if rank != victim]
+    code = (_STRUCK_FROM_INSIDE if fault.code else _STRUCK_FROM_OUTSIDE).format(
+        others=others,
+        blocked=state.is_blocked,
+        takes_victim=state.takes_victim,
+        fault=fault.code,
+        enter=textwrap.indent(state.enter, "    "),
+    )
+    message = ranks.kernel.start(f"%%on_all_ranks\n{code}")
+    if not fault.code:
+        scene.wait_for("there", [*others, victim], blocked=state.is_blocked)
+    if fault.signal:
+        psutil.Process(pid).send_signal(fault.signal)
+    if fault.signal == signal.SIGSTOP:
+        pressed_at = _press_and_read_who_is_stopped(ranks, victim, pid, HOLD_S if state.holds_interpreter else 0.0)
+        for rank, (_, left_at) in scene.wait_for("left", others, blocked=True).items():
+            took_s = left_at - pressed_at
+            assert took_s < limit_s(state, FAULT["interrupt"]), f"rank {rank} left after {took_s:.2f} s"
+    struck_at = time.monotonic()
+    if fault.presses:
+        ranks.kernel.interrupt()
+    if fault.name == "double interrupt":
+        time.sleep(0.2)
+        ranks.kernel.interrupt()
+    reply = ranks.kernel.finish(message)
+    ended_at = time.monotonic()
+    if fault.code:
+        struck_at = scene.wait_for("struck", [victim])[victim][1]
+    ranks.ended_s.append(ended_at - struck_at)
+    assert ended_at - struck_at < limit_s(state, fault), f"ended after {ended_at - struck_at:.2f} s: {reply}"
+    return reply
+
+
+def _press_and_read_who_is_stopped(ranks: Ranks, victim: int, pid: int, held_s: float = 0.0) -> float:
+    """Press stop for the first time. Returns when that was."""
+    pressed_at = time.monotonic()
+    ranks.kernel.interrupt()
+    told = ranks.kernel.wait_for_text("press stop again")
+    took_s = time.monotonic() - pressed_at
+    assert _ONE_PRESS_S < took_s < _ONE_PRESS_S + AT_ONCE_S + held_s, f"told after {took_s:.2f} s: {told}"
+    assert re.search(_stopped(victim, pid), told), told
+    return pressed_at
+
+
+def _between_cells(ranks: Ranks, fault: Fault, victim: int, pid: int) -> None:
+    """Let the fault strike while no cell runs; the next cell says so."""
+    if fault.code:
+        ranks.run(f"if rank == victim: threading.Timer(0.2, exec, [{fault.code!r}, globals()]).start()")
+    elif fault.signal:
+        psutil.Process(pid).send_signal(fault.signal)
+    if fault.is_interrupt:
+        for _ in range(fault.presses):
+            ranks.kernel.interrupt()
+            time.sleep(0.2)
+    elif fault.signal == signal.SIGSTOP:
+        message = ranks.kernel.start(f"%%on_all_ranks\n{SUM}")
+        told = _wait_for_card(ranks)
+        assert re.search(_stopped(victim, pid), told), told
+        _press_and_read_who_is_stopped(ranks, victim, pid)
+        ranks.kernel.interrupt()
+        assert ranks.kernel.finish(message, AT_ONCE_S + END_S).ename == "KeyboardInterrupt"
+    else:
+        wait_until(lambda: not psutil.pid_exists(pid), what="the rank's end")
+
+
+def _wait_for_card(ranks: Ranks) -> str:
+    """Read the cell's output until it says that nothing goes on. Returns the card's text."""
+    reply, until = Reply(), time.monotonic() + HANG_AFTER_S + END_S
+    while not (cards := [data["text/plain"] for data in reply.displays if "no progress" in data["text/plain"]]):
+        reply.read(ranks.kernel.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic())))
+    return cards[0]
+
+
+def _look_and_heal(ranks: Ranks, victim: int) -> str:
+    """A cell runs on the others, which have their variables, and says why. Returns what the healing has said."""
+    reply = ranks.kernel.run(f"%%on_all_ranks\n{KEPT}")
+    assert f"rank {victim} died" in reply.stderr, reply
+    ranks.check_kept(reply, {rank: rank for rank in range(ranks.world_size) if rank != victim})
+    return ranks.heal(victim)
+
+
+def _check_text(reply: Reply, in_state: set[int], state: State, fault: Fault, victim: int) -> None:
+    """The error names the victim and what the others were in, and little else was said."""
+    shown = reply.traceback
+    assert reply.ename == fault.ename, reply
+    acts = {rank: found["act"] for found in _ACT.finditer(shown) for rank in parse_ranks(found["ranks"], 99)}
+    if fault.ename != "KeyboardInterrupt":
+        assert re.search(rf"{fault.text}.*\(rank {victim}\)", reply.evalue), shown
+        in_state.remove(victim)
+    elif fault.signal or not state.takes_victim:
+        assert re.search(fault.text or r"^interrupted at cell line \d+$", acts.pop(victim)), shown
+        in_state.remove(victim)
+    assert set(acts) == in_state and all(re.search(state.line, act) for act in acts.values()), f"{acts} in {shown}"
+    if fault.is_death and fault.signal != signal.SIGSTOP:
+        assert f"rank {victim} died. %ddp_heal replaces it" in reply.stderr, reply
+    own = f"[{victim}]" if fault.name == "SIGSEGV" else "no line"  # Python's last words
+    lines = [line for line in reply.stderr.splitlines() if not line.startswith(own)]
+    assert reply.stdout == "" and all(_NOTE.fullmatch(line) for line in lines), reply
+
+
+def _stopped(rank: int, pid: int) -> str:
+    """The pattern of what is said of a stopped process."""
+    return rf"rank {rank}\b.*its process \(?(pid )?{pid}\)? is stopped; kill -CONT {pid} lets it go on"

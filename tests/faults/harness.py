@@ -1,0 +1,130 @@
+"""A session of ranks in a real notebook that takes many faults in a row, and what has to hold after each of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.faults.table import GRACE_S, HANG_AFTER_S
+from tests.kernels import NotebookKernel, Reply
+from tests.long.watching import pids_of_ranks
+from tests.test_cell_table import by_rank
+
+_ROOT = Path(__file__).parents[2]
+_NEXT_S = 20.0  # a cell that is to end well
+_SET_UP = """
+kept = torch.arange(3) + 10 * rank
+words = {{"rank": [rank]}}
+import asyncio, ctypes, os, sys, threading, time
+import torch.distributed.device_mesh, torch.distributed.fsdp
+from tests.faults import on_rank
+victim = {victim}
+scene = on_rank.Scene({directory!r}, rank)
+"""
+KEPT = "print(kept.tolist(), words['rank'])"
+SUM = "x = torch.ones(1024) * (rank + 1); dist.all_reduce(x); print('sum', x.unique().tolist())"
+_HOST_SERVER = "import ddp_notebook; print(*ddp_notebook.current().pids('host server'))"
+
+
+class Ranks:
+    """Ranks of a notebook, for many entries in a row.
+
+    Args:
+        world_size: their number.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.ended_s: list[float] = []  # what each cell took to its end
+        self._running: NotebookKernel | None = None
+        self._children = 0  # of the host server
+
+    @property
+    def kernel(self) -> NotebookKernel:
+        """The notebook's; a new one after an entry that failed."""
+        if self._running is None:
+            self._running = NotebookKernel(pythonpath=str(_ROOT))
+            options = f"--grace {GRACE_S:g} --hang-after {HANG_AFTER_S:g}"
+            started = self._running.run(f"%load_ext ddp_notebook\n%ddp_start {self.world_size} {options}")
+            assert started.status == "ok", started
+            self._children = len(self._host_server.children())
+        return self._running
+
+    def close(self) -> None:
+        """End the notebook. Doing it twice is no error."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    @contextmanager
+    def given_up_on_failure(self) -> Iterator[None]:
+        """Whatever comes after a failure in this block gets a new notebook."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- cells
+
+    def run(self, code: str) -> Reply:
+        """Run a cell on all ranks; it has to end well."""
+        reply = self.kernel.run(f"%%on_all_ranks\n{code}", _NEXT_S)
+        assert reply.status == "ok", reply
+        return reply
+
+    def set_up(self, directory: str, victim: int = 0, code: str = "") -> list[int]:
+        """Give the ranks the variables of an entry. Returns their processes."""
+        self.run(_SET_UP.format(victim=victim, directory=directory) + code)
+        return self.pids()
+
+    def pids(self) -> list[int]:
+        """The ranks' processes, by rank."""
+        return pids_of_ranks(self.kernel)
+
+    def heal(self, victim: int) -> str:
+        """Give the victim's new process the variables of the next rank. Returns what was said."""
+        source = self._source(victim)
+        reply = self.kernel.run(f"%ddp_heal --from {source}", _NEXT_S)
+        assert re.search(rf"variables of rank {source} copied to rank {victim}: .*kept", reply.stdout), reply
+        return reply.stdout
+
+    def _source(self, victim: int) -> int:
+        return (victim + 1) % self.world_size
+
+    # ---- what has to hold
+
+    def check(self, before: list[int], replaced: int | None = None) -> None:
+        """The ranks communicate, have their variables, and are the same processes but for the one that was replaced.
+
+        Args:
+            before: their processes before the fault.
+            replaced: the rank that is another process now, and has the variables of the next one.
+        """
+        everyone = range(self.world_size)
+        total = float(sum(rank + 1 for rank in everyone))
+        shown = by_rank(self.run(SUM).stdout)
+        assert shown == {rank: [f"sum [{total}]"] for rank in everyone}, shown
+        has_of = {rank: self._source(rank) if rank == replaced else rank for rank in everyone}
+        self.check_kept(self.run(KEPT), has_of)
+        pids = self.pids()
+        assert {rank for rank in everyone if pids[rank] != before[rank]} == {replaced} - {None}
+        states = {psutil.Process(pid).status() for pid in pids}
+        assert not {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED} & states, states
+        children = self._host_server.children()
+        assert set(pids) <= {child.pid for child in children}
+        assert len(children) == self._children, children
+
+    def check_kept(self, reply: Reply, has_of: dict[int, int]) -> None:
+        """The cell `KEPT` has shown on each of these ranks the variables of another, or its own."""
+        shown = by_rank(reply.stdout)
+        wanted = {rank: [f"{[10 * of, 10 * of + 1, 10 * of + 2]} [{of}]"] for rank, of in has_of.items()}
+        assert shown == wanted, shown
+
+    @property
+    def _host_server(self) -> psutil.Process:
+        return psutil.Process(int(self.kernel.run(_HOST_SERVER).stdout))

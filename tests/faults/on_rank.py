@@ -1,0 +1,74 @@
+"""What entries of the table use on the ranks: meeting without a collective, and holding the interpreter."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+_DEADLINE_S = 30.0
+_BLOCKED_S = 0.06  # a main thread that was not switched for so long sleeps
+
+
+class Scene:
+    """Who has come how far, as files that the ranks and the test see.
+
+    Args:
+        directory: of these files; empty at first.
+        rank: whose marks are made; -1: the test's.
+    """
+
+    def __init__(self, directory: str, rank: int = -1) -> None:
+        self._directory = Path(directory)
+        self._rank = rank
+
+    def mark(self, what: str) -> None:
+        """Say that this rank has come so far, and when."""
+        file = self._directory / f"{what}-{self._rank}"
+        new = file.with_suffix(".new")
+        new.write_text(f"{os.getpid()} {time.monotonic()}")
+        new.rename(file)
+
+    def seen(self, what: str, rank: int) -> tuple[int, float] | None:
+        """The process that has left this mark, and at which monotonic time; None: not yet."""
+        try:
+            pid, at_s = (self._directory / f"{what}-{rank}").read_text().split()
+        except FileNotFoundError:
+            return None
+        return int(pid), float(at_s)
+
+    def wait_for(self, what: str, ranks: Collection[int], *, blocked: bool = False) -> dict[int, tuple[int, float]]:
+        """Wait until these ranks have left the mark and, where they are to be `blocked`, sleep."""
+        until = time.monotonic() + _DEADLINE_S
+        while time.monotonic() < until:
+            marks = {rank: found for rank in ranks if (found := self.seen(what, rank)) is not None}
+            if len(marks) == len(ranks) and (not blocked or _are_blocked([pid for pid, _ in marks.values()])):
+                return marks
+            time.sleep(0.01)
+        raise TimeoutError(f"not within {_DEADLINE_S:g} s: ranks {sorted(ranks)} {what}, only {sorted(marks)} are")
+
+
+def _are_blocked(pids: Collection[int]) -> bool:
+    """Whether all these main threads sleep, and do so for a while."""
+    before = [_switches(pid) for pid in pids]
+    if None in before:
+        return False
+    time.sleep(_BLOCKED_S)
+    return before == [_switches(pid) for pid in pids]
+
+
+def _switches(pid: int) -> str | None:
+    """How often the main thread was switched, while it sleeps; None: it runs."""
+    status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    if "\nState:\tS" not in status:
+        return None
+    return status.partition("\nvoluntary_ctxt_switches")[2]
+
+
+def hold_interpreter(seconds: float) -> None:
+    """One call in C that lets no other thread run, and no signal handler, for so long."""
+    until = time.monotonic() + seconds
+    collections.deque(itertools.takewhile(until.__gt__, iter(time.monotonic, None)), maxlen=0)

@@ -1,0 +1,70 @@
+"""A part of the table of faults and states, with every fault and every state in it; `tests/long` plays all of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tests import conftest
+from tests.faults.entries import strike
+from tests.faults.harness import Ranks
+from tests.faults.table import FAULT, STATE
+
+# (number of ranks, fault, state); the victim is another rank each time
+PART = [
+    (2, "raise", "all_reduce"),
+    (2, "raise", "init_process_group"),
+    (2, "sys.exit", "recv"),
+    (2, "MemoryError", "sub-group"),
+    (2, "os._exit", "idle"),
+    (2, "os._exit", "FSDP forward"),
+    (2, "SIGSEGV", "await"),
+    (2, "SIGKILL", "Python loop"),
+    (2, "SIGKILL", "DDP backward"),
+    (2, "SIGSTOP", "idle"),
+    (2, "SIGSTOP", "send"),
+    (2, "interrupt", "idle"),
+    (2, "interrupt", "barrier"),
+    (2, "interrupt", "interpreter held"),
+    (2, "double interrupt", "Python loop"),
+    (3, "raise", "Python loop"),
+    (3, "sys.exit", "barrier"),
+    (3, "MemoryError", "interpreter held"),
+    (3, "os._exit", "all_reduce"),
+    (3, "SIGSEGV", "init_process_group"),
+    (3, "SIGKILL", "sub-group"),
+    (3, "SIGSTOP", "FSDP forward"),
+    (3, "interrupt", "await"),
+    (3, "interrupt", "all_reduce"),
+    (3, "interrupt", "send"),
+    (3, "interrupt", "recv"),
+    (3, "interrupt", "sub-group"),
+    (3, "double interrupt", "DDP backward"),
+]
+
+# Of the module, not of each test: ranks that replace others stay until it ends.
+nothing_is_left = pytest.fixture(scope="module", autouse=True)(conftest.nothing_is_left.__wrapped__)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def of_size() -> Iterator[Callable[[int], Ranks]]:
+    """Ranks of this number: one session for all entries, and another after one that fails."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda world_size: stack.enter_context(closing(Ranks(world_size))))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "fault", "state", "victim"),
+    [(n, FAULT[fault], STATE[state], at % n) for at, (n, fault, state) in enumerate(PART)],
+    ids=[f"{fault}, {state}, {n} ranks" for n, fault, state in PART],
+)
+def test_the_others_go_on(of_size, world_size, fault, state, victim):
+    strike(of_size(world_size), state, fault, victim)
+
+
+def test_every_fault_and_every_state_is_in_this_part():
+    assert {fault for _, fault, _ in PART} == set(FAULT)
+    assert {state for _, _, state in PART} == set(STATE)
