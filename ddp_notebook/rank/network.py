@@ -95,7 +95,7 @@ class Network:
         was_freed = failure is not None and self._is_for_want_of_others(failure)
         doing = release.doing or self._failed_in(failure, unwaited if was_freed else [])
         return {
-            "place": doing.place,
+            "place": doing.place or self._place_of(failure),
             "operation": None if doing.operation is None else doing.operation.to_json(),
             "was_freed": was_freed,
             "group": self.state(),
@@ -124,12 +124,14 @@ class Network:
 
     def _failed_in(self, failure: BaseException | None, unwaited: list[Call]) -> Doing:
         """Where a cell has failed, and in what: the operation that raised, or the first of those that has failed."""
-        failed = self.recorder.failed
-        place = self.where.of_traceback(None if failure is None else failure.__traceback__)
+        failed, place = self.recorder.failed, self._place_of(failure)
         if failed is not None and any(error is failed.error for error in _chain(failure)):
             return Doing(place, failed.call.describe())
         call = next((call for call in unwaited if call.has_failed), None)
         return Doing(place, None if call is None else call.describe())
+
+    def _place_of(self, failure: BaseException | None) -> str:
+        return self.where.of_traceback(None if failure is None else failure.__traceback__)
 
     def _is_for_want_of_others(self, failure: BaseException) -> bool:
         """Whether it failed in an operation, because others did not take part."""

@@ -142,14 +142,12 @@ class Release:
 
     def _look(self, for_s: float) -> None:
         waits = bool(self._recorder.waiting or self._recorder.operations())
+        if self.doing is None and (waits or for_s > _PATIENCE_S):
+            self.doing = self.now()
         if waits or self._connections.is_connecting:
-            if self.doing is None:
-                self.doing = self.now()
             self.was_cut = True
             self._connections.cut_groups()
         if for_s > _PATIENCE_S:
-            if self.doing is None:
-                self.doing = self.now()
             self.was_cut = True
             self._connections.cut_stores()
             if not self._has_interrupted:  # another thread took the signal, and did not wake the main one

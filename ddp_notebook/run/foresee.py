@@ -232,7 +232,7 @@ def _unmet(one: _Reader, other: _Reader, group: _Group) -> Iterator[tuple[_Call,
         return  # of calls that only the other one makes nobody knows what they run
     may_differ, perhaps = _in_any_number(mine, theirs), _in_any_number(theirs, mine)
 
-    def weight(call: _Call) -> int:
+    def weight(call: _Call) -> int:  # what surely runs goes together first
         return 1 if call.within or call.shape[0] in may_differ | perhaps else 1000
 
     more, less = _left(mine, theirs, lambda call: call.shape, weight)
