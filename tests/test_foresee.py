@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.run import foresee as foreseeing
+from ddp_notebook.run import reading
 from ddp_notebook.run.foresee import foresee
 from ddp_notebook.run.ranks import parse_ranks
 from tests.cell_table import TABLE
@@ -951,30 +952,30 @@ def position_of_group(function: object) -> int:
     """Where a function of torch takes its group."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]  # type: ignore[arg-type]
     found = [names.index(name) for name in ("group", "process_group", "parent_pg") if name in names]
-    return found[0] if found else foreseeing._NO_GROUP
+    return found[0] if found else reading.NO_GROUP
 
 
-@pytest.mark.parametrize("name", foreseeing._GROUP_AT)
+@pytest.mark.parametrize("name", reading.GROUP_AT)
 def test_the_group_of_a_collective_is_where_torch_has_it(name):
-    assert foreseeing._GROUP_AT[name] == position_of_group(getattr(dist, name))
+    assert reading.GROUP_AT[name] == position_of_group(getattr(dist, name))
 
 
 @pytest.mark.parametrize("wrapper", [DistributedDataParallel, FullyShardedDataParallel])
 def test_the_group_of_a_wrapper_is_where_torch_has_it(wrapper):
-    assert foreseeing._ELSEWHERE[wrapper.__name__] == position_of_group(wrapper.__init__)
+    assert reading.ELSEWHERE[wrapper.__name__] == position_of_group(wrapper.__init__)
 
 
 def test_every_collective_of_torch_is_known():
     """What takes a group or makes one, but is none: point to point, questions, the end; and what only some may call."""
     public = {name for name, value in vars(dist).items() if type(value) is FunctionType and name[0] != "_"}
-    takes_group = {name for name in public if position_of_group(getattr(dist, name)) != foreseeing._NO_GROUP}
+    takes_group = {name for name in public if position_of_group(getattr(dist, name)) != reading.NO_GROUP}
     others = {name for name in takes_group if name.startswith(("get_", "send", "recv", "isend", "irecv"))}
 
-    assert takes_group - others - {"destroy_process_group", "shrink_group"} <= foreseeing._GROUP_AT.keys()
+    assert takes_group - others - {"destroy_process_group", "shrink_group"} <= reading.GROUP_AT.keys()
 
 
 def test_each_name_is_found_by_a_quick_search():
-    for name in (*foreseeing._GROUP_AT, *foreseeing._ELSEWHERE):
+    for name in (*reading.GROUP_AT, *reading.ELSEWHERE):
         assert any(stem in name for stem in foreseeing._STEMS), name
 
 
@@ -993,12 +994,12 @@ def test_most_cells_are_not_even_parsed(code, monkeypatch):
 def test_a_cell_on_which_the_rank_has_no_bearing_is_read_once(monkeypatch):
     read: list[int | None] = []
 
-    class Counting(foreseeing._Reader):
+    class Counting(reading.Reader):
         def __init__(self, rank: int | None, world_size: int) -> None:
             read.append(rank)
             super().__init__(rank, world_size)
 
-    monkeypatch.setattr(foreseeing, "_Reader", Counting)
+    monkeypatch.setattr(foreseeing, "Reader", Counting)
 
     assert foresee_on("all", "for x in xs:\n    if rank == 0: print(x)\n    dist.all_reduce(x)") == []
     assert read == [None]
