@@ -9,9 +9,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
+
+from ddp_notebook.run.outlet import shell_has_kernel
+
+ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 
 
 class Interrupts:
@@ -24,6 +29,7 @@ class Interrupts:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.count = 0
         self._wake = wake
+        self._pressed_s = 0.0  # the last time
         self._previous: Any = None
         self._active = threading.current_thread() is threading.main_thread()
 
@@ -35,6 +41,15 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._active:
             signal.signal(signal.SIGINT, self._previous)
+            if self.count and self._previous is signal.default_int_handler and shell_has_kernel():
+                signal.signal(signal.SIGINT, self._on_late_press)
+
+    def _on_late_press(self, _: int, __: FrameType | None) -> None:
+        """Somebody has pressed twice, and the first has ended the cell already. Raised while the kernel sends the
+        cell's reply, the second would lose it, and the cell would run for ever on the page. The kernel sets its own
+        handler when it is done with the cell."""
+        if time.monotonic() - self._pressed_s > ONE_PRESS_S:
+            raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
@@ -50,6 +65,7 @@ class Interrupts:
 
     def _on_sigint(self, _: int, __: FrameType | None) -> None:
         self.count += 1
+        self._pressed_s = time.monotonic()
         self._wake()
 
 

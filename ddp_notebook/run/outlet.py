@@ -49,7 +49,7 @@ class Outlet:
     """Shows text and displays in order. To be used by the main thread alone."""
 
     def __init__(self) -> None:
-        self.can_update = _shell_has_kernel()  # a terminal cannot change what it has shown
+        self.can_update = shell_has_kernel()  # a terminal cannot change what it has shown
         self._waiting: deque[_Text | _Data] = deque()
         self._allowed = float(_BURST_BYTES)
         self._refilled_s = time.monotonic()
@@ -124,7 +124,8 @@ class Outlet:
             getattr(sys, stream).flush()
 
 
-def _shell_has_kernel() -> bool:
+def shell_has_kernel() -> bool:
+    """Whether this process is a notebook's kernel, and no terminal or script."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is not None
 

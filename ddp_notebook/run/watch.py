@@ -18,7 +18,7 @@ from typing import Protocol
 from ddp_notebook.events import Answer, Ask
 from ddp_notebook.run.cell import CellRun, Shown
 from ddp_notebook.run.diagnosis import Views, stuck
-from ddp_notebook.run.interrupt import Interrupts
+from ddp_notebook.run.interrupt import ONE_PRESS_S, Interrupts
 from ddp_notebook.run.screen import Screen
 
 # A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
@@ -26,7 +26,6 @@ from ddp_notebook.run.screen import Screen
 _LOOK_S = 0.2
 _REFRESH_S = 0.1  # what a flood brings is shown at least so often
 _PIPES_S = 0.05  # what text gets to come through the pipes
-_ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 _END_S = 2.0  # what ranks get to end a cell when they were told to
 _END_EACH_S = 0.125  # where they are many
 _WAITING_S = 0.1  # between two looks whether the others can only wait
@@ -131,7 +130,7 @@ class Watch:
             self._on_timeout(now)
         if self._run.has_failed:
             self._on_failure(now)
-        if self._handled and not self._told and now - self._released_at > _ONE_PRESS_S:
+        if self._handled and not self._told and now - self._released_at > ONE_PRESS_S:
             self._tell_who_is_silent()
         if now > self._card_at:
             self._on_no_progress()
@@ -154,7 +153,7 @@ class Watch:
 
     def _on_press(self, now: float) -> None:
         """Somebody pressed stop: the first time to end the cell, later to replace the ranks that do not end it."""
-        again = self._handled and now - self._released_at > _ONE_PRESS_S
+        again = self._handled and now - self._released_at > ONE_PRESS_S
         self._handled = self._interrupts.count
         if again:
             self.killed = self._run.pending

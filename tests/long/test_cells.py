@@ -65,3 +65,16 @@ def test_a_cell_right_after_an_interrupted_one(kernel, tally):
         reply = kernel.finish(interrupted, timeout_s=15)
         assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "interrupted: ranks 0-3")
         expect_sums(kernel.finish(queued or send(kernel, SUM)))
+
+
+def test_a_second_press_behind_the_end_does_not_lose_the_reply(make_kernel, tally):
+    """It comes while the kernel sends the reply of the cell that the first has ended."""
+    kernel = make_kernel()
+    start_ranks(kernel, 2)
+    for n in tally(60, "cells whose stop button is pressed twice reply"):
+        message = kernel.start("%%on_all_ranks\nimport time; print('go'); time.sleep(60)")
+        kernel.wait_for_text("go")
+        kernel.interrupt()
+        time.sleep(0.002 * n)
+        kernel.interrupt()
+        assert kernel.finish(message, timeout_s=10).ename == "KeyboardInterrupt"
