@@ -361,9 +361,9 @@ class Session:
             StartError: it did not form.
         """
         with self._cells.turn:
-            cluster = self._check()
+            self._check()
             self._cells.check_idle()
-            cluster.form(time.monotonic() + timeout_s)
+            self._cells.mend.form(timeout_s)
 
     def heal(self, from_rank: int | None = None, names: Sequence[str] = ()) -> list[str]:
         """Replace ranks that have died: a new process takes the number, the device and the environment, and the group
@@ -385,8 +385,7 @@ class Session:
             >>> session.heal(from_rank=0)
             ['rank 1 was replaced', '12 variables of rank 0 copied to rank 1: model, optimizer, ...']
         """
-        with uninterrupted():
-            return self._healing.heal(from_rank, names)
+        return self._healing.heal(from_rank, names)
 
     def check(self, *names: str) -> Agreement:
         """Whether ranks agree: in parameters, buffers, optimizer state, data length, random state and versions, or in

@@ -75,6 +75,23 @@ LEGAL = {
         "ws = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(20)]\nfor w in ws[::-1]: w.wait()"
     ),
     "a monitored barrier": "dist.monitored_barrier()",
+    "an async one before a message, in a new group": (
+        "g = dist.new_group([0, 1]); x = torch.ones(2)\n"
+        "if rank == 0:\n    w = dist.all_reduce(x, group=g, async_op=True); dist.recv(torch.ones(1), 1); w.wait()\n"
+        "else:\n    dist.send(torch.ones(1), 0); dist.all_reduce(x, group=g)"
+    ),
+    "two new groups in another order on each rank": (
+        "gs = [dist.new_group([0, 1]) for _ in range(2)]\n"
+        "ws = [dist.all_reduce(torch.ones(1), group=g, async_op=True) for g in (gs if rank else gs[::-1])]\n"
+        "for w in ws: w.wait()"
+    ),
+    "a group of the same name after a new beginning": (
+        "g = dist.new_group([0, 1]); dist.all_reduce(torch.ones(1), group=g)\n"
+        "dist.destroy_process_group(); dist.init_process_group('gloo')\n"
+        "g = dist.new_group([0]); x = torch.ones(1)\n"
+        "if rank == 0: dist.all_reduce(x, group=g)\n"
+        "dist.all_reduce(x)"
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,7 +10,14 @@ import signal
 import psutil
 import pytest
 
-from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError, SessionBrokenError, UsageError
+from ddp_notebook.errors import (
+    DDPNotebookError,
+    RankDiedError,
+    RankError,
+    SessionBrokenError,
+    StartError,
+    UsageError,
+)
 from tests.conftest import wait_until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
@@ -123,6 +131,41 @@ def test_ipyparallels_client_knows_the_new_rank(session):
     assert sorted(pids) == sorted(session.pids())
     assert session.client[1].apply_sync(os.getpid) == session.pids()[1]
     session._close_client()  # its sockets are this process's
+
+
+def test_a_cell_that_waited_for_its_turn_while_a_rank_died(session):
+    first = session.run("import os\nif rank == 1: os._exit(3)", wait=False)
+    second = session.run("rank", wait=False)
+    with pytest.raises(RankDiedError):
+        first.result(20)
+    with contextlib.suppress(RankDiedError):
+        assert second.result(20).ranks == [0, 2]
+    session.heal()
+
+
+def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
+    from ddp_notebook.launch.cluster import Cluster
+
+    kill(session, 1)
+    call = Cluster._call_engines
+
+    def call_and_kill(cluster, ranks, *, replace=False):
+        call(cluster, ranks, replace=replace)
+        os.kill(cluster.process(1).pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "_call_engines", call_and_kill)
+        with pytest.raises(StartError, match="no new process for rank 1"):
+            session.heal()
+    assert session.heal()[0].startswith("rank 1 was replaced")
+    assert session.run(SUM, timeout=20)[1].result == "3"
+
+
+def test_variables_that_fail_oddly_are_named(session):
+    session.run("class Odd:\n    def __reduce_ex__(self, _): raise NotImplementedError\nodd, fine = Odd(), 1")
+    kill(session, 2)
+    said = session.heal(0)
+    assert any(line.startswith("odd was not copied: a Odd cannot be pickled (NotImplementedError)") for line in said)
 
 
 def test_nothing_to_heal(session):

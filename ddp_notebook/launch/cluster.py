@@ -179,16 +179,31 @@ class Cluster:
         return self._wait_until_formed(deadline)
 
     def replace(self, ranks: list[int], deadline: float) -> list[str]:
-        """New processes for ranks that have died, and then the group of all. Returns what `form` does."""
-        for rank in ranks:
-            self._start_rank(rank)
-        self._wait("the new processes to say hello", "Hello", deadline)
-        self._call_to_form()
-        self.client_file()
-        self._call_engines(ranks, replace=True)
-        notes = self._wait_until_formed(deadline)
-        self._wait("the engines", "Ready", deadline)
+        """New processes for ranks that have died, and then the group of all. Returns what `form` does.
+
+        Raises:
+            StartError: it failed, and can be tried again: the new processes are gone.
+        """
+        for process in self._ranks.values():
+            process.error = ""  # of a forming that failed
+        try:
+            self.client_file()  # a controller, for their engines
+            for rank in ranks:
+                self._start_rank(rank)
+            self._wait("the new processes to say hello", "Hello", deadline)
+            self._call_to_form()
+            self._call_engines(ranks, replace=True)
+            notes = self._wait_until_formed(deadline)
+            self._wait("the engines", "Ready", deadline)
+        except (StartError, ClientError) as error:
+            self._host.end([self._ranks[rank].number for rank in ranks if self._ranks[rank].is_alive], 0.0)
+            self._wait_for_ends(ranks)
+            raise StartError(f"no new process for {name_ranks(ranks)}: {error}") from error
         return notes
+
+    def _wait_for_ends(self, ranks: list[int], timeout_s: float = 5.0) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not any(self._ranks[rank].is_alive for rank in ranks), timeout_s)
 
     def _start_rank(self, rank: int) -> None:
         spec = {"mark_token": self.mark_token, "threads": self._placement.threads}

@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.events import Form
 from ddp_notebook.rank import sockets
+from ddp_notebook.rank.guard import make_twin
 from ddp_notebook.rank.recorder import Group, Recorder
 
 _DEFAULT = "0"  # torch's name of the default group
@@ -59,7 +60,9 @@ class Connections:
         self._groups: dict[str, ProcessGroup] = {}  # by name of a group: what its operations go through
         # Freeing a group joins its threads with the interpreter's lock held, and a thread that still lets go of a
         # tensor waits for that lock. So the last ones are kept until they have long been quiet.
-        self._ended: deque[list[ProcessGroup]] = deque(maxlen=2)
+        self._ended: deque[list[Any]] = deque(maxlen=2)
+        self.makes_twins = False  # private groups for the guard
+        self._fsdp1: weakref.WeakSet[FullyShardedDataParallel] = weakref.WeakSet()
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
     def watch(self) -> None:
@@ -88,7 +91,38 @@ class Connections:
 
         ProcessGroupGloo.__init__ = init_group  # type: ignore[method-assign,assignment]
         TCPStore.__init__ = init_store  # type: ignore[method-assign,assignment]
-        self._watch_models()
+        self._watch_groups()
+        _remember(DistributedDataParallel, "__init__", self._models)
+        _remember(DistributedDataParallel, "__setstate__", self._models)
+        _remember(FullyShardedDataParallel, "__init__", self._fsdp1)
+
+    def _watch_groups(self) -> None:
+        """Give each group a private one for the guard as it is made, and send what torch asks of a group's backend to
+        the backend that the group has now."""
+        make = distributed_c10d._new_process_group_helper
+
+        @functools.wraps(make)
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            made, store = make(*args, **kwargs)
+            if self.makes_twins and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
+                self._recorder.twins[made] = make_twin(made, store, _timeout_of(made))  # its ranks are not known yet
+            return made, store
+
+        distributed_c10d._new_process_group_helper = make_group
+        for name in ("_get_backend", "_start_coalescing", "_end_coalescing"):
+            setattr(ProcessGroup, name, self._at_successor(getattr(ProcessGroup, name)))
+
+    def _at_successor(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        groups = self._recorder.groups
+
+        @functools.wraps(method)
+        def of_successor(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            known = groups.get(id(group))
+            if known is not None and known.successor is not None and known.reference() is group:
+                group = known.successor
+            return method(group, *args, **kwargs)
+
+        return of_successor
 
     def on_peer_ports(self, ports: list[int]) -> None:
         """The other ranks listen there."""
@@ -107,7 +141,7 @@ class Connections:
     @property
     def has_models(self) -> bool:
         """Whether there are models in DDP or FSDP: a forward or backward of one may have been left half done."""
-        return bool(self._models) or bool(FSDPModule.__subclasses__())
+        return bool(self._models or self._fsdp1 or FSDPModule.__subclasses__())
 
     # ---- cutting
 
@@ -171,6 +205,7 @@ class Connections:
             from ddp_notebook.rank import group as joining
 
             joining.join(place, f"{place.store_prefix}/{place.epoch}")
+        made: list[tuple[Group, ProcessGroup, Any]] = []
         for name, group in groups.items():
             # by its ranks too: where ranks failed while they made groups, one name may stand for two
             absent = [r for r in group.ranks if everybody[r]["groups"].get(name) != list(group.ranks)]
@@ -179,12 +214,22 @@ class Connections:
                     group.retired = _retired(group, absent)
                     notes.append(group.retired)
                 continue
-            self._connect(group, name, PrefixStore(f"{name}/", store), forming)
+            made += self._connect(group, name, PrefixStore(f"{name}/", store), forming)
+        for group, successor, twin in made:  # all or none: some through old connections would wait for ever
+            group.successor, group.connections, group.twin = successor, successor.boxed(), twin
+            self._groups[group.name] = successor
         has_newcomers = any(not one["groups"] for one in everybody)
         for model in list(self._models):
-            _reset(model, make_reducer=has_newcomers)
+            try:
+                _reset(model, make_reducer=has_newcomers)
+            except Exception as error:  # of one model: the others and the group are not to suffer
+                notes.append(f"a model in DDP cannot go on, wrap it again: {type(error).__name__}: {error}")
         for module in _sharded_modules():
             _reset_sharded(module)
+        if self._fsdp1:
+            notes.append(
+                "FullyShardedDataParallel cannot forget a step that was cut: wrap such models again on all ranks"
+            )
         world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
         if groups:
             default = dist.group.WORLD
@@ -203,12 +248,15 @@ class Connections:
         return dict(sorted(groups.items(), key=lambda item: (not item[0].isdigit(), len(item[0]), item[0])))
 
     def _forget_old(self) -> None:
-        self._ended.append(list(self._groups.values()))
-        self._groups.clear()
+        twins = [group.twin for group in self._recorder.groups.values()]
+        self._ended.append([*self._groups.values(), *twins])
+        self._groups = {}
         self._own_ports.clear()
         self._peer_ports.clear()
 
-    def _connect(self, group: Group, name: str, store: Any, forming: timedelta) -> None:
+    def _connect(
+        self, group: Group, name: str, store: Any, forming: timedelta
+    ) -> list[tuple[Group, ProcessGroup, Any]]:
         """What torch does for a new group, without registering it. Its keys in the store are torch's own, since a rank
         that joins by `init_process_group` is to meet the others there."""
         old = group.reference()
@@ -216,7 +264,7 @@ class Connections:
         config = distributed_c10d.Backend(dist.get_backend_config(old))
         by_device = distributed_c10d.BackendConfig(config).device_backend_map
         if not set(by_device.values()) <= {"gloo", "nccl"}:
-            return  # "fake" has no connections
+            return []  # "fake" has no connections
         rank, size, timeout = old.rank(), old.size(), _timeout_of(old)
         new = ProcessGroup(store, rank, size)
         backends: dict[str, Any] = {}
@@ -237,24 +285,29 @@ class Connections:
             new.bound_device_id = old.bound_device_id
         new._set_group_name(distributed_c10d.GroupName(name))
         new._set_group_desc(old.group_desc)
-        self._groups[name] = new
-        group.connections = new.boxed()
+        twin = make_twin(new, store, forming) if self.makes_twins and size > 1 and set(backends) == {"gloo"} else None
+        if twin is not None:
+            twin._set_default_timeout(timeout)
+        return [(group, new, twin)]
 
-    def _watch_models(self) -> None:
-        """Know every model in DDP: its reducer has to forget a backward that did not end."""
-        models = self._models
-        for name in ("__init__", "__setstate__"):
-            original = getattr(DistributedDataParallel, name)
 
-            def remembered(
-                model: DistributedDataParallel, *args: Any, original: Callable[..., None] = original, **kwargs: Any
-            ) -> None:
-                original(model, *args, **kwargs)
-                for hook, state in getattr(model, "_comm_hooks", ()):  # an unpickled model has lost them
-                    dist._register_comm_hook(model.reducer, state, hook)  # type: ignore[attr-defined]  # exported at run time
-                models.add(model)
+def _remember(kind: type, name: str, models: Any) -> None:
+    """Have a method of a kind of model put the model into a set."""
+    original = getattr(kind, name)
 
-            setattr(DistributedDataParallel, name, functools.wraps(original)(remembered))
+    @functools.wraps(original)
+    def remembered(model: Any, *args: Any, **kwargs: Any) -> None:
+        original(model, *args, **kwargs)
+        if name == "__setstate__":
+            for hook, state in getattr(model, "_comm_hooks", ()):  # an unpickled model in DDP has lost them
+                dist._register_comm_hook(model.reducer, state, hook)  # type: ignore[attr-defined]  # exported later
+        models.add(model)
+
+    setattr(kind, name, remembered)
+
+
+def _is_gloo(group: ProcessGroup) -> bool:
+    return "gloo" in str(dist.get_backend_config(group)) and "nccl" not in str(dist.get_backend_config(group))
 
 
 def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:

@@ -48,7 +48,8 @@ def read(
                 if names:
                     raise CannotSendError(f"{name!r} ({type(value).__name__}) cannot be pickled: {error}") from error
                 del values[name]
-                left[name] = f"a {type(value).__name__} cannot be pickled ({str(error).splitlines()[0]})"
+                why = (str(error) or type(error).__name__).splitlines()[0]
+                left[name] = f"a {type(value).__name__} cannot be pickled ({why})"
     return _dumps(values), list(values), left
 
 

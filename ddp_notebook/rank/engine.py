@@ -170,6 +170,9 @@ class Rank:
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
             return
+        except Exception as error:  # of a user's object; the notebook waits for an answer
+            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+            return
         answer = Pulled(request=message.request, about=about, nbytes=len(data))
         if len(data) <= INLINE_BYTES:
             self.agent.send(replace(answer, pickle=data))

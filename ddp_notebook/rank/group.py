@@ -69,10 +69,7 @@ def _count_from_zero() -> None:
 
 
 def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
-    """Give the default group and its store torch's default timeout: later groups meet there.
-
-    These are the only private names of torch in this package.
-    """
+    """Give the default group and its store torch's default timeout: later groups meet there."""
     from torch.distributed import distributed_c10d as c10d
 
     timeout = c10d._get_default_timeout(dist.Backend(backend))

@@ -12,15 +12,15 @@ that the caller does not wait for is compared when its caller waits, for the sam
 from __future__ import annotations
 
 import zlib
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo
-from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
+from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
 from ddp_notebook.rank.origin import USER, origin
-from ddp_notebook.rank.recorder import Call, Group, Recorder
+from ddp_notebook.rank.recorder import Call
 from ddp_notebook.words import group_by_value, name_ranks
 
 _UNCHECKED = {"monitored_barrier"}  # is such a check itself
@@ -42,21 +42,13 @@ class Check(NamedTuple):
 class Guard:
     """Compares what the ranks of a group call. `guard(call)` goes before the call.
 
-    Args:
-        recorder: whose calls they are.
-
     Raises:
         CollectiveMismatchError: on every rank, with the difference in words.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._twins: dict[str, Any] = {}  # `ProcessGroupGloo`, whose stub lacks its operations
-        self._unguarded: set[str] = set()  # groups that could get no private one
-        self._ended: list[dict[str, Any]] = []
+    def __init__(self) -> None:
         self._options = AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
-        self._epoch = 0
 
     def __call__(self, call: Call) -> None:
         kernel, group = call.kernel, call.group
@@ -64,21 +56,13 @@ class Guard:
             return
         if origin(_FRAMES_OF_OURS) != USER:
             return
-        twin = self._twins.get(group.name)
-        if twin is None and (group.name in self._unguarded or (twin := self._make_twin(group)) is None):
+        if (twin := group.twin) is None:
             return
         check = self._begin(twin, call)
         if kernel.blocks(call.arguments):
             self._finish(check, twin, call)
         else:
             call.check = lambda: self._finish(check, None, call)
-
-    def renew(self, epoch: int) -> None:
-        """The groups were formed anew: so are the private ones, when they are needed."""
-        self._epoch = epoch
-        self._ended = [*self._ended[-1:], self._twins]  # freed when they have long been quiet, see `connections`
-        self._twins = {}
-        self._unguarded.clear()
 
     def _begin(self, twin: Any, call: Call) -> Check:
         words = _signature(call)
@@ -115,21 +99,11 @@ class Guard:
             "Nothing was sent, and the group can be used"
         )
 
-    def _make_twin(self, group: Group) -> Any:
-        real = group.reference()
-        assert real is not None
-        store = distributed_c10d._get_default_store()
-        at = PrefixStore(f"guard/{self._epoch}/{group.name}", store)
-        timeout = real._get_backend(real._device_types[0]).options._timeout
-        try:
-            twin = ProcessGroupGloo(at, real.rank(), real.size(), timeout=timeout)
-        except RuntimeError:
-            if self._recorder.refusal is not None:  # it was freed: the cell is being ended
-                raise
-            self._unguarded.add(group.name)  # on all ranks: the store is gone, where they would have met
-            return None
-        self._twins[group.name] = twin
-        return twin
+
+def make_twin(group: ProcessGroup, store: Store, timeout: timedelta) -> Any:
+    """The private group of a group, made together with it: made at its first use, it would let that one wait for ranks
+    which a legal program has waiting for something else."""
+    return ProcessGroupGloo(PrefixStore("guard/", store), group.rank(), group.size(), timeout=timeout)
 
 
 def _signature(call: Call) -> bytes:
@@ -147,7 +121,7 @@ def _signature(call: Call) -> bytes:
             if not kernel.spec.uneven:
                 shapes = tensor.shape
     root = kernel.root_of(call.arguments)
-    return f"{call.number}{kernel.spec.name}{dtype}{kernel.reduce_op_of(call.arguments)}{root}{shapes}".encode()
+    return f"{call.number} {kernel.spec.name}{dtype}{kernel.reduce_op_of(call.arguments)}{root}{shapes}".encode()
 
 
 def _words(call: Call) -> str:

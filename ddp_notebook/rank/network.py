@@ -34,7 +34,7 @@ class Network:
         self.recorder = Recorder()
         self.connections = Connections(self.recorder, lambda ports: send(Listening(ports=ports)))
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
-        self._guard = Guard(self.recorder)
+        self._guard = Guard()
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
         try:
@@ -58,7 +58,8 @@ class Network:
         """
         group.enter(place)
         notes: list[str] = []
-        self._guard.renew(place.epoch)
+        self.release.forms()
+        self.connections.makes_twins = place.guard
         if place.epoch == 1:
             group.join(place, f"{place.store_prefix}/{place.epoch}")
         else:
@@ -90,10 +91,13 @@ class Network:
         unwaited = list(self.recorder.live.values())  # by nobody in Python: in DDP's backward
         if unwaited:
             self.recorder.prune()
+            for call in self.recorder.live.values():
+                call.let_go()
         if failure is None and release.doing is None and not release.was_cut:
             return {}
         was_freed = failure is not None and self._is_for_want_of_others(failure)
         doing = release.doing or self._failed_in(failure, unwaited if was_freed else [])
+        self.recorder.failed = None  # and with it the frames of its traceback
         return {
             "place": doing.place or self._place_of(failure),
             "operation": None if doing.operation is None else doing.operation.to_json(),
@@ -137,7 +141,7 @@ class Network:
         """Whether it failed in an operation, because others did not take part."""
         if self.release.doing is not None:
             return True
-        if isinstance(failure, CollectiveMismatchError):
+        if isinstance(failure, CollectiveMismatchError) or "imed out" in str(failure):
             return False
         return any(
             isinstance(error, RankLostError) or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(str(error)))

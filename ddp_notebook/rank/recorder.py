@@ -18,16 +18,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import distributed_c10d
 
 from ddp_notebook.operation import Operation
 
-_MOST_LIVE = 512  # operations that nobody has waited for; those that are done are dropped much earlier
+_MOST_LIVE = 64  # operations that nobody has waited for; those that are done are dropped much earlier
 _PRUNE_AT = 16  # operations that may be over; more where many are really under way
 _REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
@@ -76,7 +78,7 @@ class Failure(NamedTuple):
 class Call:
     """One operation under way: references only, so that it costs little to make."""
 
-    __slots__ = ("arguments", "check", "group", "kernel", "number", "since", "thread", "work")
+    __slots__ = ("_described", "arguments", "check", "group", "kernel", "number", "since", "thread", "work")
 
     def __init__(
         self, kernel: _Kernel, group: Group, number: int, arguments: tuple[Any, ...], thread: int, since: float
@@ -88,12 +90,15 @@ class Call:
         self.thread = thread
         self.since = since
         self.work: Any = None
+        self._described: Operation | None = None
         self.check: Callable[[], None] | None = None  # for `Work.wait`, before its caller goes on
 
     @property
     def is_done(self) -> bool:
         """Whether it is known to be over. gloo tells of a send, receive or reduce_scatter only in `wait`."""
-        return self.work is not None and bool(self.work.is_completed())
+        if self.work is None or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return False  # the query of an event would break a graph that is being captured
+        return bool(self.work.is_completed())
 
     @property
     def has_failed(self) -> bool:
@@ -106,8 +111,15 @@ class Call:
             return "does not support" not in str(error) and "not implemented" not in str(error)  # no future
         return False
 
+    def let_go(self) -> None:
+        """Keep its words only, and none of its tensors: nobody may ever wait for it."""
+        self._described = self.describe()
+        self.arguments = ()
+
     def describe(self) -> Operation:
         """The operation in words and numbers."""
+        if self._described is not None:
+            return replace(self._described, since_s=time.monotonic() - self.since)
         kernel, group = self.kernel, self.group
         tensors = list(_flat(self.arguments[kernel.at_tensors])) if kernel.at_tensors is not None else []
         return Operation(
@@ -133,7 +145,9 @@ class Group:
         self.ranks: tuple[int, ...] = tuple(_ranks(group))
         self.title = _title(group, self.ranks)
         self.retired = ""  # why it cannot be used any more
-        self.connections: Any = None  # a `ScriptObject` of the group that operations go through instead
+        self.successor: ProcessGroup | None = None  # the group that operations go through instead
+        self.connections: Any = None  # the same, as operators take it
+        self.twin: Any = None  # the private group of the guard: a `ProcessGroupGloo`
         self.counts = {"collective": 0, "send": 0, "recv": 0}
         self.sent: dict[int, int] = {}  # to each rank of the session
 
@@ -187,8 +201,8 @@ class _Kernel:
             group = groups.get(id(process_group))
             if group is None or group.reference() is not process_group:
                 group = recorder.group(process_group)
-            if recorder.refusal is not None:
-                raise recorder.refusal(group)
+            if (refuse := recorder.refusal) is not None:
+                raise refuse(group)
             if group.retired:
                 raise RuntimeError(group.retired)
             number = group.counts[kind] = group.counts[kind] + 1
@@ -200,8 +214,8 @@ class _Kernel:
                 if is_send:
                     to = kernel.root_of(arguments)
                     group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
-                elif recorder.guard is not None:
-                    recorder.guard(call)
+                elif (guard := recorder.guard) is not None:
+                    guard(call)
                 if group.connections is not None:
                     arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
                 out = redispatch(keys & after, *arguments)
@@ -242,6 +256,7 @@ class Recorder:
         self.waiting: dict[int, Call] = {}  # by thread that is in one or waits for one
         self.by_work: dict[int, Call] = {}
         self.prune_at = _PRUNE_AT
+        self.twins: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()  # of the guard
         self.groups: dict[int, Group] = {}  # by id of the process group
         self._library: Any = None
         self._wait: Any = None
@@ -266,7 +281,8 @@ class Recorder:
         known = self.groups.get(id(group))
         if known is None or known.reference() is not group:
             known = self.groups[id(group)] = Group(group)
-            for key in [key for key, one in self.groups.items() if one.reference() is None]:
+            known.twin = self.twins.get(group)
+            for key in [key for key, one in list(self.groups.items()) if one.reference() is None]:
                 del self.groups[key]
         return known
 
@@ -276,7 +292,7 @@ class Recorder:
         return {
             group.name: {**group.counts, "sent": {group.session_rank(to): n for to, n in group.sent.items()}}
             for group in list(self.groups.values())
-            if group.reference() is not None
+            if (one := group.reference()) is not None and _is_registered(one)
         }
 
     @property
@@ -298,9 +314,9 @@ class Recorder:
         for key, call in list(self.live.items()):
             if call.is_done:
                 self._forget(key, call)
-        while len(self.live) > _MOST_LIVE:
-            key = next(iter(self.live))
-            self._forget(key, self.live[key])
+        left = list(self.live.items())
+        for key, call in left[: max(0, len(left) - _MOST_LIVE)]:
+            self._forget(key, call)
         self.prune_at = max(_PRUNE_AT, 2 * len(self.live))
 
     def _forget(self, key: int, call: Call) -> None:
@@ -338,6 +354,11 @@ class Recorder:
             return done
 
         return recorded_wait
+
+
+def _is_registered(group: ProcessGroup) -> bool:
+    """Whether torch knows it: one that was destroyed may live on for a while, and its name be given again."""
+    return group in distributed_c10d._world.pg_names
 
 
 def _flat(value: Any) -> Iterator[torch.Tensor]:

@@ -7,6 +7,7 @@ begins: it raises KeyboardInterrupt, which `except Exception` around it does not
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -21,8 +22,10 @@ from ddp_notebook.rank.recorder import Call, Group, Recorder
 from ddp_notebook.rank.where import Where
 from ddp_notebook.signals import RELEASE
 
+_log = logging.getLogger(__name__)
 _LOOK_S = 0.02
-_JUST_NOW_S = 1.0
+_JUST_NOW_S = 0.3
+_MOST_RESENT = 3
 _PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not seen by the recorder
 CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
 
@@ -58,6 +61,7 @@ class Release:
         self._where = where
         self._running = running
         self._has_interrupted = False  # the main thread knows that it is to end the cell
+        self._resent = 0
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
@@ -66,6 +70,7 @@ class Release:
     def start(self) -> None:
         """Wait for the signal, in a thread."""
         if RELEASE is not None:
+            signal.signal(RELEASE, lambda *_: None)  # for a thread that unblocks it: by itself it ends the process
             threading.Thread(target=self._wait_for_signals, name="ddp-release", daemon=True).start()
 
     # ---- the main thread
@@ -74,6 +79,7 @@ class Release:
         """A cell begins."""
         self.doing = None
         self._has_interrupted = False
+        self._resent = 0
         self._recorder.failed = None
         self._ended.clear()
 
@@ -94,6 +100,10 @@ class Release:
                 place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
             place = place or ("" if frame is None else self._where.of_frame(frame)) or self._where.describe()
             self.doing = Doing(place, None if call is None else call.describe())
+
+    def forms(self) -> None:
+        """The connections are being made again: until they all are, no operation may use some of them."""
+        self._recorder.refusal = _cut
 
     def renewed(self) -> None:
         """The connections were made again."""
@@ -117,7 +127,9 @@ class Release:
         inside of torch."""
         call = self._recorder.waits_in(self._main)
         if call is None and self._where.is_in_torch():
-            call = next(iter(self._recorder.operations()), None)
+            # not a send or receive that nobody waits for yet
+            unwaited = [call for call in self._recorder.operations() if call.kernel.spec.kind == "collective"]
+            call = unwaited[0] if unwaited else None
         return call
 
     def now(self) -> Doing:
@@ -150,7 +162,8 @@ class Release:
         if for_s > _PATIENCE_S:
             self.was_cut = True
             self._connections.cut_stores()
-            if not self._has_interrupted:  # another thread took the signal, and did not wake the main one
+            if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
+                self._resent += 1  # another thread took the signal, and did not wake the main one
                 signal.pthread_kill(self._main, signal.SIGINT)
 
     def _wait_for_signals(self) -> None:
@@ -160,7 +173,10 @@ class Release:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             signal.sigwait({RELEASE})
-            self.go()
+            try:
+                self.go()
+            except Exception:  # must not end the thread that frees all later cells
+                _log.exception("a cell could not be freed")
 
 
 def _stop(_: Group) -> BaseException:

@@ -87,7 +87,7 @@ class Cells:
         with self.turn:
             self._check()
             self.check_idle()
-            self.mend.what_was_left()
+            notes = [*notes, *self.mend.what_was_left()]
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
             screen = None
             if not quiet and threading.current_thread() is threading.main_thread():
@@ -102,6 +102,10 @@ class Cells:
                 if self._closed:
                     self.close()
                 self._cluster.tell(cell, ranks)
+                for rank in ranks:  # who died since they were chosen has not been told to this cell
+                    process = self._cluster.process(rank)
+                    if not process.is_alive:
+                        run.on_died(rank, describe_status(process.status), process.last_words)
                 try:
                     watch.follow()
                 finally:
@@ -109,6 +113,7 @@ class Cells:
                 pending = run.pending
                 if not pending:
                     self._runs.pop(run.number, None)
+                notes = []
                 if self._cluster.is_running and not self._closed:
                     notes = self.mend.after(run.result, pending, watch.killed)
             if screen is not None:

@@ -9,7 +9,7 @@ from typing import Literal
 from ddp_notebook.operation import Operation
 from ddp_notebook.words import group_by_value, list_ranks
 
-State = Literal["waiting", "running", "silent", "ended", "died"]
+State = Literal["waiting", "running", "silent", "ended", "outside", "died"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,8 @@ class RankView:
                 return f"no answer: {self.place}" if self.place else "no answer"
             case "ended":
                 return "has ended the cell"
+            case "outside":
+                return "does not run this cell"
             case "died":
                 return f"gone: {self.place}"
 
@@ -57,7 +59,7 @@ def stuck(views: Views) -> dict[int, tuple[str, int]]:
     A waiting rank is stuck as long as some rank that it needs has ended the cell, is gone, or is stuck itself. All are
     taken for stuck at first; who needs nobody of them is taken out, until nothing changes.
     """
-    gone = {rank for rank, view in views.items() if view.state in ("ended", "died")}
+    gone = {rank for rank, view in views.items() if view.state in ("ended", "outside", "died")}
     held = {rank for rank, view in views.items() if view.state == "waiting"}
     while True:
         free = {rank for rank in held if not _needs_any(views, rank, gone | held)}
@@ -111,7 +113,7 @@ def verdict(views: Views) -> str:
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
     if not waiting:
         return ""
-    for find in (_gone, _mismatch, _different_tensors, _ended, _each_other, _not_arrived):
+    for find in (_gone, _mismatch, _different_tensors, _ended, _outside, _each_other, _not_arrived):
         if sentence := find(views, waiting):
             return sentence
     return ""
@@ -181,6 +183,15 @@ def _ended(views: Views, waiting: Waiting) -> str:
     has = "has" if len(missing) == 1 else "have"
     who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
     return f"{list_ranks(missing)} {has} ended the cell without {operation.short}, which {who_waits}"
+
+
+def _outside(views: Views, waiting: Waiting) -> str:
+    missing, waiters, operation = _awaited(views, waiting, {"outside"})
+    if operation is None:
+        return ""
+    do = "does" if len(missing) == 1 else "do"
+    who_waits = f"{list_ranks(waiters)} {_wait(waiters)} for it in {operation}"
+    return f"{list_ranks(missing)} {do} not run this cell, and {who_waits}"
 
 
 def _each_other(views: Views, waiting: Waiting) -> str:

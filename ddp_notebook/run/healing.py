@@ -11,6 +11,7 @@ from ddp_notebook.events import Pull, Pulled, Push, Pushed
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.exchange import check_name
+from ddp_notebook.run.interrupt import uninterrupted
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.words import list_ranks
 
@@ -40,7 +41,8 @@ class Healing:
             gone = self._cluster.gone
             new = gone or self._cells.mend.replaced
             self._check_source(from_rank, names, new)
-            notes = self._cells.mend.heal() if gone else []
+            with uninterrupted():  # half a rank would be nobody's
+                notes = self._cells.mend.heal() if gone else []
             if from_rank is not None:
                 notes = [note for note in notes if "begin" not in note]
                 notes += [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
@@ -67,12 +69,14 @@ class Healing:
             raise DDPNotebookError(f"rank {from_rank}: {answer.error}")
         data: bytes | bytearray = answer.pickle
         if answer.transfer:
-            data = self._cluster.fetch(from_rank, answer.transfer, answer.nbytes, lambda: None)
+            with uninterrupted():
+                data = self._cluster.fetch(from_rank, answer.transfer, answer.nbytes, lambda: None)
         answers: dict[int, Pushed] = {}
         for rank in to:
             push = partial(Push, pickle=bytes(data))
             if answer.transfer:
-                push = partial(Push, transfer=self._cluster.put(rank, bytes(data), lambda: None))
+                with uninterrupted():
+                    push = partial(Push, transfer=self._cluster.put(rank, bytes(data), lambda: None))
             answers[rank] = self._questions.wait_for(
                 rank,
                 self._questions.ask(rank, lambda n, push=push: push(request=n)),  # type: ignore[misc]

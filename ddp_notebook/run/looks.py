@@ -50,6 +50,10 @@ class Looks:
                 views[rank] = _of_vitals(rank, answers[rank])
             elif rank in silent:
                 views[rank] = RankView(rank=rank, state="silent", place=silent[rank])
+            elif rank not in run.result.by_rank:
+                views[rank] = RankView(rank=rank, state="outside")
+            elif rank in answers and rank in run.pending:
+                views[rank] = RankView(rank=rank, state="running", place="the begin of the cell")
             else:
                 views[rank] = RankView(rank=rank, state="ended")
         return views

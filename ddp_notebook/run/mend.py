@@ -47,7 +47,10 @@ class Mend:
         if gone := self._cluster.gone:
             self._is_due = True
             if killed and not set(gone) - set(killed) and not pending:
-                return self.heal()
+                try:
+                    return self.heal()
+                except StartError as error:
+                    return [f"{error}. %ddp_heal tries again"]
             return [
                 f"{list_ranks(gone)} died. %ddp_heal replaces {'it' if len(gone) == 1 else 'them'}; until then "
                 "cells run on the remaining ranks, which cannot communicate"
@@ -56,22 +59,29 @@ class Mend:
             self._is_due = True
             return []
         states = self._states(result)
+        diverged = _divergence({rank: state for rank, state in states.items() if rank in result.by_rank})
         if len(states) < len(self._cluster.ranks) or not are_in_step(states):
-            return [*self.form(), *_divergence(states)]
-        return _divergence(states)
+            return [*self._try_to_form(), *diverged]
+        return diverged
 
-    def what_was_left(self) -> None:
-        """Before the next cell: form the group if an earlier cell was still in the way of it."""
-        if self._is_due and not self._cluster.gone:
-            self.form()
+    def what_was_left(self) -> list[str]:
+        """Before the next cell: form the group if an earlier one was in the way of it. Returns what `form` does."""
+        return self._try_to_form() if self._is_due and not self._cluster.gone else []
 
-    def form(self) -> list[str]:
-        """Form the group anew. Returns what could not be had again."""
-        self._is_due = True
+    def _try_to_form(self) -> list[str]:
         try:
-            notes = self._cluster.form(time.monotonic() + _FORM_S)
+            return self.form()
         except StartError as error:
-            return [f"the group could not be formed again: {error}"]
+            return [f"the group could not be formed again, and collectives cannot run: {error}"]
+
+    def form(self, timeout_s: float = _FORM_S) -> list[str]:
+        """Form the group anew. Returns what could not be had again.
+
+        Raises:
+            StartError: it did not form.
+        """
+        self._is_due = True
+        notes = self._cluster.form(time.monotonic() + timeout_s)
         self._is_due = False
         return notes
 

@@ -199,7 +199,11 @@ class Watch:
         if self._screen is None:
             return
         views = self._controls.look(self._run)
-        states = [f"rank {rank}: {view.doing}" for rank, view in views.items() if view.state not in ("ended", "died")]
+        states = [
+            f"rank {rank}: {view.doing}"
+            for rank, view in views.items()
+            if view.state not in ("ended", "outside", "died")
+        ]
         if not states:
             return
         them = "it, whose variables are lost" if len(states) == 1 else "them, whose variables are lost"

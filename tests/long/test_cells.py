@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.long.watching import SUM, expect_sums, pids_of_ranks, send, start_ranks, wait_for_ranks
