@@ -127,7 +127,10 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     assert all(callable(getattr(kind, "unbox", None)) for kind in (ProcessGroup, Work))
     for name in ("pg_map", "pg_names", "group_count"):
         assert hasattr(c10d._world, name)
-    for name in ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc", "_get_backend"):
+    assert "_new_process_group_helper(" in inspect.getsource(c10d.new_group.__wrapped__) + inspect.getsource(
+        c10d._new_group_with_tag
+    )
+    for name in ("_start_coalescing", "_end_coalescing", "_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc", "_get_backend"):
         assert callable(getattr(ProcessGroup, name))
     assert callable(ProcessGroupGloo._set_default_timeout)
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
