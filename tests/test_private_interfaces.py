@@ -130,7 +130,8 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     assert "_new_process_group_helper(" in inspect.getsource(c10d.new_group.__wrapped__) + inspect.getsource(
         c10d._new_group_with_tag
     )
-    for name in ("_start_coalescing", "_end_coalescing", "_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc", "_get_backend"):
+    names = ["_start_coalescing", "_end_coalescing", "_register_backend", "_set_default_backend", "_get_backend"]
+    for name in (*names, "_set_group_name", "_set_group_desc"):
         assert callable(getattr(ProcessGroup, name))
     assert callable(ProcessGroupGloo._set_default_timeout)
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"

@@ -101,6 +101,22 @@ def end_traceback_at_user(error: BaseException | None) -> None:
         frames[-1].tb_next = None
 
 
+def has_lost_device(words: str) -> bool:
+    """Whether an error on the GPU has made this process's CUDA context useless: every later call fails with the same
+    words, until the process ends. Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#error-checking
+
+    Args:
+        words: of the error; only such a one is asked about, since asking waits for the device.
+    """
+    if "CUDA error" not in words or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def forget_failure(shell: Any, failure: BaseException) -> None:
     """Let go of the frames that a failed cell ran in: their variables may hold all of a GPU's memory.
 

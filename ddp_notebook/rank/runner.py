@@ -112,6 +112,10 @@ class Runner:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
+        if done.status == "error" and guards.has_lost_device(done.evalue):
+            print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
+            self._streams.flush()
+            os._exit(1)  # the notebook tells it as a death, with these words, and heals it as one
         self.running = None  # before the notebook hears of the end, and may ask what runs
         if self._uneventful and done.status == "ok" and not done.payload and done.has_group and not done.group:
             self._streams.end(cell.cell, round(done.duration_s * 1e6))

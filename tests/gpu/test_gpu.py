@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, UsageError
 from ddp_notebook.launch import warm
 from tests.conftest import VISIBLE_GPUS, marked_processes, wait_until
 
@@ -245,3 +245,33 @@ def test_the_same_fork_server_serves_again_after_cuda_was_used(warm_server, make
         servers += session.pids("host server")
         session.stop()
     assert servers[0] == servers[1]
+
+
+_SUM = "x = torch.ones(1, device=device); dist.all_reduce(x); int(x)"
+
+
+def test_an_error_that_poisons_the_context_is_a_death_and_is_healed(make_session):
+    session = make_session(None)
+    session.run("kept = rank")
+    with pytest.raises(RankDiedError, match=r"exited with status 1 \(rank 0\)") as caught:
+        session.run(
+            "if rank == 0:\n"
+            "    torch.zeros(2, device=device)[torch.tensor([5], device=device)]; torch.cuda.synchronize()",
+            timeout=60,
+        )
+    assert "this process can no longer use its GPU" in "\n".join(caught.value.tracebacks[0])
+    session.heal()
+    assert session.run(_SUM, timeout=120)[0].result == str(session.world_size)
+
+
+def test_a_blocked_nccl_operation_is_stopped_and_the_group_forms_again(make_session):
+    session = make_session(None)
+    if session.world_size < 2:
+        pytest.skip("one rank waits for nobody")
+    session.run(f"kept = rank\n{_SUM}")
+    with pytest.raises(CellTimeoutError):
+        session.run(
+            "if rank == 0:\n    x = torch.ones(4, device=device); dist.all_reduce(x); x.sum().item()", timeout=5
+        )
+    result = session.run(f"{_SUM}\nkept, int(x)", timeout=60)
+    assert result[0].result == f"(0, {session.world_size})"
