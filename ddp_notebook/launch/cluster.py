@@ -355,9 +355,9 @@ class Cluster:
         [line] = message.encode()
         self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")
 
-    def signal(self, ranks: list[int], *numbers: int) -> None:
-        """Send signals to ranks, in this order. They have them when this returns."""
-        self._host.signal([self._ranks[rank].number for rank in ranks], *numbers)
+    def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> None:
+        """Send signals to ranks, in this order. They have them when this returns. `value` goes with `RELEASE`."""
+        self._host.signal([self._ranks[rank].number for rank in ranks], *numbers, value=value)
 
     def silent_s(self, rank: int) -> float:
         """Seconds since the rank's agent was last heard."""

@@ -149,9 +149,9 @@ class Host:
         self._leaders[process] = reply["pid"]
         return reply
 
-    def signal(self, targets: list[int], *numbers: int) -> None:
-        """Send signals to processes, in this order; they have them when this returns."""
-        self.request("signal", processes=targets, signals=[int(number) for number in numbers])
+    def signal(self, targets: list[int], *numbers: int, value: int = 0) -> None:
+        """Send signals to processes, in this order; they have them when this returns. `value` goes with `RELEASE`."""
+        self.request("signal", processes=targets, signals=[int(number) for number in numbers], value=value)
 
     def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
         """End processes and all below them: SIGTERM, then SIGKILL after `grace_s`.

@@ -11,7 +11,8 @@ everything below it.
     request                                        reply or event
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
     {"op": "start", "process", "spec"}             {"pid"}; for a store also {"port"}
-    {"op": "signal", "processes", "signals"}       {} once the signals are delivered, in this order
+    {"op": "signal", "processes", "signals",       {} once the signals are delivered, in this order; the value goes with
+     "value"}                                      a real-time one
     {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
@@ -39,6 +40,7 @@ from typing import Any
 
 import psutil
 
+from ddp_notebook import signals
 from ddp_notebook.launch import child, framing, processes
 from ddp_notebook.launch.pipes import Pipes
 from ddp_notebook.launch.preload import preload, start_method
@@ -197,7 +199,7 @@ class HostServer:
             if known.process in request["processes"]:
                 with contextlib.suppress(ProcessLookupError):
                     for number in request["signals"]:
-                        os.kill(known.pid, number)
+                        signals.send(known.pid, number, request["value"])
         return {}
 
     def _on_hold(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.cpp_log import quiet
 from ddp_notebook.rank.recorder import Call, Group, Recorder
 from ddp_notebook.rank.where import Where
-from ddp_notebook.signals import RELEASE
+from ddp_notebook.signals import RELEASE, wait_for_release
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
@@ -137,11 +137,10 @@ class Release:
         call = self.waits_in()
         return Doing(self._where.describe(), None if call is None else call.describe())
 
-    def go(self) -> None:
-        """Let go of what the cell under way is in, until it has ended."""
+    def go(self, cell: int) -> None:
+        """Let go of what this cell is in, until it has ended. By now it may have, and another one have begun."""
         with self._looking:
-            cell = self._running()
-            if cell is None or self._ended.is_set():
+            if self._running() != cell or self._ended.is_set():
                 return
             self._recorder.refusal = _stop
         began = time.monotonic()
@@ -172,9 +171,9 @@ class Release:
         # the one: this thread, which has just been woken, took SIGINT in most of our tries.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
-            signal.sigwait({RELEASE})
+            cell = wait_for_release()
             try:
-                self.go()
+                self.go(cell)
             except Exception:  # must not end the thread that frees all later cells
                 _log.exception("a cell could not be freed")
 

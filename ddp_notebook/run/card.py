@@ -52,10 +52,6 @@ class Card:
             self._outlet.drain()
             self._display_id = ""
 
-    @property
-    def is_shown(self) -> bool:
-        return bool(self._display_id or self._said)
-
 
 def _rows(views: Views) -> list[tuple[list[int], str, str]]:
     """Ranks, what they do, and for how long."""

@@ -204,7 +204,7 @@ class Cells:
         pending = run.pending
         signals = (signal.SIGINT,) if RELEASE is None else (signal.SIGINT, RELEASE)
         with contextlib.suppress(StartError):  # the host server is gone: the watch sees that
-            self._cluster.signal(pending, *signals)
+            self._cluster.signal(pending, *signals, value=run.number)
             for rank in pending:
                 self._cluster.send(rank, Interrupt(cell=run.number))
 
