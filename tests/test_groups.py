@@ -10,6 +10,7 @@ import pytest
 
 from ddp_notebook.errors import RankError
 from ddp_notebook.run.mend import are_in_step
+from ddp_notebook.signals import RELEASE
 from tests.conftest import wait_until
 
 DEADLOCK = "dist.recv(torch.ones(1), (rank + 1) % world_size)"
@@ -212,6 +213,14 @@ def state(collective=0, sent=None, recv=0, **more):
 )
 def test_whether_ranks_are_in_step(states, expected):
     assert are_in_step(states) is expected
+
+
+def test_a_release_that_is_noticed_late_does_not_touch_the_next_cell(session):
+    """The thread that waits for the signal may get the interpreter only when another cell has begun."""
+    future = session.run("import time\ntime.sleep(1)\n" + SUM, wait=False)
+    wait_until(lambda: all("in a cell" in row.state for row in session.status().rows))
+    session._cluster.signal([0, 1], RELEASE, value=1)  # the number of a cell that is long over
+    assert [future.result(20)[rank].result for rank in (0, 1)] == ["2", "2"]
 
 
 # ---- leftovers
