@@ -98,6 +98,8 @@ class Release:
             failed = self._recorder.failed
             if failed is not None and time.monotonic() - failed.at < _JUST_NOW_S:  # when a peer was freed
                 place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
+            elif call is None and self._where.is_in_torch(frame):  # in a backward: what a peer's freeing has ended
+                call = next((call for call in self._recorder.live.values() if call.has_failed), None)
             place = place or ("" if frame is None else self._where.of_frame(frame)) or self._where.describe()
             self.doing = Doing(place, None if call is None else call.describe())
 

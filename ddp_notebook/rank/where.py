@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+_STAND_INS = {"init_process_group", "init_rpc"}  # functions of ours in the place of torch's
+_WALKS = 5
 _WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
@@ -35,12 +37,15 @@ class Where:
     def describe(self) -> str:
         """Such as `"cell line 3, in all_reduce"` or `"dataset.py:88 in __getitem__, from cell line 3"`; empty outside
         of a cell's code. From any thread."""
-        frame = sys._current_frames().get(self._main)
-        return "" if frame is None else self.of_frame(frame) or self._of_task()
+        for _ in range(_WALKS):  # a call that returns while another thread walks up its frames ends the walk early
+            frame = sys._current_frames().get(self._main)
+            if frame is not None and (place := self.of_frame(frame)):
+                return place
+        return self._of_task()
 
-    def is_in_torch(self) -> bool:
-        """Whether the main thread's innermost Python frame is one of torch's. From any thread."""
-        frame = sys._current_frames().get(self._main)
+    def is_in_torch(self, frame: FrameType | None = None) -> bool:
+        """Whether this frame, or the main thread's innermost one, is one of torch's. From any thread."""
+        frame = frame or sys._current_frames().get(self._main)
         return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
     def of_frame(self, innermost: FrameType) -> str:
@@ -75,6 +80,7 @@ class Where:
         called = users = ""
         for file, line, function in calls:
             if file.startswith(_OURS):
+                called = function if function in _STAND_INS else called
                 continue
             number = self._cells.get(file)
             if number is not None:
