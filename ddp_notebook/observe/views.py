@@ -1,0 +1,183 @@
+"""The plain data that questions to a recording are answered with.
+
+All times are nanoseconds of the notebook's monotonic clock: those of the ranks have been corrected by the offset of
+their clocks, which is known up to `Recording.clock_error_ns(rank)`. Durations are nanoseconds too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What was in the tensors of one side of a collective."""
+
+    numel: int
+    looked_at: int  # of these elements; fewer than `numel` in large tensors, evenly spread
+    low: float  # NaN where there is none
+    high: float
+    mean: float
+    nans: int
+    infs: int
+    first: npt.NDArray[np.generic]  # (up to 32,) the first elements
+
+    @property
+    def is_sample(self) -> bool:
+        return self.looked_at < self.numel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective, send or receive on one rank."""
+
+    rank: int
+    call: int  # the rank's own count
+    op: str  # "all_reduce"
+    api: str  # what the user's code has called: "all_gather_object", "backward"
+    group: str  # "default", or how torch or the user describes it
+    group_name: str  # torch's own name for it, the same on all ranks
+    ranks: tuple[int, ...]  # of the group
+    number: int  # in its group, from 1
+    reduce_op: str
+    peer: int | None  # the root, the source or the destination, as a rank of the session
+    tag: int
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    nbytes_in: int
+    nbytes_out: int
+    origin: str  # "user", "ddp", "fsdp", ...
+    site: str  # "cell line 7"
+    module: str  # the model in DDP, or the module in FSDP
+    bucket: int | None
+    cell: int
+    step: int
+    issue_ns: int
+    start_ns: int
+    end_ns: int | None  # None: not known to have ended
+    blocked_ns: int  # that its caller waited for it
+    state: str
+    is_async: bool
+    input: Preview | None
+    output: Preview | None
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.op in ("send", "recv")
+
+    @property
+    def nbytes(self) -> int:
+        """The larger side: what a message size means in nccl-tests."""
+        return max(self.nbytes_in, self.nbytes_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric: what each rank has logged under one name."""
+
+    name: str
+    ranks: npt.NDArray[np.int32]  # (n,)
+    steps: npt.NDArray[np.int64]  # (n,)
+    values: npt.NDArray[np.float64]  # (n,)
+    times_ns: npt.NDArray[np.int64]  # (n,)
+    cells: npt.NDArray[np.uint32]  # (n,)
+
+    def of_rank(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The steps and values of one rank."""
+        mine = self.ranks == rank
+        return self.steps[mine], self.values[mine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One collective of a group, on all its ranks: who came when, and how long the others waited."""
+
+    group: str
+    group_name: str
+    number: int
+    op: str
+    nbytes: int
+    cell: int
+    origin: str
+    ranks: tuple[int, ...]  # whose calls were recorded
+    arrived_ns: npt.NDArray[np.int64]  # (len(ranks),)
+    waited_ns: npt.NDArray[np.int64]  # (len(ranks),) for the last one
+    transfer_ns: int  # from the arrival of the last one to the end of the slowest
+    last: int  # the rank that came last
+
+    @property
+    def spread_ns(self) -> int:
+        """From the first arrival to the last."""
+        return int(self.arrived_ns.max() - self.arrived_ns.min())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """The synchronisation of one bucket of gradients."""
+
+    bucket: int
+    nbytes: int
+    parameters: tuple[str, ...]
+    issue_ns: int
+    end_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One optimizer step on one rank: what its time went into. The parts add up to its duration.
+
+    `compute` is forward and backward without what is counted elsewhere; `exposed` is communication that the rank
+    waited for while data moved; `waiting` is the time that it waited for slower ranks.
+    """
+
+    rank: int
+    cell: int
+    step: int  # from 0 in its cell
+    start_ns: int
+    end_ns: int
+    samples: int | None
+    input_ns: int
+    forward_ns: int  # as spans; contains what is exposed or waited for inside
+    backward_ns: int
+    optimizer_ns: int
+    compute_ns: int
+    communication_ns: int  # during which any collective was under way
+    overlapped_ns: int  # of these, hidden behind compute
+    exposed_ns: int
+    waiting_ns: int
+    rest_ns: int
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that the others wait for."""
+
+    rank: int
+    share: float  # of the steps looked at in which it was the last, 0 to 1
+    lost_ns: int  # that the others waited for it per step, median
+    phase: str  # where it loses the time: "input", "forward", "backward", "optimizer" or "between"
+    factor: float  # its time in that phase over the median of the others'
+    steps: int  # that were looked at
+    evidence: str  # a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """Bytes per second of one operation at one size."""
+
+    op: str
+    group: str
+    world_size: int
+    nbytes: int
+    count: int
+    transfer_ns: int  # median
+    algorithm_gb_s: float  # 1e9 bytes: size / time
+    bus_gb_s: float  # corrected by the operation's factor, so that it compares with the hardware's

@@ -1,0 +1,204 @@
+"""What a rank records, as tables: the vocabulary that a rank's recorder and the notebook's recording share.
+
+A table is a NumPy structured array, one row per thing that happened. Times are nanoseconds of the rank's monotonic
+clock (`time.monotonic_ns`), -1 where unknown. A column of type `TEXT` holds the number of a text, which the rank counts
+from 1 as it meets new ones; 0 is the empty text. Ranks (`rank`, `peer`) are ranks of the session.
+
+| table | a row is |
+|---|---|
+| `CALL` | one collective, send or receive on one rank |
+| `VALUE` | what was in a tensor: the first elements, and the range of all or of a sample |
+| `SPAN` | a stretch of a step: forward, backward, optimizer, input; or a whole cell |
+| `METRIC` | one number that the user logged, or that was read from the cell's variables |
+| `RESOURCE` | memory and load of a rank, its GPU and its host, once a second |
+| `LAYOUT` | how a DDP model has its parameters in buckets, each time that changes |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.void]  # (n,) of one of the dtypes below
+
+TEXT = "<u4"
+FIRST_BYTES = 128  # of the first elements of a tensor: 8 of complex128, 32 of float32
+SAMPLE = 1024  # elements of a larger tensor that are looked at, evenly spread
+
+# ---- codes
+
+STATES = ("issued", "done", "failed", "unwaited")  # unwaited: nobody asked how it ended
+ORIGINS = ("user", "ddp", "ddp hook", "fsdp", "dtensor", "functional", "pipeline", "optimizer", "checkpoint", "torch")
+REDUCE_OPS = ("", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+SPANS = ("cell", "forward", "backward", "optimizer", "input")
+SIDES = ("input", "output", "local gradient", "synchronised gradient")
+DTYPES = {  # of torch, by the NumPy type whose bytes they have; bfloat16 and the float8 types have none
+    "float32": "<f4",
+    "float64": "<f8",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "int64": "<i8",
+    "int32": "<i4",
+    "int16": "<i2",
+    "int8": "|i1",
+    "uint8": "|u1",
+    "uint16": "<u2",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "bool": "|b1",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+
+# ---- tables
+
+CALL = np.dtype(
+    [
+        ("call", "<u8"),  # the rank's own count of calls
+        ("rank", "<i4"),
+        ("op", TEXT),  # as users call it: "all_reduce"
+        ("api", TEXT),  # what the user's code has called: "all_gather_object", "backward"
+        ("group", TEXT),  # JSON: {"name", "title", "ranks"}
+        ("number", "<u4"),  # in its group; collectives, sends and receives each from 1
+        ("reduce_op", "u1"),
+        ("peer", "<i4"),  # the root, the source or the destination; -1: none
+        ("tag", "<i4"),
+        ("dtype", TEXT),
+        ("shapes", TEXT),  # JSON: a list of shapes, of the input, or of the output where it has no input
+        ("nbytes_in", "<i8"),
+        ("nbytes_out", "<i8"),
+        ("origin", "u1"),
+        ("site", TEXT),  # the user's line: "cell line 7"
+        ("module", TEXT),  # the model in DDP, or the module in FSDP, that it was made for
+        ("bucket", "<i2"),  # of DDP's gradients; -1: none
+        ("backward", "<u4"),  # the `span` of the backward that it was issued in; 0: none
+        ("cell", "<u4"),
+        ("step", "<u4"),  # optimizer steps of the cell before it
+        ("issue_ns", "<i8"),
+        ("start_ns", "<i8"),  # on the device, where that is not the time of its issue
+        ("end_ns", "<i8"),
+        ("blocked_ns", "<i8"),  # that its caller waited for it
+        ("state", "u1"),
+        ("is_async", "?"),
+        ("thread", "<u4"),  # 0: the main thread; others counted as they come
+    ]
+)
+
+VALUE = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("call", "<u8"),  # of `CALL`; of a gradient the span of its backward
+        ("side", "u1"),
+        ("dtype", TEXT),
+        ("name", TEXT),  # of a gradient: the parameter
+        ("numel", "<i8"),  # elements, of all tensors of this side
+        ("looked_at", "<i8"),  # of which these were looked at
+        ("low", "<f8"),  # NaN: there is none, as of no element, or of complex ones, which have their modulus here
+        ("high", "<f8"),
+        ("mean", "<f8"),
+        ("nans", "<i8"),  # not a number, among those looked at
+        ("infs", "<i8"),
+        ("first_count", "u1"),
+        ("first", "V128"),  # the first elements, in the bytes of their dtype
+    ]
+)
+
+SPAN = np.dtype(
+    [
+        ("span", "<u4"),  # the rank's own count of spans
+        ("rank", "<i4"),
+        ("kind", "u1"),
+        ("name", TEXT),  # of the model, the optimizer or the loader
+        ("cell", "<u4"),
+        ("step", "<u4"),  # optimizer steps of the cell before it
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+        ("samples", "<i4"),  # in the batch; -1: unknown
+        ("thread", "<u4"),
+    ]
+)
+
+METRIC = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("name", TEXT),
+        ("cell", "<u4"),
+        ("step", "<i8"),
+        ("value", "<f8"),
+        ("time_ns", "<i8"),
+    ]
+)
+
+RESOURCE = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("time_ns", "<i8"),
+        ("rss_bytes", "<i8"),
+        ("cpu_percent", "<f4"),  # of one core
+        ("host_used_bytes", "<i8"),
+        ("host_total_bytes", "<i8"),
+        ("gpu_allocated_bytes", "<i8"),  # by tensors; -1: no GPU
+        ("gpu_reserved_bytes", "<i8"),
+        ("gpu_peak_bytes", "<i8"),
+        ("gpu_percent", "<f4"),  # NaN: unknown
+    ]
+)
+
+LAYOUT = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("time_ns", "<i8"),
+        ("model", TEXT),
+        ("buckets", TEXT),  # JSON: a list of {"nbytes", "parameters"}, in the order of their synchronisation
+        ("is_rebuilt", "?"),
+    ]
+)
+
+TABLES: dict[str, np.dtype[np.void]] = {
+    "call": CALL,
+    "value": VALUE,
+    "span": SPAN,
+    "metric": METRIC,
+    "resource": RESOURCE,
+    "layout": LAYOUT,
+}
+TEXTS = {  # the columns of each table that hold numbers of texts
+    "call": ("op", "api", "group", "dtype", "shapes", "site", "module"),
+    "value": ("dtype", "name"),
+    "span": ("name",),
+    "metric": ("name",),
+    "resource": (),
+    "layout": ("model", "buckets"),
+}
+TIMES = {  # the columns that hold times of the rank's clock
+    "call": ("issue_ns", "start_ns", "end_ns"),
+    "value": (),
+    "span": ("start_ns", "end_ns"),
+    "metric": ("time_ns",),
+    "resource": ("time_ns",),
+    "layout": ("time_ns",),
+}
+
+
+def first_values(row: Rows, dtype: str) -> npt.NDArray[np.generic]:
+    """The first elements of a tensor, as NumPy has them: those of bfloat16 as float32.
+
+    Args:
+        row: one row of `VALUE`.
+        dtype: of the tensor, without "torch.".
+
+    Example:
+        >>> row = np.zeros((), VALUE)
+        >>> row["first_count"], row["first"] = 2, np.array([1.5, 2.0], "<f4").tobytes().ljust(FIRST_BYTES, b"\\0")
+        >>> first_values(row, "float32").tolist()
+        [1.5, 2.0]
+    """
+    return as_array(row["first"].tobytes(), dtype)[: int(row["first_count"])]
+
+
+def as_array(data: bytes, dtype: str) -> npt.NDArray[np.generic]:
+    """The elements of a tensor of torch from its bytes; of an unknown type the bytes."""
+    array = np.frombuffer(data, DTYPES.get(dtype, "|u1"))
+    if dtype == "bfloat16":  # the upper half of a float32
+        return (array.astype("<u4") << 16).view("<f4")
+    return array
