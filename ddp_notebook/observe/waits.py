@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.matching import Recorded, calls_of, match_collectives
 from ddp_notebook.observe.steps import Measured, measure
+from ddp_notebook.observe.units import ms
 from ddp_notebook.observe.views import Straggler, Wait
 from ddp_notebook.records import ORIGINS
 
@@ -28,8 +29,7 @@ _LEAST_SHARE = 0.6  # of the steps, in which it must have been the last
 _CHANCE = 0.01  # that ranks which are equally fast would show one that often
 _LEAST_LOSS = 0.05  # of a step
 _LEAST_LOSS_NS = 1_000_000
-_NOISE = 3.0  # times the scatter of the loss
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_NOISE = 3.0  # times the scatter of the loss: the median absolute deviation
 
 Times = npt.NDArray[np.int64]
 
@@ -195,7 +195,7 @@ def _judge(rounds: _Rounds) -> Straggler | None:
     others = [at for at in range(world) if at != slow]
     lost = np.median(waited[others], axis=0) - waited[slow]  # (n,)
     typical = float(np.median(lost))
-    noise = _MAD_TO_SIGMA * float(np.median(np.abs(lost - typical)))
+    noise = float(np.median(np.abs(lost - typical)))
     least = max(_LEAST_LOSS * float(np.median(rounds.lasted_ns)), _LEAST_LOSS_NS, _NOISE * noise)
     if typical < least or share < _LEAST_SHARE or _chance(int(times_last[slow]), count, world) > _CHANCE:
         return None
@@ -220,7 +220,7 @@ def _judge(rounds: _Rounds) -> Straggler | None:
         steps=count,
         evidence=(
             f"rank {rank} came last in {times_last[slow]} of {count} {rounds.unit}, and the others waited "
-            f"{_ms(typical)} for it; {where} takes {_ms(own[phase])}, theirs {_ms(theirs[phase])}"
+            f"{ms(typical)} for it; {where} takes {ms(own[phase])}, theirs {ms(theirs[phase])}"
         ),
     )
 
@@ -237,9 +237,3 @@ def _chance(times: int, count: int, world: int) -> float:
     p = 1 / world
     tail = sum(math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(times, count + 1))
     return min(1.0, world * tail)
-
-
-def _ms(ns: float) -> str:
-    """Such as `"0.25 ms"`, `"51 ms"`."""
-    ms = ns / 1e6
-    return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.2g} ms"

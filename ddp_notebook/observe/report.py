@@ -1,0 +1,186 @@
+"""A training cell in figures and words: what its steps took, why, and what to try.
+
+cell 7: 18 steps on 4 ranks, 84 ms each (median, without the first 2), 1,515 samples/s
+
+rank  step ms  input  compute  exposed  waiting  optimizer  rest  samples/s
+all      84.5    1 %     36 %      1 %     59 %        2 %  0.6 %      1515
+0        84.5    1 %     36 %      1 %     59 %        2 %  0.6 %       379
+2        84.5    1 %     95 %      1 %      0 %        2 %  0.6 %       379
+
+59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.
+Try:
+- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_notebook.observe.advice import Parts, gradients_of, suggestions, verdict
+from ddp_notebook.observe.matching import Recorded, calls_of
+from ddp_notebook.observe.steps import measure
+from ddp_notebook.observe.units import ms, percent
+from ddp_notebook.observe.views import Step, Straggler
+from ddp_notebook.observe.waits import WARM_UP, straggler_of
+from ddp_notebook.records import SPANS
+
+_COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report:
+    """What a training cell's steps took. As text it is the table that `%ddp_report` shows.
+
+    `compute` is forward and backward; `exposed` is communication that the ranks waited for while data moved, `waiting`
+    the time for which they waited for slower ranks; `rest` is what lies between.
+    """
+
+    cell: int | None  # None: no cell has steps
+    steps: int  # that were looked at, of the rank that has the most
+    skipped: int  # steps at the start that were not
+    overall: Parts | None
+    ranks: tuple[Parts, ...]
+    straggler: Straggler | None
+    efficiency: float | None  # samples/s over those of as many single ranks; None: one rank alone was not measured
+    verdict: str  # a sentence
+    suggestions: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        if self.overall is None:
+            return f"Report({self.verdict})"
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        return f"Report(cell {self.cell}, {steps} of {ms(self.overall.step_ns)}: {self.verdict})"
+
+    def __str__(self) -> str:
+        if self.overall is None:
+            return f"{self.verdict}."
+        lines = [self._head(self.overall), "", *_table([self.overall, *self.ranks]), "", f"{self.verdict}."]
+        if self.suggestions:
+            lines += ["Try:", *(f"- {text}" for text in self.suggestions)]
+        return "\n".join(lines)
+
+    def _head(self, overall: Parts) -> str:
+        count = f"{self.steps} step{'s' * (self.steps != 1)} on {len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
+        skipped = f", without the first {self.skipped}" if self.skipped else ""
+        text = f"cell {self.cell}: {count}, {ms(overall.step_ns)} each (median{skipped})"
+        if overall.samples_per_s is not None:
+            text += f", {overall.samples_per_s:,.0f} samples/s"
+        if self.efficiency is not None:
+            text += f", {percent(self.efficiency)} of {len(self.ranks)} times one rank alone"
+        return text
+
+
+def report(recording: Recorded, cell: int | None = None) -> Report:
+    """The report of a training cell.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: this cell; None: the last one that holds steps.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> report(simulate(slow=2, phase="forward", extra_ms=50)).verdict
+        "59 % of the step waits for rank 2, whose forward takes 6.0 times the others'"
+    """
+    if cell is None:
+        cell = _last_cell_with_steps(recording)
+    measured = measure(recording, cell) if cell is not None else []
+    if cell is None or not measured:
+        return Report(
+            cell=cell,
+            steps=0,
+            skipped=0,
+            overall=None,
+            ranks=(),
+            straggler=None,
+            efficiency=None,
+            verdict=_what_is_missing(recording, cell),
+            suggestions=(),
+        )
+    slow = straggler_of(measured)
+    every = [one.step for one in measured]
+    found = [step for step in every if step.step >= WARM_UP] or every
+    of_rank = {rank: [step for step in found if step.rank == rank] for rank in sorted({step.rank for step in found})}
+    ranks = tuple(_parts(own, rank) for rank, own in of_rank.items())
+    known = [parts.samples_per_s for parts in ranks if parts.samples_per_s is not None]
+    overall = _parts(found, None, sum(known) if len(known) == len(ranks) else None)
+    gpus = recording.rows("resource")["gpu_allocated_bytes"]
+    return Report(
+        cell=cell,
+        steps=max(len(own) for own in of_rank.values()),
+        skipped=WARM_UP if len(found) < len(every) else 0,
+        overall=overall,
+        ranks=ranks,
+        straggler=slow,
+        efficiency=_efficiency(recording, overall, len(ranks)),
+        verdict=verdict(overall, slow),
+        suggestions=suggestions(overall, ranks, slow, gradients_of(recording, found), has_gpu=bool((gpus >= 0).any())),
+    )
+
+
+def _last_cell_with_steps(recording: Recorded) -> int | None:
+    spans = recording.rows("span")
+    cells = spans["cell"][(spans["kind"] == SPANS.index("optimizer")) & (spans["end_ns"] >= 0)]
+    return int(cells.max()) if len(cells) else None
+
+
+def _parts(steps: Sequence[Step], rank: int | None, samples_per_s: float | None = None) -> Parts:
+    def median(name: str) -> float:
+        return float(np.median([getattr(step, f"{name}_ns") for step in steps]))
+
+    duration = median("duration")
+    known = [step.samples for step in steps if step.samples is not None]
+    if rank is not None and known and duration:
+        samples_per_s = float(np.median(known)) / duration * 1e9
+    return Parts(
+        rank=rank,
+        step_ns=duration,
+        input_ns=median("input"),
+        compute_ns=median("compute"),
+        exposed_ns=median("exposed"),
+        waiting_ns=median("waiting"),
+        optimizer_ns=median("optimizer"),
+        rest_ns=median("rest"),
+        communication_ns=median("communication"),
+        overlapped_ns=median("overlapped"),
+        samples_per_s=samples_per_s,
+    )
+
+
+def _efficiency(recording: Recorded, overall: Parts, world_size: int) -> float | None:
+    """Samples per second over those of as many ranks that each work alone; of equal batches where these are unknown."""
+    alone = recording.baseline
+    if not alone:
+        return None
+    if overall.samples_per_s and (single := alone.get("samples_per_s") or 0) > 0:
+        return overall.samples_per_s / (world_size * float(single))
+    if overall.step_ns and (single_ns := alone.get("step_ns") or 0) > 0:
+        return float(single_ns) / overall.step_ns
+    return None
+
+
+def _what_is_missing(recording: Recorded, cell: int | None) -> str:
+    where = "" if cell is None else f" in cell {cell}"
+    how = "train with an optimizer of torch.optim in a cell on the ranks, and ask again"
+    spans, calls = recording.rows("span"), calls_of(recording, cell)
+    kinds = spans["kind"] if cell is None else spans["kind"][spans["cell"] == cell]
+    if not len(kinds) and not len(calls):
+        return f"Nothing was recorded{where}: turn recording on with %ddp_record values, {how}"
+    passes = int(np.isin(kinds, [SPANS.index("forward"), SPANS.index("backward")]).sum())
+    seen = [f"{passes} forwards and backwards"] * bool(passes) + [f"{len(calls)} communication calls"] * bool(
+        len(calls)
+    )
+    return f"No optimizer step was recorded{where}, only {' and '.join(seen) or 'the cell itself'}: {how}"
+
+
+def _table(rows: Sequence[Parts]) -> list[str]:
+    table = [["rank", "step ms", *_COLUMNS, "samples/s"]]
+    for parts in rows:
+        shares = [percent(parts.share(getattr(parts, f"{name}_ns"))) for name in _COLUMNS]
+        samples = "" if parts.samples_per_s is None else f"{parts.samples_per_s:.0f}"
+        table.append(["all" if parts.rank is None else str(parts.rank), f"{parts.step_ns / 1e6:.1f}", *shares, samples])
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]

@@ -1,0 +1,40 @@
+"""Numbers with their units, short."""
+
+from __future__ import annotations
+
+
+def ms(ns: float) -> str:
+    """A time.
+
+    Example:
+        >>> ms(51_234_567), ms(3_456_789), ms(45_678), ms(0)
+        ('51 ms', '3.5 ms', '0.046 ms', '0 ms')
+    """
+    value = ns / 1e6
+    return f"{value:,.0f} ms" if value >= 9.95 else f"{value:.2g} ms"
+
+
+def size(nbytes: float) -> str:
+    """A size, in powers of ten as networks count.
+
+    Example:
+        >>> size(512), size(4096), size(26_214_400)
+        ('512 B', '4.1 kB', '26 MB')
+    """
+    value, unit = nbytes, "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
+
+
+def percent(share: float) -> str:
+    """A share of 1.
+
+    Example:
+        >>> percent(0.724), percent(0.004), percent(0.0)
+        ('72 %', '0.4 %', '0 %')
+    """
+    value = 100 * share
+    return f"{value:.0f} %" if value >= 0.95 or value == 0 else f"{value:.1g} %"
