@@ -17,7 +17,9 @@ module; it imports neither.
     Probe      how are you?                          Vitals    resident memory, device memory, what runs
     Peers      ports that other ranks listen on      Listening ports that a new group listens on here
     Lost       these ranks died: no collectives      Checked   what is to agree between ranks
-    Check      what is to agree between ranks?
+    Check      what is to agree between ranks?       Recorded  what it has recorded
+    Record     how much to record                    Told      its clock, behind all that it has recorded
+    Tell       what does your clock say?
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
 """
@@ -114,6 +116,7 @@ class RunCell(Message):
     code: str
     execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
     file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
+    record: dict[str, Any] = field(default_factory=dict)  # what to record beside: "full_bytes", "watch", "gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +199,22 @@ class Check(Message):
     request: int
     names: list[str] = field(default_factory=list)  # none: all that has to agree
     entries: list[str] = field(default_factory=list)  # none: fingerprints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(Message):
+    """Record so much from now on: "off", "meta" or "values"."""
+
+    level: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell(Message):
+    """Answer with `Told`, from the agent's thread."""
+
+    request: int
+    sent_ns: int  # of the notebook's clock
+    flush: bool = False  # pass on first what was recorded
 
 
 # ---- rank -> notebook
@@ -312,6 +331,23 @@ class Checked(Message):
     request: int
     facts: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded(Message):
+    """A batch of what was recorded, see `codec`."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told(Message):
+    """Answer to `Tell`."""
+
+    request: int
+    sent_ns: int  # as asked
+    rank_ns: int  # of the rank's clock
+    boot: str  # the host's boot: processes of one boot have one clock
 
 
 _KINDS: dict[str, type[Message]] = {

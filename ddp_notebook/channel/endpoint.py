@@ -111,6 +111,11 @@ class Endpoint:
         link = self._links.get(peer.encode())
         return time.monotonic() - link.last_heard_s if link else float("inf")
 
+    def waiting(self, peer: str = "") -> int:
+        """Messages that the peer has not acknowledged."""
+        link = self._links.get(peer.encode())
+        return len(self._outbox) + (len(link.unacknowledged) if link else 0)
+
     def close(self) -> None:
         """Stop the thread and close the sockets. What was not sent by then is lost."""
         self._closing = True

@@ -13,7 +13,8 @@ import psutil
 import torch
 
 from ddp_notebook.channel import Address, BulkServer, Endpoint
-from ddp_notebook.events import Answer, Hello, Interrupt, Message, Probe, Vitals
+from ddp_notebook.clocks import boot_id
+from ddp_notebook.events import Answer, Hello, Interrupt, Message, Probe, Tell, Told, Vitals
 
 
 class Agent:
@@ -31,6 +32,8 @@ class Agent:
         self.device: str | None = None  # the rank's; the current device of this thread is always the first
         self.stop_cell: Callable[[int], None] = lambda _: None
         self.on_answer: Callable[[Answer], None] = lambda _: None
+        self.flush: Callable[[], None] = lambda: None  # passes on what was recorded
+        self._boot = boot_id()
         self.vitals: Callable[[], dict[str, Any]] = dict  # of the network, further fields of `Vitals`
         where = Address(**address)
         self.endpoint = Endpoint.connect(where, self._receive)
@@ -55,12 +58,19 @@ class Agent:
         self.endpoint.epoch = epoch
         if isinstance(message, Probe):
             self.send(self._vitals(message.request))
+        elif isinstance(message, Tell):
+            self._tell(message)
         elif isinstance(message, Interrupt):
             self.stop_cell(message.cell)
         elif isinstance(message, Answer):
             self.on_answer(message)
         else:
             self._on_message(message)
+
+    def _tell(self, message: Tell) -> None:
+        if message.flush:
+            self.flush()
+        self.send(Told(request=message.request, sent_ns=message.sent_ns, rank_ns=time.monotonic_ns(), boot=self._boot))
 
     def _vitals(self, request: int) -> Vitals:
         cell, since = self.running() or (0, time.monotonic())

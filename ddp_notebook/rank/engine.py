@@ -37,16 +37,20 @@ from ddp_notebook.events import (
     Push,
     Pushed,
     Ready,
+    Record,
+    Recorded,
     RunCell,
 )
 from ddp_notebook.rank import check, copying, kernel_api, tutorials, values
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.inbox import Inbox
 from ddp_notebook.rank.network import Network
+from ddp_notebook.rank.recording import Recording
 from ddp_notebook.rank.runner import Runner
 from ddp_notebook.rank.streams import Streams
 from ddp_notebook.signals import STACK
 
+_MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 _UNREGISTER_S = 0.05  # what the controller gets to forget an engine: it does not answer that
 
 
@@ -64,6 +68,14 @@ class Rank:
         self.agent = Agent(spec["address"], spec["process"], self._pass_to_main)
         self._network = Network(self.agent.send)
         self.agent.vitals = self._network.vitals
+        self._recording = Recording(
+            self._network.recorder,
+            self._network.where,
+            rank=lambda: -1 if self.place is None else self.place.rank,
+            send=lambda data: self.agent.send(Recorded(data=data)),
+            is_busy=lambda: self.agent.endpoint.waiting() > _MOST_WAITING,
+        )
+        self.agent.flush = self._recording.drain.flush
 
     def serve(self) -> None:
         """The main thread's life: be told the place, then be an engine until the end."""
@@ -88,7 +100,7 @@ class Rank:
     def adopt(self, app: RankEngine) -> None:
         """The engine has its kernel: cells can run from now on."""
         assert self.place is not None
-        self.runner = Runner(app.kernel, self._streams, self._network, self.agent.send)
+        self.runner = Runner(app.kernel, self._streams, self._network, self._recording, self.agent.send)
         runner = self.runner
         self.agent.running = lambda: runner.running
         self.agent.stop_cell = runner.stop
@@ -125,6 +137,8 @@ class Rank:
             self.runner.deliver(message)
         elif isinstance(message, Push) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
+        elif isinstance(message, Record):
+            self._recording.set_level(message.level)
         elif isinstance(message, Check) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
 
@@ -156,7 +170,11 @@ class Rank:
         place = self.place
         self.runner.names = {"rank": place.rank, "local_rank": place.local_rank, "world_size": place.world_size}
         RankEngine.instance().kernel.shell.user_ns.update(
-            self.runner.names, device=torch.device(place.device), torch=torch, dist=dist
+            self.runner.names,
+            device=torch.device(place.device),
+            torch=torch,
+            dist=dist,
+            log=self._recording.metrics.log,
         )
 
     async def _pull(self, message: Pull) -> None:

@@ -92,7 +92,7 @@ class Network:
         if unwaited:
             self.recorder.prune()
             for call in self.recorder.live.values():
-                call.let_go()
+                call.compact()
         if failure is None and release.doing is None and not release.was_cut:
             return {}
         was_freed = failure is not None and self._is_for_want_of_others(failure)

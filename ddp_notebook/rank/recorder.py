@@ -17,10 +17,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,10 +27,16 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
 from ddp_notebook.operation import Operation
+from ddp_notebook.records import REDUCE_OPS
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.gpu_times import Marks
+    from ddp_notebook.rank.origin import Site
+    from ddp_notebook.rank.previews import Copy
+    from ddp_notebook.rank.tape import Moment, Tape
 
 _MOST_LIVE = 64  # operations that nobody has waited for; those that are done are dropped much earlier
 _PRUNE_AT = 16  # operations that may be over; more where many are really under way
-_REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
 class Spec(NamedTuple):
@@ -39,31 +44,33 @@ class Spec(NamedTuple):
 
     name: str  # as users call it
     tensors: str  # the argument whose shape is the same on all ranks, if any is
+    input: str
+    output: str
     uneven: bool = False  # ranks may differ in shape
     kind: str = "collective"
 
 
 SPECS = {
-    "allreduce_": Spec("all_reduce", "tensors"),
-    "allreduce_coalesced_": Spec("all_reduce_coalesced", "tensors"),
-    "broadcast_": Spec("broadcast", "tensors"),
-    "reduce_": Spec("reduce", "tensors"),
-    "gather_": Spec("gather", "input_tensors"),
-    "scatter_": Spec("scatter", "output_tensors"),
-    "allgather_": Spec("all_gather", "input_tensors"),
-    "_allgather_base_": Spec("all_gather_single", "input_tensor"),
-    "allgather_coalesced_": Spec("all_gather_coalesced", "input_list"),
-    "allgather_into_tensor_coalesced_": Spec("all_gather_single_coalesced", "inputs"),
-    "reduce_scatter_": Spec("reduce_scatter", "output_tensors"),
-    "_reduce_scatter_base_": Spec("reduce_scatter_single", "output_tensor"),
-    "reduce_scatter_tensor_coalesced_": Spec("reduce_scatter_single_coalesced", "outputs"),
-    "alltoall_base_": Spec("all_to_all_single", "input", uneven=True),
-    "alltoall_": Spec("all_to_all", "input_tensors", uneven=True),
-    "barrier": Spec("barrier", ""),
-    "monitored_barrier_": Spec("monitored_barrier", ""),
-    "send": Spec("send", "tensors", kind="send"),
-    "recv_": Spec("recv", "tensors", kind="recv"),
-    "recv_any_source_": Spec("recv", "tensors", kind="recv"),
+    "allreduce_": Spec("all_reduce", "tensors", "tensors", "tensors"),
+    "allreduce_coalesced_": Spec("all_reduce_coalesced", "tensors", "tensors", "tensors"),
+    "broadcast_": Spec("broadcast", "tensors", "tensors", "tensors"),
+    "reduce_": Spec("reduce", "tensors", "tensors", "tensors"),
+    "gather_": Spec("gather", "input_tensors", "input_tensors", "output_tensors"),
+    "scatter_": Spec("scatter", "output_tensors", "input_tensors", "output_tensors"),
+    "allgather_": Spec("all_gather", "input_tensors", "input_tensors", "output_tensors"),
+    "_allgather_base_": Spec("all_gather_single", "input_tensor", "input_tensor", "output_tensor"),
+    "allgather_coalesced_": Spec("all_gather_coalesced", "input_list", "input_list", "output_lists"),
+    "allgather_into_tensor_coalesced_": Spec("all_gather_single_coalesced", "inputs", "inputs", "outputs"),
+    "reduce_scatter_": Spec("reduce_scatter", "output_tensors", "input_tensors", "output_tensors"),
+    "_reduce_scatter_base_": Spec("reduce_scatter_single", "output_tensor", "input_tensor", "output_tensor"),
+    "reduce_scatter_tensor_coalesced_": Spec("reduce_scatter_single_coalesced", "outputs", "inputs", "outputs"),
+    "alltoall_base_": Spec("all_to_all_single", "input", "input", "output", uneven=True),
+    "alltoall_": Spec("all_to_all", "input_tensors", "input_tensors", "output_tensors", uneven=True),
+    "barrier": Spec("barrier", "", "", ""),
+    "monitored_barrier_": Spec("monitored_barrier", "", "", ""),
+    "send": Spec("send", "tensors", "tensors", "", kind="send"),
+    "recv_": Spec("recv", "tensors", "", "tensors", kind="recv"),
+    "recv_any_source_": Spec("recv", "tensors", "", "tensors", kind="recv"),
 }
 
 
@@ -72,26 +79,45 @@ class Failure(NamedTuple):
 
     call: Call
     error: BaseException
-    at: float  # monotonic seconds
+    at_ns: int  # monotonic
+
+
+class Shapes(NamedTuple):
+    """What is kept of an operation's arguments in place of its tensors and its group."""
+
+    dtype: torch.dtype | None
+    tensors: list[torch.Size]  # of what `Spec.tensors` names
+    input: list[torch.Size]
+    output: list[torch.Size]
 
 
 class Call:
     """One operation under way: references only, so that it costs little to make."""
 
-    __slots__ = ("_described", "arguments", "check", "group", "kernel", "number", "since", "thread", "work")
+    # What is not set on every call stands here, so that it costs nothing.
+    work: Any = None
+    check: Callable[[], None] | None = None  # for `Work.wait`, before its caller goes on
+    shapes: Shapes | None = None  # once its tensors were let go
+    # For the recording, see `tape`.
+    moment: Moment | None = None  # None: it is not recorded
+    site: Site | None = None
+    serial = state = end_ns = blocked_ns = 0
+    bucket: tuple[str, int] | None = None
+    input: Copy | None = None
+    output: Copy | None = None
+    whole: tuple[tuple[int, torch.Tensor], ...] = ()
+    marks: Marks | None = None
+    tells_its_end = is_waited_for = False
 
     def __init__(
-        self, kernel: _Kernel, group: Group, number: int, arguments: tuple[Any, ...], thread: int, since: float
+        self, kernel: Kernel, group: Group, number: int, arguments: tuple[Any, ...], thread: int, since_ns: int
     ) -> None:
         self.kernel = kernel
         self.group = group
         self.number = number
-        self.arguments = arguments
+        self.arguments = arguments  # of tensors and of the group only until it is `compact`
         self.thread = thread
-        self.since = since
-        self.work: Any = None
-        self._described: Operation | None = None
-        self.check: Callable[[], None] | None = None  # for `Work.wait`, before its caller goes on
+        self.since_ns = since_ns
 
     @property
     def is_done(self) -> bool:
@@ -103,6 +129,8 @@ class Call:
     @property
     def has_failed(self) -> bool:
         """Whether it is known to have failed, though nobody in Python has waited for it."""
+        if self.work is None:
+            return False
         try:
             future = self.work.get_future()
             if future.done():
@@ -111,28 +139,27 @@ class Call:
             return "does not support" not in str(error) and "not implemented" not in str(error)  # no future
         return False
 
-    def let_go(self) -> None:
-        """Keep its words only, and none of its tensors: nobody may ever wait for it."""
-        self._described = self.describe()
-        self.arguments = ()
+    def compact(self) -> None:
+        """Let go of its tensors and its group: nobody may ever wait for it."""
+        if self.shapes is None:
+            self.shapes = self.kernel.shapes_of(self.arguments)
+            self.arguments = self.kernel.without_tensors(self.arguments)
 
     def describe(self) -> Operation:
         """The operation in words and numbers."""
-        if self._described is not None:
-            return replace(self._described, since_s=time.monotonic() - self.since)
         kernel, group = self.kernel, self.group
-        tensors = list(_flat(self.arguments[kernel.at_tensors])) if kernel.at_tensors is not None else []
+        shapes = self.shapes or kernel.shapes_of(self.arguments)
         return Operation(
             name=kernel.spec.name,
             number=self.number,
             group=group.title,
             ranks=group.ranks,
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-            shapes=tuple(tuple(tensor.shape) for tensor in tensors),
-            nbytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            dtype=str(shapes.dtype).removeprefix("torch.") if shapes.dtype else "",
+            shapes=tuple(tuple(shape) for shape in shapes.tensors),
+            nbytes=nbytes(shapes.tensors, shapes.dtype),
             root=group.session_rank(kernel.root_of(self.arguments)),
             reduce_op=kernel.reduce_op_of(self.arguments),
-            since_s=time.monotonic() - self.since,
+            since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
         )
 
 
@@ -156,8 +183,8 @@ class Group:
         return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
 
 
-class _Kernel:
-    """Stands before one operator."""
+class Kernel:
+    """Stands before one operator. All operators take tensors, then the group, then the rest."""
 
     def __init__(self, recorder: Recorder, name: str, after: Any) -> None:
         operator = getattr(torch.ops.c10d, name).default
@@ -165,7 +192,10 @@ class _Kernel:
         places = {argument.name: at for at, argument in enumerate(arguments)}
         self.spec = SPECS[name]
         self.at_tensors = places.get(self.spec.tensors)
-        self.at_reduce_op = places.get("reduce_op")
+        self.at_input = places.get(self.spec.input)
+        self.at_output = places.get(self.spec.output)
+        self._at_reduce_op = places.get("reduce_op")
+        self._at_tag = places.get("tag")
         self._at_root = next((places[word] for word in ("root_rank", "src", "dst") if word in places), None)
         self._at_async = places.get("async_op")
         self._at_group = places["process_group"]
@@ -178,13 +208,38 @@ class _Kernel:
         at = self._at_root
         return arguments[at] if at is not None and at < len(arguments) else None
 
+    def tag_of(self, arguments: tuple[Any, ...]) -> int:
+        at = self._at_tag
+        return arguments[at] if at is not None and at < len(arguments) else 0
+
     def reduce_op_of(self, arguments: tuple[Any, ...]) -> str:
-        return "" if self.at_reduce_op is None else _REDUCE_OPS[int(arguments[self.at_reduce_op].op())]
+        at = self._at_reduce_op
+        return "" if at is None else REDUCE_OPS[1 + int(arguments[at].op())]
 
     def blocks(self, arguments: tuple[Any, ...]) -> bool:
         """Whether its caller waits for it. Arguments that have their default value are left out."""
         at = self._at_async
         return at is not None and at < len(arguments) and not arguments[at]
+
+    def shapes_of(self, arguments: tuple[Any, ...]) -> Shapes:
+        """Of the tensors among these arguments."""
+        at, at_in, at_out = self.at_tensors, self.at_input, self.at_output
+        if at is None:
+            return _NO_SHAPES
+        tensors = flat(arguments[at])
+        shapes = [tensor.shape for tensor in tensors]
+        return Shapes(
+            tensors[0].dtype if tensors else None,
+            shapes,
+            shapes if at_in == at else [] if at_in is None else [one.shape for one in flat(arguments[at_in])],
+            shapes if at_out == at else [] if at_out is None else [one.shape for one in flat(arguments[at_out])],
+        )
+
+    def without_tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """These arguments, with nothing in place of the tensors and of the group: a group that is held keeps gloo's
+        threads alive past its end."""
+        at = self._at_group + 1
+        return (None,) * at + arguments[at:]
 
     def make(self) -> Callable[..., Any]:
         """The kernel itself: a closure, since every attribute that it would look up costs (12 us a call, of which 7
@@ -192,7 +247,8 @@ class _Kernel:
         recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self._at_group
         live, waiting, by_work, groups = recorder.live, recorder.waiting, recorder.by_work, recorder.groups
         redispatch, after, unbox_group, unbox_work = self._redispatch, self._after, ProcessGroup.unbox, Work.unbox
-        get_ident, monotonic, is_send = threading.get_ident, time.monotonic, kind == "send"
+        get_ident, monotonic_ns, is_send = threading.get_ident, time.monotonic_ns, kind == "send"
+        unwaited, blocks = recorder.unwaited, self.blocks
 
         def run(keys: Any, *arguments: Any, **named: Any) -> Any:
             if named:
@@ -205,32 +261,44 @@ class _Kernel:
                 raise refuse(group)
             if group.retired:
                 raise RuntimeError(group.retired)
-            number = group.counts[kind] = group.counts[kind] + 1
+            counts = group.counts
+            counts[kind] = number = counts[kind] + 1
             thread = get_ident()
-            call = Call(kernel, group, number, arguments, thread, monotonic())
+            call = Call(kernel, group, number, arguments, thread, monotonic_ns())
             key = id(call)
             live[key] = waiting[thread] = call
+            tape = recorder.tape
             try:
                 if is_send:
                     to = kernel.root_of(arguments)
                     group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
                 elif (guard := recorder.guard) is not None:
                     guard(call)
+                if tape is not None:
+                    tape.begin(call)
                 if group.connections is not None:
                     arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
                 out = redispatch(keys & after, *arguments)
             except BaseException as error:
                 live.pop(key, None)
-                recorder.failed = Failure(call, error, monotonic())
+                recorder.failed = Failure(call, error, monotonic_ns())
+                if call.moment is not None:
+                    tape.ended(call, True, 0)  # type: ignore[union-attr]
                 raise
             finally:
                 waiting.pop(thread, None)
             work = out[-1] if type(out) is tuple or type(out) is list else out
             if work is None:  # monitored_barrier has waited
                 live.pop(key, None)
-                return out
-            call.work = work = unbox_work(work)
-            by_work[id(work)] = call
+                if call.moment is not None:
+                    tape.ended(call, False, monotonic_ns() - call.since_ns)  # type: ignore[union-attr]
+            elif blocks(arguments):  # the next thing that this thread does is to wait
+                unwaited[thread] = call
+            else:
+                call.work = work = unbox_work(work)
+                by_work[id(work)] = call
+                if call.moment is not None:
+                    tape.issued(call, work)  # type: ignore[union-attr]
             if len(live) >= recorder.prune_at:
                 recorder.prune()
             return out
@@ -251,15 +319,17 @@ class Recorder:
     def __init__(self) -> None:
         self.refusal: Callable[[Group], BaseException] | None = None  # what an operation is to raise instead
         self.guard: Callable[[Call], None] | None = None  # looks at each before it begins; may raise
+        self.tape: Tape | None = None  # where calls are left for the recording
         self.failed: Failure | None = None  # the last one
         self.live: dict[int, Call] = {}  # that may not be over, by id
         self.waiting: dict[int, Call] = {}  # by thread that is in one or waits for one
         self.by_work: dict[int, Call] = {}
+        self.unwaited: dict[int, Call] = {}  # by thread: a synchronous one between its issue and its wait
         self.prune_at = _PRUNE_AT
         self.twins: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()  # of the guard
         self.groups: dict[int, Group] = {}  # by id of the process group
         self._library: Any = None
-        self._wait: Any = None
+        self._waits: dict[type, Any] = {}
 
     def install(self) -> None:
         """Put the kernels before the operators."""
@@ -267,14 +337,17 @@ class Recorder:
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         for name in SPECS:
             if hasattr(torch.ops.c10d, name):
-                self._library.impl(name, _Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
-        self._wait = Work.__dict__["wait"]
-        Work.wait = self._around_wait(Work.wait)  # type: ignore[method-assign]
+                self._library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
+        for kind in (Work, *Work.__subclasses__()):  # of the fake backend, which has a `wait` of its own
+            if "wait" in kind.__dict__:
+                self._waits[kind] = kind.__dict__["wait"]  # not `getattr`, which loses the descriptor
+                kind.wait = self._around_wait(kind.wait)  # type: ignore[attr-defined]
 
     def remove(self) -> None:
         """Take the kernels away."""
         self._library._destroy()
-        Work.wait = self._wait  # type: ignore[method-assign]
+        for kind, wait in self._waits.items():
+            kind.wait = wait  # type: ignore[attr-defined]
 
     def group(self, group: ProcessGroup) -> Group:
         """What is known of a process group."""
@@ -322,6 +395,8 @@ class Recorder:
     def _forget(self, key: int, call: Call) -> None:
         self.live.pop(key, None)
         self.by_work.pop(id(call.work), None)
+        if call.moment is not None and self.tape is not None:
+            self.tape.forgotten(call)
 
     def operations(self) -> list[Call]:
         """What is under way, the oldest first. From any thread."""
@@ -332,25 +407,36 @@ class Recorder:
         return self.waiting.get(thread)
 
     def _around_wait(self, wait: Callable[..., bool]) -> Callable[..., bool]:
-        waiting, by_work, live = self.waiting, self.by_work, self.live
+        waiting, by_work, live, unwaited = self.waiting, self.by_work, self.live, self.unwaited
+        get_ident, monotonic_ns = threading.get_ident, time.monotonic_ns
 
         def recorded_wait(work: Work, timeout: timedelta | None = None) -> bool:
+            thread = get_ident()
             call = by_work.get(id(work))
-            if call is None or call.work is not work:  # of a group that is not recorded
+            if call is None:
+                call = unwaited.pop(thread, None)
+                if call is None:  # of a group that is not recorded
+                    return wait(work) if timeout is None else wait(work, timeout)
+                call.work = work
+            elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
-            thread = threading.get_ident()
             waiting[thread] = call
+            call.is_waited_for = not call.end_ns
+            failed, began_ns = True, monotonic_ns()
             try:
                 done = wait(work) if timeout is None else wait(work, timeout)
+                failed = False
                 if call.check is not None:
                     call.check()
             except BaseException as error:
-                self.failed = Failure(call, error, time.monotonic())
+                self.failed = Failure(call, error, monotonic_ns())
                 raise
             finally:
                 waiting.pop(thread, None)
                 live.pop(id(call), None)
                 by_work.pop(id(work), None)
+                if call.moment is not None and (tape := self.tape) is not None:
+                    tape.ended(call, failed, monotonic_ns() - began_ns)
             return done
 
         return recorded_wait
@@ -361,12 +447,21 @@ def _is_registered(group: ProcessGroup) -> bool:
     return group in distributed_c10d._world.pg_names
 
 
-def _flat(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _flat(part)
+def flat(value: Any) -> Sequence[torch.Tensor]:
+    """The tensors of an argument: one, a list, or a list of lists."""
+    if type(value) is not list:
+        return (value,)
+    if not value or type(value[0]) is not list:
+        return value
+    return [tensor for part in value for tensor in flat(part)]
+
+
+def nbytes(shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> int:
+    """Of tensors of these shapes."""
+    return 0 if dtype is None else dtype.itemsize * sum(shape.numel() for shape in shapes)
+
+
+_NO_SHAPES = Shapes(None, [], [], [])
 
 
 def _ranks(group: ProcessGroup) -> list[int]:

@@ -96,7 +96,7 @@ class Release:
         if self.doing is None:
             place, call = "", self._recorder.waits_in(self._main)
             failed = self._recorder.failed
-            if failed is not None and time.monotonic() - failed.at < _JUST_NOW_S:  # when a peer was freed
+            if failed is not None and time.monotonic_ns() - failed.at_ns < _JUST_NOW_S * 1e9:  # when a peer was freed
                 place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
             elif call is None and self._where.is_in_torch(frame):  # in a backward: what a peer's freeing has ended
                 call = next((call for call in self._recorder.live.values() if call.has_failed), None)

@@ -20,6 +20,7 @@ from ddp_notebook.rank import guards, kernel_api
 from ddp_notebook.rank.asking import Asking
 from ddp_notebook.rank.comms import COMM_TYPES, Comms
 from ddp_notebook.rank.network import Network
+from ddp_notebook.rank.recording import Recording
 from ddp_notebook.rank.streams import Streams
 
 _PARENT = "ddp-cell-"
@@ -34,10 +35,18 @@ class Runner:
         kernel: the engine's kernel, whose shell runs the cells.
         streams: where their text goes.
         network: what the rank does with the others.
+        recording: what is recorded of it.
         send: takes the messages for the notebook, from any thread.
     """
 
-    def __init__(self, kernel: Any, streams: Streams, network: Network, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        streams: Streams,
+        network: Network,
+        recording: Recording,
+        send: Callable[[Message], None],
+    ) -> None:
         self.running: tuple[int, float] | None = None  # the cell, and since when (monotonic seconds)
         self._pid = os.getpid()
         self.names: dict[str, int] = {}  # rank, local_rank and world_size, as every cell finds them
@@ -54,6 +63,7 @@ class Runner:
         self._handlers = guards.Handlers(self._on_sigint)
         self._file = ""  # the name that the cell under way is to be compiled under
         self._network = network
+        self._recording = recording
         self._where = network.where
         self.asking = Asking(send, lambda: self.running[0] if self.running else None)
         self._comms = Comms(kernel.comm_manager, send)
@@ -104,6 +114,7 @@ class Runner:
         pid = os.getpid()
         self.running = (cell.cell, time.monotonic())
         self._network.begin_cell(cell.cell)
+        self._recording.begin_cell(cell.cell, cell.execution_count, cell.record, time.monotonic_ns())
         self._streams.begin()
         try:
             done = await self._run_guarded(cell)
@@ -146,6 +157,7 @@ class Runner:
             self._task = None
             self._handlers.put_back()
         duration_s = time.perf_counter() - started
+        self._recording.end_cell()
         try:
             if result is not None:
                 failure = result.error_before_exec or result.error_in_exec

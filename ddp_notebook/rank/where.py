@@ -25,14 +25,14 @@ class Where:
     """Knows which files are cells."""
 
     def __init__(self) -> None:
-        self._cells: dict[str, int] = {}  # file -> number in `In [n]`
+        self.cells: dict[str, int] = {}  # file -> number in `In [n]`
         self._current = 0
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
 
     def enter(self, file: str, execution_count: int) -> None:
         """A cell begins. Called for each: two assignments."""
-        self._cells[file] = self._current = execution_count
+        self.cells[file] = self._current = execution_count
 
     def describe(self) -> str:
         """Such as `"cell line 3, in all_reduce"` or `"dataset.py:88 in __getitem__, from cell line 3"`; empty outside
@@ -55,7 +55,7 @@ class Where:
         while frame is not None:
             calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back
-        return self._describe(calls)
+        return self.of_calls(calls)
 
     def _of_task(self) -> str:
         """Where the cell awaits something."""
@@ -64,7 +64,7 @@ class Where:
         while (frame := getattr(coroutine, "cr_frame", None)) is not None:
             calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             coroutine = getattr(coroutine, "cr_await", None)
-        return self._describe(calls)
+        return self.of_calls(calls)
 
     def of_traceback(self, traceback: TracebackType | None) -> str:
         """Where an exception was raised."""
@@ -73,18 +73,23 @@ class Where:
             code = traceback.tb_frame.f_code
             calls.insert(0, (code.co_filename, traceback.tb_lineno, code.co_name))
             traceback = traceback.tb_next
-        return self._describe(calls)
+        return self.of_calls(calls)
 
-    def _describe(self, calls: list[tuple[str, int, str]]) -> str:
-        """Of calls as (file, line, function), the innermost first."""
+    def of_calls(self, calls: list[tuple[str, int, str]], current: int | None = None) -> str:
+        """Of calls as (file, line, function), the innermost first.
+
+        Args:
+            current: the number of the cell that they belong to; None: of the one that runs.
+        """
+        current = self._current if current is None else current
         called = users = ""
         for file, line, function in calls:
             if file.startswith(_OURS):
                 called = function if function in _STAND_INS else called
                 continue
-            number = self._cells.get(file)
+            number = self.cells.get(file)
             if number is not None:
-                cell = "cell" if number == self._current else f"In[{number}]"
+                cell = "cell" if number == current else f"In[{number}]"
                 inside = "" if function == "<module>" else f" in {function}"
                 place = f"{cell} line {line}{inside}"
                 return f"{users}, from {place}" if users else place + (f", in {called}" if called else "")

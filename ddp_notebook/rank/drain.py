@@ -1,0 +1,100 @@
+"""The recorder's own thread: takes what the tape holds, makes batches of it, and passes them on.
+
+It sleeps as long as nothing is recorded, so that a rank that does nothing costs nothing. Where the receiver cannot
+keep up the records stay on the tape, which drops its oldest with a count.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from ddp_notebook.codec import Batch, encode
+from ddp_notebook.rank.resources import Resources
+from ddp_notebook.rank.rows import Rows
+from ddp_notebook.rank.tape import OFF, Tape
+
+_PERIOD_S = 0.04  # between two batches, so that a record is in the notebook within 0.1 s
+_RESOURCES_S = 1.0
+_MOST_RECORDS = 2000  # of a batch
+
+_log = logging.getLogger(__name__)
+
+
+class Drain:
+    """Empties a tape.
+
+    Args:
+        tape: that fills.
+        rows: makes batches.
+        send: takes an encoded batch. From any thread.
+        is_busy: whether the receiver has not taken what it was sent.
+    """
+
+    def __init__(self, tape: Tape, rows: Rows, send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
+        self._tape = tape
+        self._rows = rows
+        self._send = send
+        self._is_busy = is_busy
+        self._lock = threading.Lock()
+        self._resources: Resources | None = None
+        self._looked_s = 0.0
+        self._pid = os.getpid()
+        self._closed = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="ddp-record", daemon=True).start()
+
+    def flush(self, deadline_s: float = 1.0) -> None:
+        """Pass on all that is on the tape. From any thread."""
+        until = time.monotonic() + deadline_s
+        while len(self._tape) and time.monotonic() < until:
+            self._pass_on()
+
+    def close(self) -> None:
+        """Pass on the rest, and nothing more."""
+        if os.getpid() == self._pid:  # else a child that the user has forked
+            self.flush()
+        self._closed = True
+        self._tape.level = OFF
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._tape.filled.wait(_RESOURCES_S)
+            try:
+                self._look_at_resources()
+                if self._tape.filled.is_set():
+                    self._tape.filled.clear()
+                    if not self._is_busy():
+                        self._pass_on()
+                    if len(self._tape):
+                        self._tape.filled.set()
+            except Exception:  # must not end the thread
+                _log.exception("a part of the recording was lost")
+            time.sleep(_PERIOD_S)
+
+    def _pass_on(self) -> None:
+        with self._lock:
+            tape = self._tape
+            dropped, tape.dropped = tape.dropped, 0
+            batch = self._rows.batch(tape.take(_MOST_RECORDS), dropped)
+            if batch.tables or dropped:
+                self._send(encode(batch))
+        if self._rows.has_late:
+            tape.filled.set()
+
+    def _look_at_resources(self) -> None:
+        now = time.monotonic()
+        if self._tape.level == OFF or now - self._looked_s < _RESOURCES_S * 0.9:
+            return
+        self._looked_s = now
+        if self._resources is None:
+            self._resources = Resources()
+        batch: Batch
+        with self._lock:
+            batch = self._rows.batch((), resources=[self._resources.look(self._rows.rank)])
+            if not self._is_busy():
+                self._send(encode(batch))

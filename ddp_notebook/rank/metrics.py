@@ -1,0 +1,115 @@
+"""Numbers that the user logs, or has read from the cell's variables after each optimizer step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from numbers import Real
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ddp_notebook.rank.tape import OFF, Moment, Tape
+from ddp_notebook.rank.training import Training
+
+_DEEPEST = 64  # frames above an optimizer's step that are looked at
+
+
+class Logged(NamedTuple):
+    """One number, or a tensor on its way from a GPU."""
+
+    name: str
+    value: float | torch.Tensor
+    event: Any  # of the GPU, when the tensor has arrived
+    step: int
+    time_ns: int
+    moment: Moment
+
+
+class Metrics:
+    """`log` in the ranks' namespace.
+
+    Args:
+        tape: where the numbers are left.
+        training: tells of optimizer steps.
+        cells: the files of cells.
+    """
+
+    def __init__(self, tape: Tape, training: Training, cells: dict[str, int]) -> None:
+        self.watched: tuple[str, ...] = ()
+        self._tape = tape
+        self._cells = cells
+        training.on_step.append(self._read_watched)
+
+    def log(self, *, step: int | None = None, **values: Any) -> None:
+        """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU.
+
+        Args:
+            step: the step that they belong to; None: the optimizer steps of this cell so far.
+            values: numbers, or tensors of one element.
+
+        Raises:
+            TypeError: a value is neither.
+
+        Example:
+            >>> log(loss=loss, accuracy=0.5)  # doctest: +SKIP
+        """
+        tape = self._tape
+        if tape.level == OFF:
+            return
+        moment, now_ns = tape.moment, time.monotonic_ns()
+        at = moment.step if step is None else step
+        for name, value in values.items():
+            if type(value) is float:
+                tape.put(Logged(name, value, None, at, now_ns, moment))
+            else:
+                tape.put(_logged(name, value, at, now_ns, moment))
+
+    def _read_watched(self) -> None:
+        """After an optimizer step: the variables of this name in the cell's functions, or else in the cell."""
+        if not self.watched:
+            return
+        missing = list(self.watched)
+        found: dict[str, Any] = {}
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_DEEPEST):
+            if frame is None or not missing:
+                break
+            is_cell = frame.f_code.co_filename in self._cells
+            if is_cell:
+                names = frame.f_locals if frame.f_code.co_name != "<module>" else frame.f_globals
+                for scope in (names, frame.f_globals):
+                    found.update({name: scope[name] for name in missing if name in scope and _is_number(scope[name])})
+                    missing = [name for name in missing if name not in found]
+                if frame.f_code.co_name == "<module>":
+                    break
+            frame = frame.f_back
+        if found:
+            self.log(**{name: found[name] for name in self.watched if name in found})
+
+
+def _is_number(value: Any) -> bool:
+    return (isinstance(value, torch.Tensor) and value.numel() == 1) or isinstance(value, Real)
+
+
+def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Logged:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise TypeError(
+                f"log({name}=...) takes a number, or a tensor of one element; this one has the shape "
+                f"{tuple(value.shape)}: log its .mean()"
+            )
+        if value.is_cuda:
+            pinned = torch.empty((), dtype=value.dtype, pin_memory=True)
+            pinned.copy_(value.detach().reshape(()), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            return Logged(name, pinned, event, step, now_ns, moment)
+        return Logged(name, float(value.detach()), None, step, now_ns, moment)
+    try:
+        return Logged(name, float(value), None, step, now_ns, moment)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"log({name}=...) takes a number, or a tensor of one element, not {type(value).__name__}"
+        ) from None

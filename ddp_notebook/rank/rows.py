@@ -1,0 +1,302 @@
+"""From what the tape holds to rows: names, shapes, lines and values, in the recorder's own thread."""
+
+from __future__ import annotations
+
+import bisect
+import dis
+import functools
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddp_notebook.codec import Batch, Tensor
+from ddp_notebook.rank import previews
+from ddp_notebook.rank.gpu_times import GpuClock
+from ddp_notebook.rank.metrics import Logged
+from ddp_notebook.rank.origin import REDUCER, Site
+from ddp_notebook.rank.recorder import Call, Group, nbytes
+from ddp_notebook.rank.training import Gradient, Hooked, Layout, Span
+from ddp_notebook.records import ORIGINS, REDUCE_OPS, TABLES
+
+_ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
+_REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}
+_INSIDE = {"_engine_run_backward": "backward", "_call_impl": "forward"}  # what users call them
+
+
+class Rows:
+    """Makes batches. One per process.
+
+    Args:
+        rank: tells this rank's number, which changes when the group is formed anew.
+        describe: words for calls as (file, line, function) and the number of the cell, see `where`.
+    """
+
+    def __init__(self, rank: Callable[[], int], describe: Callable[[list[tuple[str, int, str]], int], str]) -> None:
+        self._rank_of = rank
+        self._describe = describe
+        self._texts: dict[str, int] = {"": 0}
+        self._new: dict[int, str] = {}
+        self._sites: dict[tuple[Any, Any, int], str] = {}
+        self._shapes: dict[tuple[torch.Size, ...], int] = {}
+        self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._threads = {threading.main_thread().ident: 0}
+        self._gpu_clock = GpuClock()
+        self._late: list[Any] = []  # whose values, or times, have not arrived from a GPU
+
+    @property
+    def rank(self) -> int:
+        return self._rank_of()
+
+    @property
+    def has_late(self) -> bool:
+        """Whether something has not arrived from a GPU."""
+        return bool(self._late)
+
+    def batch(self, records: Sequence[Any], dropped: int = 0, resources: Sequence[tuple[Any, ...]] = ()) -> Batch:
+        """The batch of these records, and of earlier ones that have arrived since."""
+        rank = self.rank
+        rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
+        values: list[tuple[tuple[Any, ...], previews.Copy]] = []  # the begin of a row, and what it is of
+        tensors: list[Tensor] = []
+        records, self._late = [*self._late, *records], []
+        for record in records:
+            kind = type(record)
+            if kind is Call:
+                if record.marks is not None and not record.marks.has_happened:
+                    self._late.append(record)
+                    continue
+                rows["call"].append(self._call(rank, record))
+                for side, copy in ((0, record.input), (1, record.output)):
+                    if copy is not None:
+                        values.append(((rank, record.serial, side, 0), copy))
+                for side, whole in record.whole:
+                    data = previews.array_of(whole).tobytes()
+                    dtype = _dtype(whole.dtype)
+                    tensors.append(
+                        Tensor(call=record.serial, side=side, dtype=dtype, shape=tuple(whole.shape), data=data)
+                    )
+            elif kind is Logged:
+                if record.event is not None and not record.event.query():
+                    self._late.append(record)
+                else:
+                    moment = record.moment
+                    name = self._text(record.name)
+                    rows["metric"].append((rank, name, moment.cell, record.step, float(record.value), record.time_ns))
+            elif kind is Span:
+                rows["span"].append(self._span(rank, record))
+            elif kind is Gradient:
+                values.append(((rank, record.span, record.side, self._text(record.name)), record.copy))
+            elif kind is Hooked:
+                rows["call"].append(self._hooked(rank, record))
+            elif kind is Layout:
+                model, buckets = self._text(record.model), self._text(record.buckets)
+                rows["layout"].append((rank, record.time_ns, model, buckets, record.is_rebuilt))
+        waiting = [one for one in values if not previews.has_arrived(one[1])]
+        if waiting:  # a moment later than the operation; the copies were queued before it
+            for one in waiting:
+                one[1].event.synchronize()
+        rows["value"] = self._values(values)
+        rows["resource"] = list(resources)
+        new, self._new = self._new, {}
+        return Batch(
+            rank=rank,
+            stream=os.getpid(),
+            dropped=dropped,
+            texts=new,
+            tables={name: np.array(some, TABLES[name]) for name, some in rows.items() if some},
+            tensors=tuple(tensors),
+        )
+
+    # ---- rows
+
+    def _call(self, rank: int, call: Call) -> tuple[Any, ...]:
+        kernel, group, moment, site, shapes = call.kernel, call.group, call.moment, call.site, call.shapes
+        assert moment is not None and site is not None and shapes is not None
+        arguments = call.arguments
+        api = _api(site)
+        origin = self._origin(call, site)
+        module, bucket = (site.module, -1) if call.bucket is None else call.bucket
+        start_ns, end_ns = call.since_ns, call.end_ns or -1
+        if call.marks is not None:
+            start_ns, end_ns = self._gpu_clock.times_ns(call.marks)
+        peer = group.session_rank(kernel.root_of(arguments))
+        is_async = (
+            api.startswith(("i", "batch_i")) if kernel.spec.kind != "collective" else not kernel.blocks(arguments)
+        )
+        return (
+            call.serial,
+            rank,
+            self._text(kernel.spec.name),
+            self._text(api),
+            self._group(group),
+            call.number,
+            _REDUCE_OP.get(kernel.reduce_op_of(arguments), 0),
+            -1 if peer is None else peer,
+            kernel.tag_of(arguments),
+            self._text(_dtype(shapes.dtype)),
+            self._shapes_text(shapes.tensors),
+            nbytes(shapes.input, shapes.dtype),
+            nbytes(shapes.output, shapes.dtype),
+            origin,
+            self._text(self._site(site, moment.title)),
+            self._text(module),
+            bucket,
+            0 if moment.backward is None else moment.backward.number,
+            moment.cell,
+            moment.step,
+            call.since_ns,
+            start_ns,
+            end_ns,
+            call.blocked_ns,
+            call.state,
+            is_async,
+            self._thread(call.thread),
+        )
+
+    def _hooked(self, rank: int, one: Hooked) -> tuple[Any, ...]:
+        """A bucket of a user's comm hook has a row too, with the number 0; what the hook calls has its own."""
+        moment = one.moment
+        return (
+            0,
+            rank,
+            self._text(f"comm hook {one.hook}"),
+            self._text(one.hook),
+            0,
+            0,
+            0,
+            -1,
+            0,
+            0,
+            0,
+            one.nbytes,
+            one.nbytes,
+            _ORIGIN["ddp hook"],
+            0,
+            self._text(one.model),
+            one.bucket,
+            one.backward,
+            moment.cell,
+            moment.step,
+            one.start_ns,
+            one.start_ns,
+            one.end_ns,
+            0,
+            1,
+            True,
+            0,
+        )
+
+    def _origin(self, call: Call, site: Site) -> int:
+        name = site.origin
+        if call.bucket is not None:
+            name = "ddp"
+        elif name == REDUCER:
+            name = "ddp" if call.moment is not None and call.moment.backward is not None else "torch"
+        return _ORIGIN.get(name, _ORIGIN["torch"])
+
+    def _span(self, rank: int, span: Span) -> tuple[Any, ...]:
+        moment = span.moment
+        return (
+            span.span,
+            rank,
+            span.kind,
+            self._text(span.name),
+            moment.cell,
+            moment.step,
+            span.start_ns,
+            span.end_ns,
+            span.samples,
+            self._thread(span.thread),
+        )
+
+    def _values(self, values: Sequence[tuple[tuple[Any, ...], previews.Copy]]) -> list[tuple[Any, ...]]:
+        facts = previews.facts_of([copy for _, copy in values])
+        return [
+            (
+                *begin[:3],
+                self._text(_dtype(copy.dtype)),
+                begin[3],
+                copy.numel,
+                one.looked_at,
+                one.low,
+                one.high,
+                one.mean,
+                one.nans,
+                one.infs,
+                one.first_count,
+                one.first,
+            )
+            for (begin, copy), one in zip(values, facts, strict=True)
+        ]
+
+    # ---- texts
+
+    def _text(self, text: str) -> int:
+        number = self._texts.get(text)
+        if number is None:
+            number = self._texts[text] = len(self._texts)
+            self._new[number] = text
+        return number
+
+    def _group(self, group: Group) -> int:
+        key = (group.name, group.ranks)
+        number = self._groups.get(key)
+        if number is None:
+            words = {"name": group.name, "title": group.title, "ranks": group.ranks}
+            number = self._groups[key] = self._text(json.dumps(words))
+        return number
+
+    def _shapes_text(self, shapes: Sequence[torch.Size]) -> int:
+        key = tuple(shapes)
+        number = self._shapes.get(key)
+        if number is None:
+            if len(self._shapes) > 10_000:
+                self._shapes.clear()
+            number = self._shapes[key] = self._text(json.dumps([list(shape) for shape in shapes]))
+        return number
+
+    def _site(self, site: Site, title: int) -> str:
+        key = (site.user, site.cell, title)
+        words = self._sites.get(key)
+        if words is None:
+            if len(self._sites) > 10_000:
+                self._sites.clear()
+            calls = [
+                (code.co_filename, _line(code, instruction), code.co_name)
+                for code, instruction in filter(None, (site.user, site.cell))
+            ]
+            words = self._describe(calls, title)
+            if not words and calls:  # a script's
+                words = f"{os.path.basename(calls[0][0])}:{calls[0][1]} in {calls[0][2]}"
+            self._sites[key] = words
+        return words
+
+    def _thread(self, ident: int) -> int:
+        return self._threads.setdefault(ident, len(self._threads))
+
+
+def _api(site: Site) -> str:
+    name = "" if site.api is None else site.api.co_name
+    return _INSIDE.get(name, name)
+
+
+@functools.lru_cache(1000)
+def _dtype(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+@functools.lru_cache(1000)
+def _lines(code: CodeType) -> tuple[list[int], list[int]]:
+    found = [(at, line) for at, line in dis.findlinestarts(code) if line is not None]
+    return [at for at, _ in found], [line for _, line in found]
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    starts, lines = _lines(code)
+    return lines[max(0, bisect.bisect_right(starts, instruction) - 1)] if lines else code.co_firstlineno

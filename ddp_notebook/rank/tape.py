@@ -1,0 +1,191 @@
+"""What the threads that train leave behind: references and times only, made into rows by the recorder's own thread.
+
+Everything here runs in the user's threads, in the midst of a step, so it costs what a step costs: measured by
+`tests/benchmarks/recording.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp_notebook.rank import previews
+from ddp_notebook.rank.gpu_times import Marks
+from ddp_notebook.rank.origin import REDUCER, Sites
+from ddp_notebook.rank.recorder import Call, flat
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.training import Backward
+
+OFF, META, VALUES = range(3)
+LEVELS = ("off", "meta", "values")
+ISSUED, DONE, FAILED, UNWAITED = range(4)  # of `records.STATES`
+_MOST = 50_000  # records that wait for the recorder's thread
+
+
+class Moment:
+    """Where in its training a rank is: replaced by another when that changes, so that a call takes one reference."""
+
+    __slots__ = ("backward", "cell", "step", "title")
+
+    def __init__(self, cell: int, title: int, step: int, backward: Backward | None) -> None:
+        self.cell = cell
+        self.title = title  # the cell's number in `In [n]`
+        self.step = step  # optimizer steps of the cell
+        self.backward = backward  # the one under way
+
+
+class Tape:
+    """One rank's. `recorder` leaves its calls here, `training` its spans, `metrics` what the user logs.
+
+    Args:
+        cells: the files of cells, by name.
+    """
+
+    def __init__(self, cells: dict[str, int]) -> None:
+        self.level = VALUES
+        self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
+        self.moment = Moment(0, 0, 0, None)
+        self.bucket: tuple[str, int] | None = None  # that a user's comm hook is being called for
+        self.dropped = 0
+        self.puts = 0  # records so far
+        self.filled = threading.Event()  # wakes the recorder's thread
+        self._site = Sites(cells).site
+        self._records: deque[Any] = deque()
+        self._calls = itertools.count(1)
+        self._spans = itertools.count(1)
+
+    # ---- records
+
+    def put(self, record: Any) -> None:
+        """Leave a record; the oldest is dropped where nobody takes them."""
+        records = self._records
+        if len(records) >= _MOST:
+            self.dropped += len(self.take(1))
+        records.append(record)
+        self.puts += 1
+        if not self.filled.is_set():
+            self.filled.set()
+
+    def take(self, most: int) -> list[Any]:
+        """The oldest records, which are gone then."""
+        records, taken = self._records, []
+        try:
+            for _ in range(min(most, len(records))):
+                taken.append(records.popleft())
+        except IndexError:  # another thread was faster
+            pass
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def next_span(self) -> int:
+        """The number of a span that begins."""
+        return next(self._spans)
+
+    # ---- the moment
+
+    def enter(self, cell: int, title: int) -> None:
+        """A cell begins."""
+        self.moment = Moment(cell, title, 0, None)
+
+    def count_step(self) -> None:
+        """An optimizer has stepped."""
+        now = self.moment
+        self.moment = Moment(now.cell, now.title, now.step + 1, now.backward)
+
+    def go_back(self, backward: Backward | None) -> None:
+        """A backward begins, or has ended."""
+        now = self.moment
+        self.moment = Moment(now.cell, now.title, now.step, backward)
+
+    # ---- calls
+
+    def begin(self, call: Call) -> None:
+        """An operation is about to begin."""
+        if self.level == OFF:
+            return
+        call.serial = next(self._calls)
+        call.moment = moment = self.moment
+        site = call.site = self._site(2)
+        kernel, arguments = call.kernel, call.arguments
+        if site.origin == REDUCER and moment.backward is not None and self.bucket is None:
+            call.bucket = moment.backward.bucket_of(call)
+        if self.level == VALUES and (at := kernel.at_input) is not None:
+            call.input = self._copy(call, 0, arguments[at])
+        if _HAS_DEVICES and kernel.at_tensors is not None:
+            call.marks = _marks(arguments[kernel.at_tensors])
+
+    def issued(self, call: Call, work: Any) -> None:
+        """It is under way, and its caller goes on: its end is told by its future, where it has one."""
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's send, recv and reduce_scatter: known when somebody waits
+            return
+        call.tells_its_end = True
+        if call.marks is not None:
+            future.then(call.marks.end)  # on a stream that waits for the operation
+        future.add_done_callback(lambda done: self._on_future(call, done))
+
+    def _on_future(self, call: Call, future: Any) -> None:
+        """In a thread of gloo's, before anybody who waits goes on. With NCCL at once, while the device works on."""
+        call.end_ns = time.monotonic_ns()
+        try:
+            future.value()
+            failed = False
+        except Exception:
+            failed = True
+        self._keep_output(call, failed)
+        if not call.is_waited_for:  # else whoever waits for it knows how long, and puts it
+            self.put(call)
+
+    def ended(self, call: Call, failed: bool, blocked_ns: int) -> None:
+        """Somebody has waited for it, or it has failed to begin."""
+        call.blocked_ns += blocked_ns
+        if not call.end_ns:
+            call.end_ns = time.monotonic_ns()
+            if call.marks is not None:
+                call.marks.end_now()
+            self._keep_output(call, failed)
+        elif not call.is_waited_for:
+            return
+        call.is_waited_for = False
+        self.put(call)
+
+    def forgotten(self, call: Call) -> None:
+        """Nobody has waited for it, and it does not tell its end."""
+        if not call.tells_its_end and call.state == ISSUED:
+            call.compact()
+            call.state = UNWAITED
+            self.put(call)
+
+    def _keep_output(self, call: Call, failed: bool) -> None:
+        """What it has brought. Its tensors are let go."""
+        call.state = FAILED if failed else DONE
+        if call.shapes is None:
+            if self.level == VALUES and not failed and (at := call.kernel.at_output) is not None:
+                call.output = self._copy(call, 1, call.arguments[at])
+            call.compact()
+
+    def _copy(self, call: Call, side: int, value: Any) -> previews.Copy | None:
+        tensors = flat(value)
+        if self.full_bytes:
+            call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))
+        return previews.copy(tensors)
+
+
+_HAS_DEVICES = torch.cuda.is_available()
+
+
+def _marks(value: Any) -> Marks | None:
+    """Events on the device's stream around an operation on tensors of a GPU."""
+    tensors = flat(value)
+    if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
+        return None
+    return Marks()
