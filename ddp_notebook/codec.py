@@ -24,6 +24,8 @@ VERSION = 1
 _MAGIC = b"DDPB"
 _HEAD = struct.Struct("<4sHHIQ")
 _LENGTH = struct.Struct("<I")
+# What words that are not those of a batch may bring, even where the checksum is right.
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, RecursionError)
 
 
 class CodecError(ValueError):
@@ -107,6 +109,22 @@ def decode(data: bytes) -> Batch:
     return batch
 
 
+def skim(data: bytes) -> Batch:
+    """A batch without its rows and tensors, which are counted as dropped: a third of the time that `decode` takes.
+
+    Raises:
+        CodecError: the bytes hold none, or one of another version.
+    """
+    body, _ = _checked(data, 0)
+    try:
+        words, _ = _words(body)
+        dropped = int(words["dropped"]) + sum(int(rows) for _, rows, _ in words["tables"])
+        texts = {int(number): str(text) for number, text in words["texts"]}
+        return Batch(rank=int(words["rank"]), stream=int(words["stream"]), dropped=dropped, texts=texts)
+    except _DAMAGE as error:
+        raise CodecError(f"a batch is damaged: {error}") from error
+
+
 def decode_all(data: bytes) -> Iterator[Batch]:
     """The batches of a file. The last one may be cut short where its rank was ended.
 
@@ -124,6 +142,16 @@ def decode_all(data: bytes) -> Iterator[Batch]:
 
 
 def _read(data: bytes, at: int) -> tuple[Batch, int]:
+    body, count = _checked(data, at)
+    try:
+        batch = _parse(body, count)
+    except _DAMAGE as error:
+        raise CodecError(f"a batch is damaged: {error}") from error
+    return batch, at + _HEAD.size + len(body)
+
+
+def _checked(data: bytes, at: int) -> tuple[memoryview, int]:
+    """The body of the batch that begins here, which is what was sent, and how many tables it has."""
     try:
         magic, version, count, crc, nbytes = _HEAD.unpack_from(data, at)
     except struct.error as error:
@@ -135,17 +163,19 @@ def _read(data: bytes, at: int) -> tuple[Batch, int]:
     body = memoryview(data)[at + _HEAD.size : at + _HEAD.size + nbytes]
     if len(body) != nbytes or zlib.crc32(body) != crc:
         raise CodecError("a batch is damaged")
-    try:
-        batch = _parse(body, count)
-    except (KeyError, TypeError, ValueError, struct.error, RecursionError) as error:
-        raise CodecError(f"a batch is damaged: {error}") from error
-    return batch, at + _HEAD.size + nbytes
+    return body, count
 
 
-def _parse(body: memoryview, count: int) -> Batch:
+def _words(body: memoryview) -> tuple[dict[str, Any], int]:
+    """Its JSON, and where that ends."""
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
     words: dict[str, Any] = json.loads(bytes(body[_LENGTH.size : at]))
+    return words, at
+
+
+def _parse(body: memoryview, count: int) -> Batch:
+    words, at = _words(body)
     if len(words["tables"]) != count:
         raise ValueError("its tables are not those that it names")
 

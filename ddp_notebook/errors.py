@@ -11,6 +11,8 @@
     │   └── RankDiedError       ... because the rank's process ended
     ├── CellTimeoutError        a cell took longer than `--timeout` and was stopped
     ├── CellFailedHereError     a cell failed in the notebook itself
+    ├── RecordingError          a file holds no recording that can be read
+    ├── MissingPackageError     something optional was asked for whose package is not installed: says which
     └── ClientError             ipyparallel's controller cannot be reached or started again
 
 Every message says what happened, where, the value that was wrong, and what to do.
@@ -31,9 +33,11 @@ __all__ = [
     "CellTimeoutError",
     "ClientError",
     "DDPNotebookError",
+    "MissingPackageError",
     "NoSessionError",
     "RankDiedError",
     "RankError",
+    "RecordingError",
     "SessionBrokenError",
     "SessionExistsError",
     "StartError",
@@ -80,6 +84,14 @@ class StartTimeoutError(StartError, TimeoutError):
 
 class SessionBrokenError(DDPNotebookError):
     """A rank is gone, or still busy with an earlier cell."""
+
+
+class RecordingError(DDPNotebookError, ValueError):
+    """A file holds no recording that can be read."""
+
+
+class MissingPackageError(DDPNotebookError, ImportError):
+    """Something optional was asked for whose package is not installed."""
 
 
 class ClientError(DDPNotebookError):

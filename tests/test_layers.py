@@ -22,10 +22,12 @@ MAY_IMPORT = {
     "operation.py": set(),
     "signals.py": set(),
     "words.py": set(),
+    "records.py": set(),
+    "codec.py": {"records"},
     "channel": {"channel", "events"},
-    "rank": {"rank", "channel", "events", "operation", "signals", "words"},
+    "rank": {"rank", "channel", "events", "operation", "signals", "words", "records", "codec"},
 }
-NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "widgets"]
+NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "observe", "widgets"]
 
 
 def parts_imported(source: str, module: str) -> set[str]:
@@ -101,7 +103,7 @@ def heavy(modules: frozenset[str]) -> set[str]:
 
 
 def test_the_notebooks_side_imports_no_torch():
-    modules = loaded_by("import ddp_notebook.session, ddp_notebook.magics")
+    modules = loaded_by("import ddp_notebook.session, ddp_notebook.magics, ddp_notebook.observe.files")
 
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
@@ -130,6 +132,8 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
         "operation",
         "signals",
         "words",
+        "records",
+        "codec",
         "errors",
     }  # errors: the package itself imports it
     assert not modules & {"ipywidgets", "anywidget"}

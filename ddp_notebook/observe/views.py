@@ -75,6 +75,38 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The gradient of one parameter in one backward on one rank."""
+
+    rank: int
+    backward: int  # the rank's own count of spans
+    cell: int | None  # None: the span of that backward is not known
+    step: int | None
+    parameter: str
+    local: Preview | None  # before it was synchronised
+    synchronised: Preview | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketLayout:
+    """One bucket of a DDP model."""
+
+    nbytes: int
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a DDP model has its parameters in buckets, from `time_ns` on."""
+
+    rank: int
+    time_ns: int
+    model: str
+    buckets: tuple[BucketLayout, ...]  # in the order of their synchronisation
+    is_rebuilt: bool  # after the first step, in the order in which gradients have become ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One metric: what each rank has logged under one name."""
 

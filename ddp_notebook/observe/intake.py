@@ -1,0 +1,148 @@
+"""From the wire into the recording: a thread of its own, so that the wire's is never held up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from typing import NamedTuple
+
+from ddp_notebook.codec import Batch, CodecError, decode, skim
+from ddp_notebook.observe.recording import Recording
+
+_MOST_BYTES = 32 << 20
+_CLOSE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class _Waiting(NamedTuple):
+    number: int  # of all that were put, from 1
+    rank: int
+    data: bytes
+
+
+class Intake:
+    """Decodes batches and feeds them, in the order in which they came.
+
+    When more than `most_bytes` wait, the oldest batch goes: its rows are counted as dropped, its texts are kept, since
+    later rows need them. A batch that cannot be read is counted and told in the log; the thread goes on.
+
+    Args:
+        recording: that is fed.
+        most_bytes: that may wait. A single batch that is larger is taken all the same.
+
+    Example:
+        >>> from ddp_notebook.codec import encode
+        >>> recording = Recording(world_size=1)
+        >>> intake = Intake(recording)
+        >>> intake.put(0, encode(Batch(rank=0, stream=1, dropped=3)))
+        >>> intake.flush(timeout_s=5), recording.dropped
+        (True, {0: 3})
+        >>> intake.close()
+    """
+
+    def __init__(self, recording: Recording, most_bytes: int = _MOST_BYTES) -> None:
+        self.recording = recording
+        self.most_bytes = most_bytes
+        self.damaged: Counter[int] = Counter()  # batches that could not be read, by rank
+        self._waiting: deque[_Waiting] = deque()
+        self._nbytes = 0
+        self._skimmed: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of dropped batches
+        self._put = 0
+        self._busy_with = 0  # the number of the batch that is being fed; 0: none
+        self._is_closed = False
+        lock = threading.Lock()
+        self._came = threading.Condition(lock)
+        self._went = threading.Condition(lock)
+        self._thread = threading.Thread(target=self._run, name="ddp_notebook-intake", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Intake: {len(self._waiting)} batches of {self._nbytes} bytes wait>"
+
+    def put(self, rank: int, data: bytes) -> None:
+        """Leave a batch as a rank has encoded it. Never waits for the thread that decodes; nothing is done once closed."""
+        with self._came:
+            if self._is_closed:
+                return
+            self._put += 1
+            self._waiting.append(_Waiting(self._put, rank, data))
+            self._nbytes += len(data)
+            while self._nbytes > self.most_bytes and len(self._waiting) > 1:
+                self._drop(self._waiting.popleft())
+            self._came.notify()
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was put before is in the recording. Returns whether it is.
+
+        Args:
+            timeout_s: how long to wait at most; for ever where nothing is said.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._went:
+            last = self._put
+            while self._oldest() <= last:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0 or not self._thread.is_alive():
+                    return False
+                self._went.wait(left)
+        return True
+
+    def close(self) -> None:
+        """Feed what waits, and end the thread."""
+        with self._came:
+            self._is_closed = True
+            self._came.notify()
+        self._thread.join(_CLOSE_S)
+
+    def _oldest(self) -> int:
+        """The number of the oldest batch that is not through; of those that were dropped, the texts count too."""
+        if self._skimmed:
+            return 0
+        return self._busy_with or (self._waiting[0].number if self._waiting else self._put + 1)
+
+    def _drop(self, oldest: _Waiting) -> None:
+        self._nbytes -= len(oldest.data)
+        try:
+            new = skim(oldest.data)
+        except CodecError as error:
+            self._tell_damaged(oldest.rank, error)
+            return
+        key = (new.rank, new.stream)
+        # Into one for each process, so that what is left stays small however much is dropped.
+        before = self._skimmed.pop(key, Batch(rank=new.rank, stream=new.stream))
+        before.texts.update(new.texts)
+        dropped = before.dropped + new.dropped
+        self._skimmed[key] = Batch(rank=new.rank, stream=new.stream, dropped=dropped, texts=before.texts)
+
+    def _run(self) -> None:
+        while True:
+            with self._came:
+                while not (self._waiting or self._skimmed or self._is_closed):
+                    self._came.wait()
+                skimmed, self._skimmed = self._skimmed, {}
+                waiting = self._waiting.popleft() if self._waiting else None
+                if waiting is None and not skimmed:
+                    return
+                self._busy_with = self._put if waiting is None else waiting.number
+                if waiting is not None:
+                    self._nbytes -= len(waiting.data)
+            for batch in skimmed.values():  # older than all that wait
+                self.recording.feed_dropped(batch)
+            if waiting is not None:
+                self._feed(waiting)
+            with self._went:
+                self._busy_with = 0
+                self._went.notify_all()
+
+    def _feed(self, waiting: _Waiting) -> None:
+        try:
+            self.recording.feed(decode(waiting.data))
+        except Exception as error:  # whatever a rank sends, the others' batches must come in
+            self._tell_damaged(waiting.rank, error)
+
+    def _tell_damaged(self, rank: int, error: Exception) -> None:
+        self.damaged[rank] += 1
+        if self.damaged[rank] == 1:
+            _log.warning("a batch of recorded rows of rank %d was left out: %s", rank, error)
