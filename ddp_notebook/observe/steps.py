@@ -21,7 +21,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -238,8 +238,7 @@ class _Layouts:
         self._known: dict[tuple[int, int], tuple[list[int], list[list[tuple[str, ...]]]]] = {}
         for rank, time_ns, model, number in rows[["rank", "time_ns", "model", "buckets"]].tolist():
             if number not in parsed:
-                layout: list[dict[str, Any]] = json.loads(recording.text(number))
-                parsed[number] = [tuple(bucket["parameters"]) for bucket in layout]
+                parsed[number] = _parse(recording.text(number))
             times, layouts = self._known.setdefault((rank, model), ([], []))
             times.append(time_ns)
             layouts.append(parsed[number])
@@ -251,3 +250,11 @@ class _Layouts:
         if at < 0 or bucket >= len(layouts[at]):
             return ()
         return layouts[at][bucket]
+
+
+def _parse(layout: str) -> list[tuple[str, ...]]:
+    """The parameters of each bucket. None of a text that is no layout, as a damaged file may have it."""
+    try:
+        return [tuple(bucket["parameters"]) for bucket in json.loads(layout)]
+    except (ValueError, TypeError, KeyError):
+        return []

@@ -1,0 +1,170 @@
+"""A training cell in figures and words."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report import report
+from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
+
+
+def test_the_text_says_what_the_steps_took_and_why():
+    assert str(report(simulate(world_size=3, slow=2, phase="forward", extra_ms=50))) == "\n".join(
+        [
+            "cell 1: 18 steps on 3 ranks, 84 ms each (median, without the first 2), 1,136 samples/s",
+            "",
+            "rank  step ms  input  compute  exposed  waiting  optimizer   rest  samples/s",
+            "all      84.5    1 %     36 %      1 %     59 %        2 %  0.6 %       1136",
+            "0        84.5    1 %     36 %      1 %     59 %        2 %  0.6 %        379",
+            "1        84.5    1 %     36 %      1 %     59 %        2 %  0.6 %        379",
+            "2        84.5    1 %     95 %      1 %      0 %        2 %  0.6 %        379",
+            "",
+            "59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.",
+            "Try:",
+            "- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step",
+        ]
+    )
+
+
+def test_the_repr_is_one_line():
+    assert repr(report(simulate(input_ms=30))) == (
+        "Report(cell 1, 18 steps of 64 ms: 47 % of the step waits for the data loader)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "verdict", "advice"),
+    [
+        ({"noise_ms": 0.3}, "Nothing is wrong: ", []),
+        ({"input_ms": 30}, "47 % of the step waits for the data loader", ["load in the background (DataLoader with "]),
+        (
+            {"transfer_ms": 4, "buckets": 16},
+            "57 % of the step is communication that no compute hides",
+            [
+                "a larger bucket_cap_mb: 16 buckets of 1.0 MB in each step, and 45 ms of their communication",
+                "accumulate gradients over several passes (model.no_sync()): 64 ms of communication for 30 ms of",
+            ],
+        ),
+        (
+            {"transfer_ms": 20, "bucket_nbytes": 25 << 20},
+            "66 % of the step is communication that no compute hides",
+            [
+                "a comm hook that sends half the bytes (default_hooks.fp16_compress_hook): 105 MB of float32 ",
+                "accumulate gradients over several passes (model.no_sync()): 80 ms of communication for 30 ms of",
+            ],
+        ),
+        (
+            {"is_ddp": False, "transfer_ms": 8},
+            "49 % of the step is communication that no compute hides",
+            ["DistributedDataParallel, or async_op=True and a later wait(): 32 ms of communication, of which 0 % "],
+        ),
+        (
+            {"forward_ms": 0.3, "backward_ms": 0.5, "transfer_ms": 0.6, "input_ms": 0.1, "between_ms": 0.1},
+            "40 % of the step is communication that no compute hides",
+            [
+                "accumulate gradients over several passes (model.no_sync()): 2.4 ms of communication for 0.8 ms of",
+                "a larger batch: forward and backward are 0.8 ms of a step of 5 ms",
+            ],
+        ),
+        ({"between_ms": 40}, "54 % of the step is neither of these: Python code between the phases", []),
+        (
+            {"noise_ms": 8},
+            "23 % of the step the ranks wait for each other, by turns",
+            ["give all ranks batches of equal work, and each a core of its own: they wait 19 ms of each step"],
+        ),
+        (
+            {"slow": 0, "phase": "input", "extra_ms": 50, "world_size": 2},
+            "59 % of the step waits for rank 0, whose input takes 50 ms longer than the others'",
+            ["look at what rank 0 loads, and from where: it costs the others 50 ms of each step"],
+        ),
+        (
+            {"slow": 1, "phase": "between", "extra_ms": 50},
+            "59 % of the step waits for rank 1, which takes 50 ms longer between its phases",
+            ["give rank 1 less work, or look for what slows what it does between forward, backward and optimizer"],
+        ),
+        ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication that no compute hides", []),
+    ],
+    ids=str,
+)
+def test_the_verdict_and_what_to_try_follow_from_the_numbers(run, verdict, advice):
+    found = report(simulate(**run))
+
+    assert found.verdict.startswith(verdict)
+    assert len(found.suggestions) == len(advice), found.suggestions
+    for suggestion, begin in zip(found.suggestions, advice, strict=True):
+        assert suggestion.startswith(begin)
+
+
+def test_gradients_that_are_copied_out_of_their_buckets_are_noticed():
+    run = simulate(steps=12)
+    spans = run.rows("span")
+    for at in range(len(spans)):  # each backward ends 4 ms later, and what follows it too
+        after = (spans["start_ns"] >= spans["end_ns"][at]) & (spans["rank"] == spans["rank"][at])
+        if spans["kind"][at] == 2:
+            calls = run.rows("call")
+            later = (calls["issue_ns"] >= spans["end_ns"][at]) & (calls["rank"] == spans["rank"][at])
+            for name in ("issue_ns", "end_ns"):
+                calls[name][later] += 4 * MS
+            for name in ("start_ns", "end_ns"):
+                spans[name][after] += 4 * MS
+            spans["end_ns"][at] += 4 * MS
+
+    (text,) = report(run).suggestions
+
+    assert text.startswith("gradient_as_bucket_view=True: 4 ms of each backward come after the last bucket")
+
+
+def test_pinned_memory_is_for_gpus():
+    run = simulate(input_ms=30)
+    run.add("resource", rank=0, time_ns=BEGIN_NS, gpu_allocated_bytes=1 << 30)
+
+    assert "DataLoader with num_workers, pin_memory=True, prefetch_factor" in report(run).suggestions[0]
+
+
+def test_the_scaling_efficiency_compares_with_one_rank_alone():
+    run = simulate(world_size=4)
+    found = report(run)
+    assert found.efficiency is None
+    assert found.overall is not None and found.overall.samples_per_s is not None
+
+    run.baseline = {"samples_per_s": found.overall.samples_per_s / 4 / 0.8, "step_ns": 1, "world_size": 1}
+    assert report(run).efficiency == pytest.approx(0.8)
+    assert ", 80 % of 4 times one rank alone\n" in str(report(run))
+
+    unknown = simulate(world_size=4, samples=-1)
+    unknown.baseline = {"samples_per_s": None, "step_ns": found.overall.step_ns / 2, "world_size": 1}
+    assert report(unknown).efficiency == pytest.approx(0.5)
+    assert "samples/s," not in str(report(unknown))
+
+
+def test_the_last_cell_that_holds_steps_is_reported():
+    run = simulate(cell=3)
+    run.span(0, "cell", "", BEGIN_NS + 10**12, BEGIN_NS + 10**12 + MS, cell=9)
+
+    assert report(run).cell == 3
+
+
+def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
+    ask = "train with an optimizer of torch.optim in a cell on the ranks, and ask again."
+
+    assert str(report(Synthetic(4))) == f"Nothing was recorded: turn recording on with %ddp_record values, {ask}"
+    assert str(report(simulate(is_ddp=False, has_optimizer=False))) == (
+        f"No optimizer step was recorded, only 80 communication calls: {ask}"
+    )
+    assert str(report(simulate(), cell=7)).startswith("Nothing was recorded in cell 7: ")
+
+
+def test_very_few_steps_are_reported_all_the_same():
+    text = str(report(simulate(steps=1)))
+
+    assert text.startswith("cell 1: 1 step on 4 ranks, 38 ms each (median), ")
+
+
+def test_the_real_recording_gives_the_same():
+    run = simulate(slow=1, phase="input", extra_ms=50, noise_ms=2)
+    recording = Recording(4)
+    for batch in run.batches():
+        recording.feed(batch)
+
+    assert recording.report() == report(run)
