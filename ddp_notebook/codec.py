@@ -192,7 +192,7 @@ def _parse(body: memoryview, count: int) -> Batch:
             raise ValueError(f"its table {name} has other columns")
         tables[name] = np.frombuffer(take(rows * itemsize), TABLES[name])
     tensors = tuple(
-        Tensor(call=int(call), side=int(side), dtype=str(dtype), shape=tuple(shape), data=bytes(take(nbytes)))
+        Tensor(call=int(call), side=int(side), dtype=str(dtype), shape=tuple(map(int, shape)), data=bytes(take(nbytes)))
         for call, side, dtype, shape, nbytes in words["tensors"]
     )
     if at != len(body):

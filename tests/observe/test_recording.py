@@ -1,0 +1,339 @@
+"""What ranks have sent can be asked for, in words and on one clock."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from ddp_notebook.codec import Tensor
+from ddp_notebook.errors import MissingPackageError, UsageError
+from ddp_notebook.observe import store
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records import ORIGINS, SIDES, SPANS, STATES
+from tests.observe.batches import Rank
+from tests.observe.synthetic import simulate
+
+S = 10**9
+
+
+def two_ranks():
+    recording = Recording(2)
+    for rank in (Rank(1), Rank(0)):  # each numbers its texts in its own order
+        rank.text(f"only of rank {rank.rank}")
+        last = {"state": STATES.index("done"), "origin": ORIGINS.index("ddp"), "module": "DDP(Net)", "bucket": 0}
+        recording.feed(rank.batch(rank.call("all_reduce", reduce_op=1, end_ns=9, **last), rank.values(1, 0, [1.0, 3])))
+        recording.feed(rank.batch(rank.call("send", peer=1, cell=2), rank.values(1, 1, [2.0]), rank.values(2, 0, [7])))
+        side = {"name": "pair", "title": "rows", "ranks": [0, 1]}
+        recording.feed(rank.batch(rank.call("all_reduce", group=side, cell=2, shapes=[[], [4]])))
+    return recording
+
+
+def test_collectives_are_told_in_words():
+    one = two_ranks().collectives(rank=1)[0]
+
+    assert (one.rank, one.call, one.op, one.api, one.number) == (1, 1, "all_reduce", "all_reduce", 1)
+    assert (one.group, one.group_name, one.ranks) == ("default", "0", (0, 1))
+    assert (one.reduce_op, one.dtype, one.shapes) == ("SUM", "float32", ((2, 3),))
+    assert (one.origin, one.state, one.module, one.bucket, one.peer) == ("ddp", "done", "DDP(Net)", 0, None)
+    assert (one.issue_ns, one.start_ns, one.end_ns) == (5, 5, 9)
+    assert one.input.first.tolist() == [1, 3]
+    assert (one.input.low, one.input.high, one.input.mean, one.input.numel) == (1, 3, 2, 2)
+    assert not one.input.is_sample
+    assert one.output.first.tolist() == [2]
+
+
+def test_collectives_can_be_chosen():
+    recording = two_ranks()
+
+    assert len(recording.collectives()) == 6
+    assert {one.op for one in recording.collectives(op="all_reduce")} == {"all_reduce"}
+    assert [one.rank for one in recording.collectives(op="send")] == [1, 0]
+    assert [one.peer for one in recording.collectives(op="send", rank=0)] == [1]
+    assert recording.collectives(op="send")[0].is_point_to_point
+    assert len(recording.collectives(op="all_gather")) == 0
+    for name in ("rows", "pair"):
+        assert [one.group_name for one in recording.collectives(group=name)] == ["pair", "pair"]
+        assert recording.collectives(group=name)[0].shapes == ((), (4,))
+    assert len(recording.collectives(group="default", rank=[0, 1])) == 4
+    assert len(recording.collectives(cell=2, rank=np.int64(1))) == 2
+    assert len(recording.collectives(group="other")) == 0
+
+
+def test_collectives_are_a_sequence():
+    calls = two_ranks().collectives()
+
+    assert [one.call for one in calls] == [1, 2, 3, 1, 2, 3]
+    assert [calls[at].call for at in (0, -1)] == [1, 3]
+    assert [one.call for one in calls[1:3]] == [2, 3]
+    assert list(calls[:0]) == []
+    assert len(calls.rows) == 6
+    with pytest.raises(IndexError, match=r"^there is no call 6 among 6$"):
+        calls[6]
+    assert repr(calls) == "<Collectives: 6 calls of ranks 0-1: 4 all_reduce, 2 send>"
+    assert repr(calls[:0]) == "<Collectives: none>"
+
+
+def test_a_rank_that_is_not_there_is_told():
+    with pytest.raises(UsageError, match=r"^there is no rank 2; the ranks are 0 to 1$"):
+        two_ranks().collectives(rank=2)
+    with pytest.raises(UsageError, match=r"^there is no table 'calls'; the tables are call, value, span, "):
+        two_ranks().rows("calls")
+
+
+def test_texts_that_were_never_told_are_empty():
+    recording, rank = Recording(1), Rank(0)
+    call = rank.call("all_reduce")
+    rank.batch()  # its texts are lost
+    recording.feed(rank.batch(call, rank.call("send")))
+    first, second = recording.collectives()
+
+    assert (first.op, first.group, first.ranks, first.shapes) == ("", "", (), ())
+    assert second.op == "send"
+
+
+def test_metrics():
+    recording = Recording(2)
+    for number in (0, 1):
+        rank = Rank(number)
+        for step in range(3):
+            row = {"step": step, "cell": 4, "time_ns": step * 10}
+            loss = rank.row("metric", name="loss", value=number + step / 10, **row)
+            recording.feed(rank.batch(loss, rank.row("metric", name="accuracy", value=0.5, **row)))
+    metrics = recording.metrics
+
+    assert list(metrics) == ["loss", "accuracy"]
+    steps, values = metrics["loss"].of_rank(1)
+    assert steps.tolist() == [0, 1, 2]
+    assert values.tolist() == [1.0, 1.1, 1.2]
+    assert metrics["loss"].times_ns.tolist() == [0, 10, 20] * 2
+    assert metrics["accuracy"].cells.tolist() == [4] * 6
+
+
+def test_times_are_corrected_when_they_are_asked_for():
+    recording = Recording(2)
+    for number in (0, 1):
+        rank = Rank(number)
+        call = rank.call(issue_ns=10 * S, blocked_ns=7)
+        recording.feed(rank.batch(call, rank.row("resource", time_ns=11 * S, rss_bytes=5)))
+    calls = recording.collectives()
+
+    assert recording.clock_error_ns(1) == 0
+    recording.clock.add(1, sent_ns=10 * S, rank_ns=14 * S, received_ns=10 * S + 200)
+    recording.clock.add(0, sent_ns=10 * S, rank_ns=10 * S, received_ns=10 * S + 200, same_clock=True)
+    assert [one.issue_ns for one in calls] == [10 * S, 10 * S]
+    assert [one.issue_ns for one in recording.collectives()] == [10 * S, 6 * S + 100]
+    assert [(one.start_ns, one.end_ns, one.blocked_ns) for one in recording.collectives()][1] == (6 * S + 100, None, 7)
+    assert recording.resources["time_ns"].tolist() == [11 * S, 7 * S + 100]
+    assert recording.follow("call", 1)[0]["issue_ns"].tolist() == [6 * S + 100]
+    assert [recording.clock_error_ns(rank) for rank in (0, 1)] == [0, 100]
+
+
+def test_readers_follow_at_their_own_pace():
+    recording, rank = Recording(1, capacity={"call": 4}), Rank(0)
+    place, seen, missed = 0, [], 0
+    for count in (1, 0, 3, 6, 2):
+        if count:
+            recording.feed(rank.batch(*(rank.call() for _ in range(count))))
+        rows, place, lost = recording.follow("call", place)
+        seen += rows["call"].tolist()
+        missed += lost
+
+    assert seen == [1, 2, 3, 4, 7, 8, 9, 10, 11, 12]
+    assert missed == 2
+    assert recording.rows("call", since=10)["call"].tolist() == [11, 12]
+
+
+def test_the_values_of_a_call():
+    recording = two_ranks()
+
+    assert recording.preview(1, 1, 1).first.tolist() == [2]
+    assert recording.preview(0, 2, 0).first.tolist() == [7]
+    assert recording.preview(0, 2, 1) is None
+    assert recording.preview(0, 99, 0) is None
+
+
+def test_values_that_are_not_kept_any_more():
+    recording, rank = Recording(1, capacity={"value": 2}), Rank(0)
+    calls = []
+    for number in range(1, 5):
+        recording.feed(rank.batch(rank.call(), rank.values(number, 0, [number])))
+        calls.append(recording.collectives())
+
+    assert [one.input and one.input.first.tolist() for one in recording.collectives()] == [None, None, [3], [4]]
+    assert recording.preview(0, 2, 0) is None
+    assert recording.preview(0, 3, 0).first.tolist() == [3]
+    assert calls[0][0].input is None
+
+
+def test_whole_tensors_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr(store, "TENSOR_BYTES", 100)
+    recording, rank = Recording(1), Rank(0)
+    for number in range(1, 5):
+        data = np.full(6, number, "<f4").tobytes()
+        two = tuple(Tensor(call=number, side=1, dtype="float32", shape=(2, 3), data=data) for _ in range(2))
+        recording.feed(rank.batch(tensors=two))
+    recording.feed(rank.batch(tensors=(Tensor(call=5, side=1, dtype="float32", shape=(99,), data=b"\0" * 396),)))
+
+    assert recording.tensor(0, 2, 1) == []
+    assert [one.tolist() for one in recording.tensor(0, 4, 1)] == [[[4] * 3] * 2] * 2
+    assert recording.tensor(0, 5, 1) == []
+    assert recording.store.nbytes >= 96
+
+
+def test_tensors_of_other_types():
+    recording, rank = Recording(1), Rank(0)
+    half = (np.array([1.5, -2], "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    tensors = (
+        Tensor(call=1, side=0, dtype="bfloat16", shape=(1, 2), data=half),
+        Tensor(call=1, side=0, dtype="bool", shape=(), data=b"\1"),
+        Tensor(call=1, side=0, dtype="float8_e4m3fn", shape=(2,), data=b"\1\2"),
+        Tensor(call=1, side=0, dtype="int64", shape=(0, 4), data=b""),
+        Tensor(call=1, side=0, dtype="unheard of", shape=(3,), data=b"\1\2"),
+    )
+    recording.feed(rank.batch(tensors=tensors))
+
+    found = recording.tensor(0, 1, 0)
+    assert [one.tolist() for one in found] == [[[1.5, -2]], True, [1, 2], [], [1, 2]]
+    assert found[3].shape == (0, 4)
+
+
+def test_gradients_before_and_after():
+    recording = Recording(2)
+    for number in (0, 1):
+        rank = Rank(number)
+        local, synchronised = SIDES.index("local gradient"), SIDES.index("synchronised gradient")
+        for span in (3, 4):
+            place = {"span": span, "kind": SPANS.index("backward"), "cell": 2, "step": span - 3}
+            recording.feed(
+                rank.batch(
+                    rank.values(span, local, [number + 1.0], name="net.weight"),
+                    rank.values(span, synchronised, [1.5], name="net.weight"),
+                    rank.values(span, 1, [9.0]),  # of a call
+                    *([rank.row("span", **place)] if span == 3 else []),
+                )
+            )
+    found = recording.gradients("net.weight")
+
+    assert [(one.rank, one.backward, one.cell, one.step) for one in found] == [
+        (0, 3, 2, 0),
+        (0, 4, None, None),
+        (1, 3, 2, 0),
+        (1, 4, None, None),
+    ]
+    assert [one.local.first.tolist() for one in found] == [[1], [1], [2], [2]]
+    assert [one.synchronised.first.tolist() for one in found] == [[1.5]] * 4
+    assert len(recording.gradients()) == 4
+    assert recording.gradients("other") == []
+
+
+def test_layouts():
+    run, recording = simulate(world_size=2, steps=2, buckets=2), Recording(2)
+    for batch in run.batches():
+        recording.feed(batch)
+    first, rebuilt = (one for one in recording.layouts if one.rank == 0)
+
+    assert first.model == rebuilt.model == "DistributedDataParallel(Net)"
+    assert [one.parameters for one in rebuilt.buckets] == [("layers.1.weight",), ("layers.0.weight",)]
+    assert [one.nbytes for one in first.buckets] == [2 << 20]
+    assert (first.is_rebuilt, rebuilt.is_rebuilt) == (False, True)
+
+
+def test_a_process_that_takes_a_ranks_place_counts_on():
+    recording, before, after = Recording(1), Rank(0, stream=11), Rank(0, stream=12)
+    before.text("shifts the numbers of texts")
+    for rank, value in ((before, 1.0), (after, 2.0)):
+        span = rank.row("span", span=1, kind=SPANS.index("backward"), name="Net")
+        whole = Tensor(call=1, side=0, dtype="float32", shape=(1,), data=np.float32(value).tobytes())
+        call = rank.call("all_reduce", backward=1)
+        recording.feed(rank.batch(call, rank.values(1, 0, [value]), span, tensors=(whole,)))
+    first, second = recording.collectives()
+
+    assert (first.op, second.op) == ("all_reduce", "all_reduce")
+    assert (first.call, second.call) == (1, 1_000_001)
+    assert (first.input.mean, second.input.mean) == (1, 2)
+    assert recording.rows("call")["backward"].tolist() == recording.rows("span")["span"].tolist() == [1, 1_000_001]
+    assert [recording.tensor(0, one.call, 0)[0].tolist() for one in (first, second)] == [[1], [2]]
+
+
+def test_what_was_dropped_is_counted():
+    recording = two_ranks()
+    recording.feed(Rank(1).batch(dropped=3))
+    recording.feed(Rank(1).batch(dropped=4))
+
+    assert recording.dropped == {1: 7}
+    assert repr(recording) == "<Recording of 2 ranks: 6 calls, 0 spans, 0 values of metrics, 7 rows dropped>"
+    assert repr(Recording(1)) == "<Recording of 1 rank: 0 calls, 0 spans, 0 values of metrics>"
+
+
+def test_a_new_name_in_each_step_does_not_fill_the_memory(monkeypatch):
+    from ddp_notebook.observe import texts
+
+    monkeypatch.setattr(texts, "_MOST_BYTES", 1000)
+    recording, rank = Recording(1), Rank(0)
+    for step in range(500):
+        recording.feed(rank.batch(rank.row("metric", name=f"loss of step {step}", value=step)))
+
+    assert len(recording.store.texts) < 100
+    assert list(recording.metrics)[0] == "loss of step 0"
+    assert list(recording.metrics)[-1] == "(too many different texts)"
+
+
+def test_memory_is_flat_once_it_is_full():
+    recording, rank = Recording(1, capacity=dict.fromkeys(store.CAPACITY, 100)), Rank(0)
+    sizes = []
+    for _ in range(30):
+        recording.feed(rank.batch(*(rank.call() for _ in range(20)), *(rank.values(1, 0, [1.0]) for _ in range(40))))
+        sizes.append(recording.store.nbytes)
+
+    assert len(set(sizes[6:])) == 1
+    assert len(recording.rows("call")) == len(recording.rows("value")) == 100
+
+
+def test_codes_that_are_not_known_here_are_numbers():
+    recording, rank = Recording(1), Rank(0)
+    recording.feed(rank.batch(rank.call(origin=200, state=99)))
+    one = recording.collectives()[0]
+
+    assert (one.origin, one.state) == ("200", "99")
+
+
+def test_the_same_rows_come_out_as_went_in():
+    run, recording = simulate(world_size=3, steps=4), Recording(3)
+    for batch in run.batches():
+        recording.feed(batch)
+    for table, columns in (("call", ("op", "group", "site")), ("span", ("name",))):
+        ours, theirs = recording.rows(table), run.rows(table)
+        theirs = theirs[np.argsort(theirs["rank"], kind="stable")]
+        assert len(ours) == len(theirs)
+        for column in ours.dtype.names:
+            if column in columns:
+                words = [recording.text(number) for number in ours[column].tolist()]
+                assert words == [run.text(number) for number in theirs[column].tolist()]
+    assert ours["start_ns"].tolist() == theirs["start_ns"].tolist()
+
+
+def test_without_pandas_its_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(MissingPackageError, match=r"^to_pandas\(\) needs pandas, .* installed: %pip install pandas$"):
+        two_ranks().collectives().to_pandas()
+    with pytest.raises(ImportError):
+        two_ranks().to_pandas("span")
+
+
+def test_a_table_for_pandas():
+    pytest.importorskip("pandas")
+    recording = two_ranks()
+    calls = recording.collectives(rank=1).to_pandas()
+
+    assert calls["op"].tolist() == ["all_reduce", "send", "all_reduce"]
+    assert calls["group"].tolist() == ["default", "default", "rows"]
+    assert calls["group_name"].tolist() == ["0", "0", "pair"]
+    assert calls["reduce_op"].tolist() == ["SUM", "", ""]
+    assert calls["origin"][0] == "ddp"
+    values = recording.to_pandas("value")
+    assert values["side"].tolist()[:2] == ["input", "output"]
+    assert values["first"][0].tolist() == [1, 3]
+    assert all(len(recording.to_pandas(table)) == len(recording.rows(table)) for table in recording.store.rings)
