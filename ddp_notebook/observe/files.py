@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import zipfile
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -90,13 +89,14 @@ def load(path: str | os.PathLike[str]) -> Recording:
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise RecordingError(f"{path} is no recording: Recording.save() writes zip files, and this is none")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return _saved(arrays)
-    except _Wrong as error:
-        raise RecordingError(f"{path} {error}") from None
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise RecordingError(f"{path} is a damaged recording, or none at all: {error}") from error
+        try:
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return _saved(arrays)
+        except _Wrong as error:
+            raise RecordingError(f"{path} {error}") from None
+        except Exception as error:  # zipfile and NumPy have a dozen, down to those of Python's tokenizer
+            raise RecordingError(f"{path} is a damaged recording, or none at all: {error}") from error
 
 
 class _Wrong(Exception):

@@ -142,7 +142,7 @@ class _Process:
         for column in _COUNTED.get(table, ()):
             counts = rows[column]
             if self.base:
-                counts[counts > 0] += self.base
+                counts[counts > 0] += np.array(self.base).astype(counts.dtype)
             if len(counts):
                 self._highest = max(self._highest, int(counts.max()))
 

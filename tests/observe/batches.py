@@ -14,7 +14,7 @@ WORDS = ["all_reduce", "broadcast", "é\ud800\n", "", "float32", "loss", "weight
 
 
 def some_rows(random: np.random.Generator, table: str, count: int, *, rank: int = 0, texts: int = 1) -> Rows:
-    """Rows of random bytes, but with a rank, and numbers of texts that there are."""
+    """Rows of random bytes, but with a rank, and numbers of texts and calls that there may be."""
     rows = np.frombuffer(random.bytes(count * TABLES[table].itemsize), TABLES[table]).copy()
     rows["rank"] = rank
     for column in TEXTS[table]:
@@ -24,6 +24,8 @@ def some_rows(random: np.random.Generator, table: str, count: int, *, rank: int 
             rows[column] = random.random(count)
         elif TABLES[table][column].kind == "b":
             rows[column] = random.integers(0, 2, count)
+    for column in {"call", "span", "backward"} & set(TABLES[table].names or ()):
+        rows[column] = random.integers(1, 99, count)
     if table == "value":
         rows["first_count"] = random.integers(0, 9, count)
     return rows
