@@ -29,6 +29,7 @@ _LEAST_SHARE = 0.6  # of the steps, in which it must have been the last
 _CHANCE = 0.01  # that ranks which are equally fast would show one that often
 _LEAST_LOSS = 0.05  # of a step
 _LEAST_LOSS_NS = 1_000_000
+_LEAST_TOTAL_NS = 200_000_000  # over all steps: a core that something else takes for a moment slows a rank as well
 _NOISE = 3.0  # times the scatter of the loss: the median absolute deviation
 
 Times = npt.NDArray[np.int64]
@@ -89,8 +90,9 @@ def straggler(recording: Recorded, cell: int | None = None) -> Straggler | None:
     """The rank that the others wait for, or None where the evidence is thin.
 
     A rank is named when it waited least in most steps, more often than ranks of equal speed would by chance, and when
-    what the others lost is more than 5 % of a step, more than 1 ms, and more than three times its scatter. The phase
-    is the one in which it took longer than the others, not counting what it waited for itself.
+    what the others lost is more than 5 % of a step, more than 1 ms, more than three times its scatter, and more than
+    200 ms over all steps. The phase is the one in which it took longer than the others, not counting what it waited
+    for itself.
 
     Args:
         recording: what the ranks have recorded.
@@ -197,7 +199,9 @@ def _judge(rounds: _Rounds) -> Straggler | None:
     typical = float(np.median(lost))
     noise = float(np.median(np.abs(lost - typical)))
     least = max(_LEAST_LOSS * float(np.median(rounds.lasted_ns)), _LEAST_LOSS_NS, _NOISE * noise)
-    if typical < least or share < _LEAST_SHARE or _chance(int(times_last[slow]), count, world) > _CHANCE:
+    if typical < least or float(lost.sum()) < _LEAST_TOTAL_NS:
+        return None
+    if share < _LEAST_SHARE or _chance(int(times_last[slow]), count, world) > _CHANCE:
         return None
 
     own = {phase: float(np.median(taken[slow])) for phase, taken in rounds.phases.items()}

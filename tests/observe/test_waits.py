@@ -199,6 +199,7 @@ def test_the_evidence_is_in_the_answer():
         {"steps": 6},  # the first two are not looked at
         {"extra_ms": 1.5},  # less than 5 % of a step
         {"extra_ms": 0.5, "forward_ms": 1, "backward_ms": 1, "transfer_ms": 0.1},  # less than 1 ms
+        {"extra_ms": 5},  # 18 steps: a passing process slows a rank for that long
         {"world_size": 1, "slow": 0},
         {"world_size": 2, "steps": 8},  # one of two ranks is last six times in a row by chance
     ],
@@ -206,6 +207,12 @@ def test_the_evidence_is_in_the_answer():
 )
 def test_thin_evidence_names_nobody(thin):
     assert straggler(simulate(**{"slow": 1, "phase": "forward", "extra_ms": 50} | thin)) is None
+
+
+def test_what_is_lost_in_many_steps_is_named_though_each_loses_little():
+    found = straggler(simulate(slow=1, phase="forward", extra_ms=5, noise_ms=0.2, steps=60))
+
+    assert found is not None and (found.rank, found.phase, found.steps) == (1, "forward", 58)
 
 
 def test_two_ranks_that_are_equally_slow_are_no_straggler():
