@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,21 @@ def test_words_that_make_no_sense_are_refused_though_their_checksum_is_right():
     length = struct.unpack_from("<I", data, 20)[0]
     words = json.loads(data[24 : 24 + length])
     rest = data[24 + length :]
-    odd = [None, -1, 10**30, 1.5, float("nan"), "x", [], {}, [[]], [None], [["call", -1, 122]], [[1, 2, 3]], True]
+    odd: list[Any] = [
+        None,
+        -1,
+        10**30,
+        1.5,
+        float("nan"),
+        "x",
+        [],
+        {},
+        [[]],
+        [None],
+        [["call", -1, 122]],
+        [[1, 2, 3]],
+        True,
+    ]
     for seed in range(5000):
         chance = random.Random(seed)
         changed = json.loads(json.dumps(words))
@@ -190,5 +205,5 @@ def test_the_columns_that_are_named_are_there():
     for names in (TEXTS, TIMES):
         assert names.keys() == TABLES.keys()
         for table, columns in names.items():
-            assert set(columns) <= set(TABLES[table].names)
+            assert set(columns) <= set(TABLES[table].names or ())
     assert Tensor(call=1, side=0, dtype="float32", shape=(), data=b"").shape == ()

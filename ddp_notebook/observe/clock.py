@@ -38,7 +38,7 @@ class Clock:
 
     Of the last minute's round trips the best one counts: the shortest, where an older one is charged with what the
     clocks may have drifted since. Every ten seconds the best one is kept for good, and between those the offset is
-    interpolated: over an hour two hosts' clocks may drift by 100 ms, which rows of an hour ago must not be charged with.
+    interpolated: over an hour two hosts' clocks may drift by 100 ms, which rows of an hour ago have not.
 
     Example:
         >>> clock = Clock()

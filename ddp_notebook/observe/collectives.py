@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_notebook.observe import frames
 from ddp_notebook.observe.store import keys_of
@@ -25,7 +26,7 @@ _OPS_SHOWN = 4
 class Collectives(Sequence[Collective]):
     """The collectives, sends and receives of all ranks, or those that were asked for, as they were when asked for.
 
-    Its items are made when they are looked at. `rows` has the same as a structured array, times on the notebook's clock.
+    Its items are made when they are looked at. `rows` has the same as a structured array; times are the notebook's.
 
     Args:
         recording: whose they are.
@@ -35,7 +36,7 @@ class Collectives(Sequence[Collective]):
     def __init__(self, recording: Recording, rows: Rows) -> None:
         self.rows = rows
         self._recording = recording
-        self._values: tuple[Rows, Rows, int] | None = None
+        self._values: tuple[npt.NDArray[Any], npt.NDArray[np.intp], int] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -117,12 +118,12 @@ class Collectives(Sequence[Collective]):
             keys, end, _ = self._recording.store.value_keys.since(0)
             order = np.argsort(keys, kind="stable")
             self._values = keys[order], order, end - len(keys)
-        keys, order, first = self._values
+        sorted_keys, rows, first = self._values
         key = keys_of(rank, call, side)
-        at = int(np.searchsorted(keys, key, side="right")) - 1
-        if at < 0 or keys[at] != key:
+        at = int(np.searchsorted(sorted_keys, key, side="right")) - 1
+        if at < 0 or sorted_keys[at] != key:
             return None
-        row = self._recording.store.rings["value"].row(first + int(order[at]))
+        row = self._recording.store.rings["value"].row(first + int(rows[at]))
         return None if row is None else preview_of(self._recording, row)
 
 

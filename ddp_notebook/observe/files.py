@@ -20,9 +20,9 @@ import numpy as np
 
 from ddp_notebook.codec import Batch, CodecError, Tensor, decode_all
 from ddp_notebook.errors import RecordingError
+from ddp_notebook.observe import store
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.store import CAPACITY
 from ddp_notebook.records import TABLES
 
 FORMAT = "ddp_notebook recording"
@@ -33,20 +33,21 @@ _OF_RANKS = "*.ddp"
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write a recording to one file. A file that is there is replaced once the new one is whole."""
     path = Path(path)
-    store = recording.store
-    rows = {name: ring.all() for name, ring in store.rings.items()}  # first: the texts of all of them are known then
-    tensors = store.kept_tensors()
+    rows: dict[str, Any] = {
+        name: ring.all() for name, ring in recording.store.rings.items()
+    }  # first: the texts of all of them are known then
+    tensors = recording.store.kept_tensors()
     head = {
         "format": FORMAT,
         "version": VERSION,
         "world_size": recording.world_size,
         "baseline": None if recording.baseline is None else dict(recording.baseline),
-        "dropped": sorted(store.dropped.items()),
+        "dropped": sorted(recording.store.dropped.items()),
         "clock": recording.clock.to_json(),
-        "texts": store.texts.all(),
+        "texts": recording.store.texts.all(),
         "tensors": [[*key, one.call, one.dtype, list(one.shape), len(one.data)] for key, one in tensors],
     }
-    arrays = {
+    arrays: dict[str, Any] = {
         "head": np.frombuffer(json.dumps(head).encode(), np.uint8),
         "tensors": np.frombuffer(b"".join(one.data for _, one in tensors), np.uint8),
     }
@@ -117,7 +118,7 @@ def _saved(arrays: Any) -> Recording:
             raise _Wrong(f"is a recording of another version: its table {name!r} has other columns")
     recording = Recording(
         head["world_size"],
-        capacity={name: max(CAPACITY[name], len(rows)) for name, rows in tables.items()},
+        capacity={name: max(store.CAPACITY[name], len(rows)) for name, rows in tables.items()},
         clock=Clock.from_json(head["clock"]),
     )
     recording.baseline = head["baseline"]
@@ -141,10 +142,9 @@ def _of_ranks(files: list[Path]) -> Recording:
     counts: Counter[str] = Counter()
     for batch in itertools.chain(*batches):
         counts.update({name: len(rows) for name, rows in batch.tables.items()})
-    capacity = {name: max(CAPACITY[name], count) for name, count in counts.items()}
+    capacity = {name: max(store.CAPACITY[name], count) for name, count in counts.items()}
     recording = Recording(1 + max((batch.rank for one in batches for batch in one), default=-1), capacity=capacity)
     for row in itertools.zip_longest(*batches):  # side by side, as they would have come over the wire
         for batch in filter(None, row):
             recording.feed(batch)
     return recording
-

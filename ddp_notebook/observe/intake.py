@@ -62,7 +62,7 @@ class Intake:
         return f"<Intake: {len(self._waiting)} batches of {self._nbytes} bytes wait>"
 
     def put(self, rank: int, data: bytes) -> None:
-        """Leave a batch as a rank has encoded it. Never waits for the thread that decodes; nothing is done once closed."""
+        """Leave a batch as a rank has encoded it, without a wait for the thread. Does nothing once closed."""
         with self._came:
             if self._is_closed:
                 return
@@ -84,7 +84,7 @@ class Intake:
             last = self._put
             while self._oldest() <= last:
                 left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0 or not self._thread.is_alive():
+                if (left is not None and left <= 0) or not self._thread.is_alive():
                     return False
                 self._went.wait(left)
         return True

@@ -94,7 +94,7 @@ class Ring:
         with self._lock:
             if not self.first <= index < self._end:
                 return None
-            return self._rows[index % len(self._rows)].copy()  # type: ignore[no-any-return]
+            return self._rows[index % len(self._rows)].copy()
 
     def _copy(self, begin: int) -> Rows:
         count, size = self._end - begin, len(self._rows)

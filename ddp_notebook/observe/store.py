@@ -75,7 +75,7 @@ class Store:
             self.dropped[batch.rank] += batch.dropped
         return process
 
-    def find_values(self, rank: int, call: int, side: int) -> Rows | None:
+    def find_values(self, rank: int, call: int, side: int) -> np.void | None:
         """The row of values of one side of a call, the last one where there are several."""
         keys, end, _ = self.value_keys.since(0)
         found = np.flatnonzero(keys == keys_of(rank, call, side))

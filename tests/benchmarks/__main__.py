@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, collective, output, results, scale, start
+from tests.benchmarks import cell, collective, intake, output, results, scale, start
 
 
 def main() -> None:
@@ -25,6 +25,7 @@ def main() -> None:
             *scale.measure(rounds=given.rounds),
             *output.measure(),
             *collective.measure(),
+            *intake.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ddp_notebook.codec import Batch, Tensor
 from ddp_notebook.records import FIRST_BYTES, TABLES, TEXTS, Rows
 
+T = TypeVar("T")
 WORDS = ["all_reduce", "broadcast", "é\ud800\n", "", "float32", "loss", "weight"]
 
 
@@ -48,6 +49,12 @@ def some_batch(random: np.random.Generator, *, rank: int = 0, stream: int = 1) -
     )
 
 
+def there(value: T | None) -> T:
+    """What must be there."""
+    assert value is not None
+    return value
+
+
 class Rank:
     """A rank that numbers its texts as it meets them.
 
@@ -71,9 +78,7 @@ class Rank:
         texts = {number: text for text, number in self._numbers.items() if number > self._told}
         self._told = len(self._numbers) - 1
         joined = {name: np.concatenate(parts) for name, parts in tables.items()}
-        return Batch(
-            rank=self.rank, stream=self.stream, dropped=dropped, texts=texts, tables=joined, tensors=tensors
-        )
+        return Batch(rank=self.rank, stream=self.stream, dropped=dropped, texts=texts, tables=joined, tensors=tensors)
 
     def row(self, table: str, **of: Any) -> tuple[str, Rows]:
         """One row; texts as texts."""
@@ -98,5 +103,3 @@ class Rank:
         table, row = self.row("value", call=call, side=side, **(usual | of))
         row["first"] = array.tobytes().ljust(FIRST_BYTES, b"\0")
         return table, row
-
-

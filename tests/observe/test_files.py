@@ -11,11 +11,11 @@ import pytest
 
 from ddp_notebook.codec import Tensor, encode
 from ddp_notebook.errors import RecordingError
-from ddp_notebook.observe import files
+from ddp_notebook.observe import store
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records import TABLES
-from tests.observe.batches import Rank, some_batch
+from tests.observe.batches import Rank, some_batch, there
 from tests.observe.synthetic import simulate
 
 S = 10**9
@@ -55,7 +55,7 @@ def test_a_recording_survives_its_file(tmp_path):
 
     assert_same(again, recording)
     last = again.collectives(group="pair")[0]
-    assert last.output.first.tolist() == [5.0]
+    assert there(last.output).first.tolist() == [5.0]
     assert [one.tolist() for one in again.tensor(2, last.call, 1)] == [[0, 1], [0, 1]]
     assert again.metrics["loss"].times_ns.tolist()[-1] == 4 * S + 50
     assert again.collectives()[0] is not None
@@ -110,7 +110,7 @@ def test_all_that_files_hold_is_kept(tmp_path, monkeypatch):
         rank = Rank(number)
         batches = [rank.batch(*(rank.call() for _ in range(10))) for _ in range(5)]
         (tmp_path / f"{number}.ddp").write_bytes(b"".join(map(encode, batches)))
-    monkeypatch.setitem(files.CAPACITY, "call", 16)
+    monkeypatch.setitem(store.CAPACITY, "call", 16)
     recording = load(tmp_path)
 
     assert len(recording.collectives()) == 100

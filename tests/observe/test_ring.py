@@ -10,6 +10,7 @@ import pytest
 
 from ddp_notebook.observe.ring import Ring
 from ddp_notebook.records import METRIC
+from tests.observe.batches import there
 
 INT = np.dtype("<i8")
 
@@ -19,7 +20,8 @@ def test_readers_see_every_row_once_or_are_told_how_many_they_have_lost():
         chance = random.Random(seed)
         capacity = chance.randint(1, 600)
         ring, written = Ring(INT, capacity), 0
-        places, seen, lost = [0, 0, 0], [[], [], []], [0, 0, 0]
+        places, lost = [0, 0, 0], [0, 0, 0]
+        seen: list[list[int]] = [[], [], []]
         for _ in range(60):
             count = chance.choice([0, 1, chance.randint(0, 40), chance.randint(0, 3 * capacity)])
             ring.append(np.arange(written, written + count))
@@ -61,7 +63,7 @@ def test_rows_by_their_index():
         ring.append(rows[at : at + 70])
 
     assert ring.row(699) is None
-    assert [int(ring.row(index)["step"]) for index in (700, 850, 999)] == [700, 850, 999]
+    assert [int(there(ring.row(index))["step"]) for index in (700, 850, 999)] == [700, 850, 999]
     assert ring.row(1000) is None
     assert ring.row(-1) is None
 
@@ -71,7 +73,7 @@ def test_what_a_reader_holds_does_not_change():
     ring.append(np.arange(4))
     held, row = ring.all(), Ring(METRIC, 1)
     row.append(np.ones(1, METRIC))
-    one = row.row(0)
+    one = there(row.row(0))
     ring.append(np.arange(4, 8))
     row.append(np.zeros(1, METRIC))
 
@@ -94,7 +96,8 @@ def test_a_ring_that_can_hold_nothing_is_refused():
 
 
 def test_one_thread_writes_while_others_read():
-    ring, done, wrong = Ring(INT, 1000), threading.Event(), []
+    ring, done = Ring(INT, 1000), threading.Event()
+    wrong: list[list[int]] = []
 
     def read() -> None:
         place = total = 0
@@ -102,9 +105,9 @@ def test_one_thread_writes_while_others_read():
             rows, place, lost = ring.since(place)
             total += len(rows) + lost
             if len(rows) and rows.tolist() != list(range(place - len(rows), place)):
-                wrong.append(rows)
+                wrong.append(rows.tolist())
         if total != ring.end:
-            wrong.append(total)
+            wrong.append([total])
 
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:

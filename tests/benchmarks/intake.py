@@ -1,0 +1,188 @@
+"""What the notebook takes in of what ranks record: `python -m tests.benchmarks.intake`, from the repository's root.
+
+64 simulated ranks send a batch every 40 ms, into one intake. An event is a collective with the values of its input and
+output: three rows, 534 bytes. Everything, the simulated ranks included, has one core.
+
+steady    1000 events/s on each rank: what is lost, what it takes of the core, and how long a batch is on its way
+ten times the same at 10 000 events/s on each rank
+flood     as fast as they can, in batches of 40 events: whether all that is lost is counted, and what the memory gains
+          once tables and queue are full
+batch     of 50 rows, decoded and fed
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from statistics import median, quantiles
+
+import numpy as np
+import psutil
+
+from ddp_notebook.codec import Batch, decode, encode
+from ddp_notebook.observe.intake import Intake
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records import CALL, TEXTS, VALUE
+from tests.benchmarks.results import Figure, moment, table
+
+RANKS = 64
+EVENTS_PER_S = 1000
+_PERIOD_S = 0.04
+_TEXTS = {number: f"text {number}, as long as a list of shapes" for number in range(1, 41)}
+
+
+class Watched(Recording):
+    """A recording that takes the time of each batch."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(world_size)
+        self.put_s: deque[float] = deque()
+        self.took_ms: list[float] = []
+
+    def feed(self, batch: Batch) -> None:
+        super().feed(batch)
+        if self.put_s:
+            self.took_ms.append((time.monotonic() - self.put_s.popleft()) * 1000)
+
+
+def events(rank: int, count: int, texts: dict[int, str] | None = None) -> bytes:
+    """A batch of so many events."""
+    random = np.random.default_rng(rank)
+    tables = {"call": np.zeros(count, CALL), "value": np.zeros(2 * count, VALUE)}
+    for name, rows in tables.items():
+        rows["rank"] = rank
+        for column in TEXTS[name]:
+            rows[column] = random.integers(1, len(_TEXTS), len(rows))
+    return encode(Batch(rank=rank, stream=1, texts=texts or {}, tables=tables))
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """This thread, and those that it starts, on one core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def send(intake: Intake, seconds: float, each: int, *, is_paced: bool = True) -> Iterator[int]:
+    """Put batches of `each` events. Yields how many events were put, after each second."""
+    batches = [events(rank, each) for rank in range(RANKS)]
+    for rank in range(RANKS):
+        intake.put(rank, events(rank, each, _TEXTS))
+    intake.flush(10)
+    sent = RANKS * each
+    recording = intake.recording
+    began = told = time.monotonic()
+    period = 0
+    while (now := time.monotonic()) < began + seconds:
+        for rank, data in enumerate(batches):
+            # Ranks do not send at the same moment.
+            until = began + (period + rank / RANKS) * _PERIOD_S
+            while is_paced and (left := until - time.monotonic()) > 0:
+                time.sleep(left)
+            if isinstance(recording, Watched):
+                recording.put_s.append(time.monotonic())
+            intake.put(rank, data)
+        sent += RANKS * each
+        period += 1
+        if now - told > 1:
+            told = now
+            yield sent
+    yield sent
+
+
+def steady(seconds: float, times: int) -> list[Figure]:
+    """So many times 1000 events a second on each rank."""
+    recording = Watched(RANKS)
+    with closing(Intake(recording)) as intake:
+        cpu_s, began_s = time.process_time(), time.monotonic()
+        sent = list(send(intake, seconds, round(times * EVENTS_PER_S * _PERIOD_S)))[-1]
+        took_s = time.monotonic() - began_s
+        share = (time.process_time() - cpu_s) / took_s
+        intake.flush(10)
+    dropped, came = sum(recording.dropped.values()), recording.store.rings["call"].end
+    rate = f"64 ranks with {times * EVENTS_PER_S} events/s each ({sent / took_s:.0f}/s in all)"
+    return [
+        Figure(what=f"{rate}: events that were lost, of {sent}", value=sent - came, unit="", bar=0),
+        Figure(what="... and not counted", value=abs(3 * (sent - came) - dropped), unit="", bar=0),
+        Figure(what="... processor time, the simulated ranks included", value=share * 100, unit="%", bar=100),
+        Figure(
+            what="... a batch until it can be read, p99",
+            value=quantiles(recording.took_ms, n=100)[-1],
+            unit="ms",
+            bar=100,
+        ),
+    ]
+
+
+def flood(seconds: float) -> list[Figure]:
+    """More than can be taken."""
+    recording, process = Recording(RANKS), psutil.Process()
+    memory_mib = []
+    with closing(Intake(recording)) as intake:
+        began_s = time.monotonic()
+        sent = 0
+        for put in send(intake, seconds, round(EVENTS_PER_S * _PERIOD_S), is_paced=False):
+            sent = put
+            memory_mib.append(process.memory_info().rss / 2**20)
+        took_s = time.monotonic() - began_s
+        intake.flush(30)
+    came, dropped = recording.store.rings["call"].end, sum(recording.dropped.values())
+    half = len(memory_mib) // 2
+    return [
+        Figure(
+            what=f"{sent / took_s:.0f} events/s, of which {came / took_s:.0f}/s came in: lost and not counted",
+            value=abs(3 * (sent - came) - dropped),
+            unit="",
+            bar=0,
+        ),
+        Figure(
+            what="... memory that the second half of these gains",
+            value=max(memory_mib[half:]) - memory_mib[half - 1],
+            unit="MiB",
+            bar=10,
+        ),
+    ]
+
+
+def batch(count: int = 3000) -> list[Figure]:
+    """Decoded and fed."""
+    rows = np.zeros(50, CALL)
+    data = encode(Batch(rank=0, stream=1, tables={"call": rows}))
+    both = events(0, 50)
+    figures = []
+    for what, one in (("a batch of 50 calls", data), ("a batch of 50 calls and 100 values", both)):
+        recording, blocks = Recording(1), []
+        for _ in range(5):
+            began_s = time.process_time()
+            for _ in range(count // 5):
+                recording.feed(decode(one))
+            blocks.append((time.process_time() - began_s) / (count // 5) * 1e6)
+        figures.append(
+            Figure(what=f"{what}, decoded and fed", value=median(blocks), unit="us", bar=150, blocks=tuple(blocks))
+        )
+    return figures
+
+
+def measure(seconds: float = 20) -> list[Figure]:
+    """Run all four."""
+    with one_core():
+        return [*batch(), *steady(seconds, 1), *steady(seconds, 10), *flood(seconds)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.intake")
+    parser.add_argument("--seconds", type=float, default=20)
+    given = parser.parse_args()
+    print("", moment(), "", *table(measure(seconds=given.seconds)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
