@@ -50,7 +50,7 @@ class Intake:
         self._nbytes = 0
         self._skimmed: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of dropped batches
         self._put = 0
-        self._busy_with = 0  # the number of the batch that is being fed; 0: none
+        self._busy_with = 0  # the number of the batch that is being fed, 1 for what was dropped before it; 0: none
         self._is_closed = False
         lock = threading.Lock()
         self._came = threading.Condition(lock)
@@ -125,22 +125,25 @@ class Intake:
                 waiting = self._waiting.popleft() if self._waiting else None
                 if waiting is None and not skimmed:
                     return
-                self._busy_with = self._put if waiting is None else waiting.number
+                self._busy_with = waiting.number if waiting is not None and not skimmed else 1
                 if waiting is not None:
                     self._nbytes -= len(waiting.data)
             for batch in skimmed.values():  # older than all that wait
-                self.recording.feed_dropped(batch)
+                self._feed(batch.rank, batch)
             if waiting is not None:
-                self._feed(waiting)
+                self._feed(waiting.rank, waiting.data)
             with self._went:
                 self._busy_with = 0
                 self._went.notify_all()
 
-    def _feed(self, waiting: _Waiting) -> None:
+    def _feed(self, rank: int, what: bytes | Batch) -> None:
         try:
-            self.recording.feed(decode(waiting.data))
+            if isinstance(what, Batch):
+                self.recording.feed_dropped(what)
+            else:
+                self.recording.feed(decode(what))
         except Exception as error:  # whatever a rank sends, the others' batches must come in
-            self._tell_damaged(waiting.rank, error)
+            self._tell_damaged(rank, error)
 
     def _tell_damaged(self, rank: int, error: Exception) -> None:
         self.damaged[rank] += 1

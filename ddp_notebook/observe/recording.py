@@ -282,11 +282,11 @@ class Recording:
 
     # ---- pictures and files
 
-    def plot_loss(self, name: str | None = None) -> Figure:
+    def plot_loss(self, name: str | None = None, cell: int | None = None) -> Figure:
         """A metric by step, a line for each rank; the one that looks like a loss where no name is given."""
         from ddp_notebook.observe import figures
 
-        return figures.loss(self, name=name)
+        return figures.loss(self, name=name, cell=cell)
 
     def plot_steps(self, cell: int | None = None) -> Figure:
         """What the time of the steps went into."""

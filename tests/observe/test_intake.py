@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from ddp_notebook.codec import encode
+from ddp_notebook.codec import Batch, encode
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
 from tests.observe.batches import Rank
@@ -21,11 +21,17 @@ class Gate(Recording):
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
         self.opened, self.reached = threading.Event(), threading.Event()
+        self.opened_for_dropped, self.reached_dropped = threading.Event(), threading.Event()
 
     def feed(self, batch):
         self.reached.set()
         assert self.opened.wait(10)
         super().feed(batch)
+
+    def feed_dropped(self, batch):
+        self.reached_dropped.set()
+        assert self.opened_for_dropped.wait(10)
+        super().feed_dropped(batch)
 
 
 def test_batches_come_in_in_their_order():
@@ -53,6 +59,7 @@ def test_what_is_too_much_is_dropped_from_the_front_and_counted():
             assert intake._nbytes <= 5000
         waits = len(intake._waiting)
         intake.put(0, encode(rank.batch(*(rank.call("recv", site=f"cell line {number}") for number in range(100)))))
+        recording.opened_for_dropped.set()
         recording.opened.set()
         assert intake.flush(10)
 
@@ -96,6 +103,7 @@ def test_a_damaged_batch_that_is_dropped_is_counted_too():
         intake.put(3, b"nonsense")
         intake.put(0, encode(rank.batch(rank.call())))
         assert intake.damaged == {3: 1}
+        recording.opened_for_dropped.set()
         recording.opened.set()
         assert intake.flush(10)
     assert len(recording.collectives()) == 2
@@ -110,9 +118,38 @@ def test_flush_waits_for_what_was_put_before_and_no_longer():
         seen = []
         waiting = threading.Thread(target=lambda: seen.append((intake.flush(10), len(recording.collectives()))))
         waiting.start()
+        recording.opened_for_dropped.set()
         recording.opened.set()
         waiting.join()
         assert seen == [(True, 1)]
+
+
+def test_flush_waits_for_what_is_left_of_dropped_batches():
+    recording, rank = Gate(1), Rank(0)
+    with closing(Intake(recording, most_bytes=100)) as intake:
+        intake.put(0, encode(rank.batch(rank.call())))
+        assert recording.reached.wait(10)
+        intake.put(0, encode(rank.batch(rank.call())))
+        intake.put(0, encode(rank.batch(rank.call())))  # drops the one before
+        recording.opened.set()
+        assert recording.reached_dropped.wait(10)
+        assert not intake.flush(0.05)
+        assert recording.dropped == {}
+        recording.opened_for_dropped.set()
+        assert intake.flush(10)
+        assert recording.dropped == {0: 1}
+
+
+def test_a_batch_that_breaks_the_recording_ends_nothing():
+    recording, rank = Recording(1), Rank(0)
+    with closing(Intake(recording)) as intake:
+        intake.put(0, encode(Batch(rank=0, stream=1, texts={1: "x"}, tensors=())))
+        recording.store.dropped = None  # type: ignore[assignment]
+        intake.put(0, encode(rank.batch(rank.call(), dropped=1)))
+        intake.put(0, encode(rank.batch(rank.call())))
+        assert intake.flush(10)
+        assert intake.damaged == {0: 1}
+    assert len(recording.collectives()) == 1
 
 
 def test_put_never_waits_for_the_thread():
@@ -123,6 +160,7 @@ def test_put_never_waits_for_the_thread():
         for one in data:
             intake.put(0, one)
         assert time.monotonic() - began < 5
+        recording.opened_for_dropped.set()
         recording.opened.set()
     assert len(recording.collectives()) + recording.dropped[0] == 1000
 
