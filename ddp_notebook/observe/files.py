@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.codec import Batch, CodecError, Tensor, decode_all
-from ddp_notebook.errors import RecordingError
+from ddp_notebook.errors import RecordingError, UsageError
 from ddp_notebook.observe import store
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.recording import Recording
@@ -30,9 +30,15 @@ VERSION = 1
 _OF_RANKS = "*.ddp"
 
 
-def save(recording: Recording, path: str | os.PathLike[str]) -> None:
-    """Write a recording to one file. A file that is there is replaced once the new one is whole."""
-    path = Path(path)
+def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
+    """Write a recording to one file. A file that is there is replaced once the new one is whole.
+
+    Raises:
+        UsageError: the folder is not there.
+    """
+    path = Path(path).expanduser()
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {str(path.parent)!r} to write {path.name} to; make it first")
     rows: dict[str, Any] = {
         name: ring.all() for name, ring in recording.store.rings.items()
     }  # first: the texts of all of them are known then
@@ -58,6 +64,7 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+    return path
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -75,11 +82,10 @@ def load(path: str | os.PathLike[str]) -> Recording:
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as directory:
-        ...     Recording(world_size=4).save(f"{directory}/run.npz")
-        ...     load(f"{directory}/run.npz")
+        ...     load(Recording(world_size=4).save(f"{directory}/run.npz"))
         <Recording of 4 ranks: 0 calls, 0 spans, 0 values of metrics>
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if path.is_dir():
         files = sorted(path.glob(_OF_RANKS))
         if not files:

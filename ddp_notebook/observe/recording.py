@@ -19,6 +19,7 @@ from ddp_notebook.records import SIDES, TABLES, TIMES, Rows
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from matplotlib.figure import Figure
 
@@ -306,17 +307,17 @@ class Recording:
 
         return figures.bandwidth(self, cell=cell)
 
-    def save_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> None:
-        """Write a trace for https://ui.perfetto.dev."""
+    def save_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> Path:
+        """Write a trace for https://ui.perfetto.dev. Returns its path."""
         from ddp_notebook.observe import trace
 
-        trace.save(self, path, cell=cell)
+        return trace.save(self, path, cell=cell)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it to one file, which `ddp_notebook.load` reads."""
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all of it to one file, which `ddp_notebook.load` reads. Returns its path."""
         from ddp_notebook.observe import files
 
-        files.save(self, path)
+        return files.save(self, path)
 
     def _is_group(self, number: int, name: str) -> bool:
         found = self.group_of(number)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_notebook.codec import Tensor, encode
-from ddp_notebook.errors import RecordingError
+from ddp_notebook.errors import RecordingError, UsageError
 from ddp_notebook.observe import store
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
@@ -59,6 +59,12 @@ def test_a_recording_survives_its_file(tmp_path):
     assert [one.tolist() for one in again.tensor(2, last.call, 1)] == [[0, 1], [0, 1]]
     assert again.metrics["loss"].times_ns.tolist()[-1] == 4 * S + 50
     assert again.collectives()[0] is not None
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(UsageError) as error:
+        Recording(2).save(tmp_path / "none" / "run.npz")
+    assert str(error.value) == f"there is no folder '{tmp_path / 'none'}' to write run.npz to; make it first"
 
 
 def test_an_empty_one_too(tmp_path):
