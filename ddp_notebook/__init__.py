@@ -13,6 +13,8 @@ In scripts: `start(4)`, `current()`, `Session.run`, `Session.pull`, `Session.pus
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, RankError
@@ -20,19 +22,36 @@ from ddp_notebook.errors import DDPNotebookError, RankError
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from ddp_notebook.observe.files import load
+    from ddp_notebook.observe.recording import Recording
+    from ddp_notebook.record import log
     from ddp_notebook.run.result import CellResult
     from ddp_notebook.run.values import RankValues
     from ddp_notebook.session import Session, current, start
 
 __version__ = "0.1.0"
-__all__ = ["CellResult", "DDPNotebookError", "RankError", "RankValues", "Session", "current", "start"]
+__all__ = [
+    "CellResult",
+    "DDPNotebookError",
+    "RankError",
+    "RankValues",
+    "Recording",
+    "Session",
+    "current",
+    "load",
+    "log",
+    "start",
+]
 
 # The ranks import this package too: they must not pay for the notebook's side.
 _LAZY = {
     "CellResult": "ddp_notebook.run.result",
     "RankValues": "ddp_notebook.run.values",
+    "Recording": "ddp_notebook.observe.recording",
     "Session": "ddp_notebook.session",
     "current": "ddp_notebook.session",
+    "load": "ddp_notebook.observe.files",
+    "log": "ddp_notebook.record",
     "start": "ddp_notebook.session",
 }
 
@@ -43,6 +62,13 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+# A rank of torchrun, see `record`, which does it itself where it is what runs.
+if "DDP_NOTEBOOK_RECORD" in os.environ and "RANK" in os.environ and "ddp_notebook.record" not in sys.orig_argv:
+    from ddp_notebook import record
+
+    record.start_if_asked()
 
 
 def __dir__() -> list[str]:

@@ -145,6 +145,7 @@ class DDPMagics(Magics):
             quiet=options.quiet,
             execution_count=self._cell_number(),
             file=self._cell_file(code),
+            record=options.record,
         )
         if options.here:
             self._run_here(code)

@@ -19,11 +19,29 @@ from ddp_notebook.errors import (
     StartTimeoutError,
     UsageError,
 )
-from ddp_notebook.events import Ask, CellDone, Check, Checked, Comm, Display, Message, Probe, Pulled, Pushed, Vitals
+from ddp_notebook.events import (
+    Ask,
+    CellDone,
+    Check,
+    Checked,
+    Comm,
+    Display,
+    Message,
+    Probe,
+    Pulled,
+    Pushed,
+    Record,
+    Recorded,
+    Tell,
+    Told,
+    Vitals,
+)
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
+from ddp_notebook.observe.observer import Observer
+from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.agreement import Agreement, compare
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.comms import Comms
@@ -84,6 +102,7 @@ class Session:
         self.options = options
         self._ready = False
         self._host_ended = False  # closed, or given back
+        self._level = "values"  # how much ranks record
         self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         with _current_lock:
             if _current is not None:
@@ -131,9 +150,11 @@ class Session:
             self._exchange = Exchange(cluster, self._cells, self._questions, self._check, self._check_rank)
             self._healing = Healing(cluster, self._cells, self._questions)
             self._comms = Comms(self._tell_widget)
+            self._observer = Observer(self.world_size, cluster.send, lambda: cluster.alive)
             self._cluster = cluster
             cluster.start(deadline, stage)
             self._cells.forget_text()
+            self._observer.start()
             self._ready = True
         except BaseException:
             with uninterrupted():
@@ -171,6 +192,7 @@ class Session:
         quiet: bool = False,
         execution_count: int = 1,
         file: str = "",
+        record: Mapping[str, Any] | None = None,
     ) -> CellResult: ...
     @overload
     def run(
@@ -183,6 +205,7 @@ class Session:
         quiet: bool = False,
         execution_count: int = 1,
         file: str = "",
+        record: Mapping[str, Any] | None = None,
     ) -> Future[CellResult]: ...
     def run(
         self,
@@ -194,6 +217,7 @@ class Session:
         quiet: bool = False,
         execution_count: int = 1,
         file: str = "",
+        record: Mapping[str, Any] | None = None,
     ) -> CellResult | Future[CellResult]:
         """Run code on ranks, as a cell of a notebook would.
 
@@ -208,6 +232,7 @@ class Session:
             quiet: show nothing.
             execution_count: the number in `In [n]` that tracebacks show.
             file: the name of the cell's file that warnings show; "": one made from the code.
+            record: what to record beside, see `run.options.what_to_record`; None: nothing.
 
         Raises:
             UsageError: no such rank, or no such time.
@@ -239,6 +264,7 @@ class Session:
                 execution_count=execution_count,
                 file=file,
                 notes=[*healed, *notes],
+                record=record or {},
             )
 
         if wait:
@@ -420,6 +446,38 @@ class Session:
             found = compare(ask(()))
             return found.with_samples(ask(found.differing_entries)) if found.differing_entries else found
 
+    @property
+    def recording(self) -> Recording:
+        """What the ranks have recorded: metrics, collectives, steps. All of it up to now, or to the end of the session.
+
+        Example:
+            >>> session.recording.collectives(op="all_reduce")[-1].site
+            'cell line 7'
+        """
+        if (cluster := self._cluster) is not None and self._host.is_alive:
+
+            def tell(request: int) -> Tell:
+                return Tell(request=request, sent_ns=time.monotonic_ns(), flush=True)
+
+            self._questions.ask_for(cluster.alive, tell, _STATUS_S)
+        self._observer.flush()
+        return self._observer.recording
+
+    def record(self, level: str) -> None:
+        """Set how much the ranks record from now on: "off", "meta" (no values of tensors) or "values".
+
+        Raises:
+            UsageError: there is no such level.
+
+        Example:
+            >>> session.record("meta")
+        """
+        if level not in ("off", "meta", "values"):
+            raise UsageError(f"ranks record off, meta or values, not {level!r}")
+        cluster = self._check_host()
+        self._level = level
+        cluster.tell(Record(level=level), cluster.alive)
+
     def status(self) -> Status:
         """Every rank's host, process, device, memory and state."""
         cluster = self._living
@@ -524,7 +582,13 @@ class Session:
 
     def on_message(self, rank: int, message: Message) -> None:
         """A message of a rank. Part of `Listener`."""
-        if isinstance(message, CellDone | Display | Ask):
+        if isinstance(message, Recorded):
+            self._observer.on_recorded(rank, message)
+        elif isinstance(message, Told):
+            self._observer.on_told(rank, message)
+            if message.request:
+                self._questions.on_answer(message.request, message)
+        elif isinstance(message, CellDone | Display | Ask):
             self._cells.on_message(rank, message)
         elif isinstance(message, Checked | Pulled | Pushed | Vitals):
             self._questions.on_answer(message.request, message)
@@ -564,6 +628,7 @@ class Session:
         (cluster, self._cluster), (done, self._host_ended) = (self._cluster, None), (self._host_ended, True)
         if cluster is not None:
             self._cells.close()
+            self._observer.close()
         elif done:
             return
         ended = cluster is None or cluster.stop()

@@ -342,9 +342,9 @@ class Training:
             same = sum(one.split(" ")[0] == kind for one in self._optimizers.values())
             name = self._optimizers[optimizer] = f"{kind} {same + 1}" if same else kind
         self.put(OPTIMIZER, name, began_ns)
+        self._tape.count_step()
         for call in self.on_step:
             call()
-        self._tape.count_step()
 
     def begin_cell(self) -> None:
         """What an interrupted cell has left half done is over."""

@@ -3,7 +3,7 @@
 | call | on a rank |
 |---|---|
 | `dist.init_process_group` | says that the group exists; after `destroy_process_group` it forms the next one |
-| `dist.destroy_process_group` | leaves the group, which is freed later |
+| `dist.destroy_process_group` | leaves the group, which is freed later, see `keeping` |
 | `rpc.init_rpc` | meets at the session's store, unless the cell has set an address of its own |
 | `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
 | `mp.set_start_method` | may be called again, so that a cell can be run again |
@@ -19,7 +19,7 @@ import inspect
 import multiprocessing
 import os
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing import reduction
 from types import FunctionType
@@ -29,11 +29,10 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from ddp_notebook.events import Form
-from ddp_notebook.rank import group
+from ddp_notebook.rank import group, keeping
 
 _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"
 _init_process_group = dist.init_process_group
-_destroy_process_group = dist.destroy_process_group
 _init_rpc = rpc.init_rpc
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
@@ -47,7 +46,7 @@ def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, f
         running: tells the cell that runs, and since when.
     """
     _replace(_init_process_group, _around_init(place, running))
-    _replace(_destroy_process_group, _destroy_and_keep)
+    keeping.install()
     _replace(_init_rpc, _around_init_rpc(place))
     _replace(_dump, _dump_for_new_process)
     _replace(_set_start_method, _set_start_method_again)
@@ -112,18 +111,6 @@ def _around_init(
         group.join(here, f"{cell}.{joined[cell]}", backend=backend, timeout=asked.get("timeout"), **options)
 
     return init_process_group
-
-
-_ended: deque[Any] = deque(maxlen=4)
-
-
-@functools.wraps(_destroy_process_group)
-def _destroy_and_keep(group: Any = None) -> None:
-    """Keep the group for a while. A model in DDP that ends after its group, as in `cleanup()` of the tutorial, would
-    free it with the interpreter's lock held, and wait for gloo's thread, which waits for that lock to let go of the
-    last all_reduce. A script with 100 such groups hangs in its first ones (torch 2.13, two cores)."""
-    _ended.append(dist.group.WORLD if group is None else group)
-    _destroy_process_group(group)
 
 
 def _check(asked: dict[str, Any], here: Form) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from ddp_notebook.errors import SessionBrokenError, StartError
 from ddp_notebook.events import Answer, Ask, CellDone, Display, Interrupt, RunCell
@@ -82,6 +84,7 @@ class Cells:
         execution_count: int = 1,
         file: str = "",
         notes: Sequence[str] = (),
+        record: Mapping[str, Any] = MappingProxyType({}),
     ) -> CellResult:
         """Run a cell in its turn, after these notes. See `Session.run`."""
         with self.turn:
@@ -95,7 +98,7 @@ class Cells:
                 self._show_text_between_cells(screen)
                 for note in notes:
                     screen.note(note)
-            cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file)
+            cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record))
             with Interrupts(run.wake) as interrupts:
                 watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s)
                 self._runs[run.number] = run

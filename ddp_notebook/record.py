@@ -1,0 +1,111 @@
+"""Recording without a notebook: `DDP_NOTEBOOK_RECORD=runs/a torchrun --nproc-per-node 4 -m ddp_notebook.record train.py`.
+
+Each rank writes one file into that directory, which `ddp_notebook.load("runs/a")` reads. A script that imports
+`ddp_notebook` before it forms its group is recorded as well, without the `-m`; `ddp_notebook.log(loss=loss)` logs
+there as `log` does in a cell. Without the variable nothing happens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "DDP_NOTEBOOK_RECORD"
+_recording: Any = None
+_PERIOD_S = 0.5
+
+
+def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
+    """Record this process from now on, into a file of the directory. Doing it twice is no error.
+
+    Args:
+        directory: made if it is not there.
+        rank: of this process; None: as torchrun says.
+
+    Raises:
+        OSError: the directory cannot be made, or not written to.
+
+    Example:
+        >>> start("runs/a")  # doctest: +SKIP
+    """
+    global _recording
+    if _recording is not None:
+        return
+    from ddp_notebook.rank import keeping
+    from ddp_notebook.rank.recorder import Recorder
+    from ddp_notebook.rank.recording import Recording
+    from ddp_notebook.rank.where import Where
+
+    number = int(os.environ.get("RANK", "0")) if rank is None else rank
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    file = open(Path(directory) / f"rank{number}-{os.getpid()}.ddp", "ab", buffering=1 << 16)  # noqa: SIM115  # for good
+
+    keeping.install()
+    recorder = Recorder()
+    recorder.install()
+    _recording = Recording(recorder, Where(), lambda: number, file.write)
+
+    def flush() -> None:  # what a rank that is killed has recorded is in its file but for the last half second
+        while not file.closed:
+            file.flush()
+            threading.Event().wait(_PERIOD_S)
+
+    threading.Thread(target=flush, name="ddp-record-file", daemon=True).start()
+    pid = os.getpid()
+
+    def close() -> None:
+        if os.getpid() == pid:
+            _recording.drain.close()
+            file.close()
+            keeping.let_go()
+
+    atexit.register(close)
+
+
+def log(*, step: int | None = None, **values: Any) -> None:
+    """Log numbers of this rank, as `log` does in a cell. Does nothing where nothing is recorded.
+
+    Args:
+        step: the step that they belong to; None: the optimizer steps so far.
+        values: numbers, or tensors of one element.
+
+    Raises:
+        TypeError: a value is neither.
+
+    Example:
+        >>> log(loss=0.5)
+    """
+    if _recording is not None:
+        _recording.metrics.log(step=step, **values)
+
+
+def start_if_asked() -> None:
+    """Record if the environment says where to."""
+    if directory := os.environ.get(VARIABLE):
+        start(directory)
+
+
+def main() -> None:
+    """Run a script, or with `-m` a module, as Python itself would, and record it."""
+    arguments = sys.argv[1:]
+    if not arguments or (arguments[0] == "-m" and len(arguments) < 2):
+        sys.exit(f"usage: {VARIABLE}=DIRECTORY python -m ddp_notebook.record [-m] SCRIPT [ARGUMENT ...]")
+    start_if_asked()
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    from ddp_notebook import record  # the module that scripts import, not this copy of it
+
+    record.main()
