@@ -22,10 +22,11 @@ MAY_IMPORT = {
     "operation.py": set(),
     "signals.py": set(),
     "words.py": set(),
+    "clocks.py": set(),
     "records.py": set(),
     "codec.py": {"records"},
     "channel": {"channel", "events"},
-    "rank": {"rank", "channel", "events", "operation", "signals", "words", "records", "codec"},
+    "rank": {"rank", "channel", "events", "operation", "signals", "words", "clocks", "records", "codec"},
 }
 NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "observe", "widgets"]
 
@@ -132,6 +133,7 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
         "operation",
         "signals",
         "words",
+        "clocks",
         "records",
         "codec",
         "errors",
