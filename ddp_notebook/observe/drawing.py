@@ -1,0 +1,190 @@
+"""How pictures look: colours with a fixed meaning, and axes that read on a light and on a dark page alike.
+
+Imports matplotlib, so that it is itself imported only when something is drawn; never pyplot, whose state is the user's.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+INK = "#808080"  # text and axes: 4:1 on white and on the #111 of a dark notebook
+FAINT = (0.5, 0.5, 0.5, 0.25)  # the grid, bands
+
+_DPI = 200  # of the PNG; shown at half of it, so that it is sharp on a fine screen
+_WIDTH = 8.4  # inches
+_LABEL_PT = 9.0
+
+
+class Fill(NamedTuple):
+    """How an area of one meaning is filled."""
+
+    words: str
+    face: str
+    edge: str = "none"
+    hatch: str = ""
+
+
+# Okabe and Ito's colours, which people with any colour vision tell apart. Waiting is white, as nothing happens there.
+FILLS = {
+    "input": Fill("input", "#CC79A7"),
+    "compute": Fill("compute", "#0072B2"),
+    "overlapped": Fill("compute while data moves", "#0072B2", "#8CC8EE", "////"),
+    "hidden": Fill("transfer behind compute", "#56B4E9"),
+    "exposed": Fill("exposed communication", "#D55E00"),
+    "waiting": Fill("waiting for a slower rank", "#F4F4F4", "#808080"),
+    "optimizer": Fill("optimizer", "#009E73"),
+    "rest": Fill("rest", "#9A9A9A"),
+}
+# Lines that are told apart by their labels: of ranks, and of operations. The second eight are dashed.
+LINES = ("#2B83C6", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#C98A00", "#8F6BC1", "#8A8A8A")
+
+
+class Picture(Figure):
+    """A figure that a notebook shows although no pyplot made it."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        data = io.BytesIO()
+        self.savefig(data, format="png", dpi=_DPI)
+        width, height = self.get_size_inches()
+        return data.getvalue(), {"width": round(width * _DPI / 2), "height": round(height * _DPI / 2)}
+
+
+def picture(title: str, height: float, rows: Sequence[float] = (1.0,)) -> tuple[Figure, list[Axes]]:
+    """An empty figure on a transparent ground.
+
+    Args:
+        title: the result in words.
+        height: inches.
+        rows: heights of the axes below each other, relative to one another.
+    """
+    figure = Picture(figsize=(_WIDTH, height), layout="constrained", facecolor="none")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True, parse_math=False)
+    found = figure.subplots(len(rows), 1, squeeze=False, height_ratios=list(rows))[:, 0]
+    axes: list[Axes] = list(found)
+    for one in axes:
+        _dress(one)
+    return figure, axes
+
+
+def _dress(axes: Axes) -> None:
+    axes.set_facecolor("none")
+    axes.tick_params(which="both", colors=INK, labelsize=_LABEL_PT)
+    axes.spines[["top", "right"]].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(INK)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_color(INK)
+        label.set_fontsize(_LABEL_PT + 0.5)
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and dashes of the line with this index."""
+    return {"color": LINES[index % len(LINES)], "linestyle": "-" if index // len(LINES) % 2 == 0 else (0, (4, 1.5))}
+
+
+def fill_style(meaning: str) -> dict[str, Any]:
+    """Of a bar or area with this meaning."""
+    fill = FILLS[meaning]
+    return {
+        "facecolor": to_rgba(fill.face),
+        "edgecolor": to_rgba(fill.edge),
+        "hatch": fill.hatch or None,
+        "linewidth": 0.6 if meaning == "waiting" else 0.0,
+    }
+
+
+def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = ()) -> None:
+    """What the colours mean, in a row under the picture."""
+    patches = [Patch(label=FILLS[meaning].words, **fill_style(meaning)) for meaning in meanings]
+    legend = figure.legend(
+        handles=[*patches, *more],
+        loc="outside lower left",
+        ncols=4,
+        frameon=False,
+        fontsize=_LABEL_PT,
+        labelcolor=INK,
+        handlelength=1.4,
+        columnspacing=1.4,
+    )
+    legend.set_in_layout(True)
+
+
+def text_on(meaning: str) -> str:
+    """A colour for words on an area with this meaning."""
+    red, green, blue, _ = to_rgba(FILLS[meaning].face)
+    return "#202020" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.6 else "#FFFFFF"
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Labels right of the ends of lines, moved apart where they would lie on each other.
+
+    Args:
+        ends: x and y of each line's end in data coordinates, the label, its colour. NaN is left at the bottom.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    height = axes.get_window_extent().height / figure.dpi * 72  # points
+    step = (_LABEL_PT + 1.5) / height  # in parts of the axes' height
+    wanted = [_part(axes, y) for _, y, _, _ in ends]
+    order = sorted(range(len(ends)), key=lambda at: wanted[at])
+    for at, place in zip(order, spread([wanted[at] for at in order], step, 1.0), strict=True):
+        x, y, text, color = ends[at]
+        axes.annotate(
+            text,
+            (x, y) if y == y else (x, axes.get_ylim()[0]),
+            xytext=(1.02, place),
+            textcoords="axes fraction",
+            color=color,
+            fontsize=_LABEL_PT,
+            va="center",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.5,
+                "alpha": 0.6,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 2,
+                "shrinkB": 1,
+            },
+            annotation_clip=False,
+            parse_math=False,
+        )
+
+
+def spread(places: Sequence[float], step: float, top: float) -> list[float]:
+    """Ascending places moved apart to at least `step`, each group of them around its middle, between 0 and `top`.
+
+    Example:
+        >>> [round(place, 2) for place in spread([0.5, 0.5, 0.5, 0.9], 0.1, 1.0)]
+        [0.4, 0.5, 0.6, 0.9]
+        >>> [round(place, 2) for place in spread([0.0, 0.0, 0.98, 1.0], 0.1, 1.0)]
+        [0.0, 0.1, 0.9, 1.0]
+    """
+    groups: list[tuple[float, int]] = []  # middle, and how many
+    for place in places:
+        middle, count = place, 1
+        while groups and middle - groups[-1][0] < step * (count + groups[-1][1]) / 2:
+            before, more = groups.pop()
+            middle, count = (middle * count + before * more) / (count + more), count + more
+        groups.append((middle, count))
+    found = [middle + step * (at - (count - 1) / 2) for middle, count in groups for at in range(count)]
+    found = [max(place, step * at) for at, place in enumerate(found)]
+    return [min(place, top - step * (len(found) - 1 - at)) for at, place in enumerate(found)]
+
+
+def _part(axes: Axes, y: float) -> float:
+    """Where a value lies on the axis: 0 at the bottom, 1 at the top."""
+    if y != y:
+        return 0.0
+    place = axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[0], y)))[1]
+    return float(min(max(place, 0.0), 1.0))
