@@ -10,10 +10,14 @@ collectives calls as a sequence
 frames      tables for pandas
 files       recordings in files
 views       the plain data that questions are answered with
+matching    the same collective on all its ranks
 waits       who waited for whom in a collective, and who is slow
 steps       what the time of a training step went into
+cycles      where steps begin and end
 bandwidth   bytes per second by operation and size
 report      a training cell in words, and what to try
+advice      its verdict and what to try
+units       numbers with their units
 figures     the same as pictures
 trace       the same for Perfetto
 """

@@ -243,6 +243,18 @@ def test_without_optimizer_steps_the_collectives_tell():
     assert straggler(simulate(is_ddp=False, has_optimizer=False, noise_ms=2)) is None
 
 
+@pytest.mark.parametrize(("late_ms", "is_named"), [([25, 26, 24], True), ([1, 30, 60], False)])
+def test_a_loss_that_scatters_is_thin_evidence(late_ms, is_named):
+    run = Synthetic(3)
+    for at in range(30):
+        begin = BEGIN_NS + at * 100 * MS
+        arrivals = [begin, begin, begin + late_ms[at % 3] * MS]
+        for rank in range(3):
+            run.call(rank, "all_reduce", arrivals[rank], max(arrivals) + MS)
+
+    assert (straggler(run) is not None) == is_named
+
+
 def test_nothing_recorded_names_nobody():
     assert straggler(Synthetic(4)) is None
     assert waits(Synthetic(4)) == []
