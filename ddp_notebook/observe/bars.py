@@ -10,7 +10,7 @@ import numpy.typing as npt
 from matplotlib.ticker import MaxNLocator
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.drawing import INK, fill_style, key, picture, text_on
+from ddp_notebook.observe.drawing import INK, Picture, fill_style, key, picture, text_on
 from ddp_notebook.observe.matching import Recorded, calls_of, match_collectives
 from ddp_notebook.observe.steps import measure
 from ddp_notebook.observe.steps import steps as steps_of
@@ -21,7 +21,6 @@ from ddp_notebook.records import SPANS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
 _WORDS = {"compute": "compute", "exposed": "exposed communication"} | {one: one for one in ("input", "optimizer")}
@@ -37,7 +36,7 @@ Times = npt.NDArray[np.float64]
 # ---- steps
 
 
-def steps(recording: Recorded, cell: int | None) -> Figure:
+def steps(recording: Recorded, cell: int | None) -> Picture:
     """See `figures.steps`."""
     measured = measure(recording, cell)
     last_cell = max((one.step.cell for one in measured), default=0)
@@ -148,7 +147,7 @@ def _write(axes: Axes, x: float, y: float, text: str, color: str, align: str) ->
 # ---- buckets
 
 
-def buckets(recording: Recorded, rank: int, step: int | None, cell: int | None) -> Figure:
+def buckets(recording: Recorded, rank: int, step: int | None, cell: int | None) -> Picture:
     """See `figures.buckets`."""
     chosen = _choose_step(recording, rank, step, cell)
     waited = _waited_by_issue(recording, chosen)

@@ -10,14 +10,13 @@ import numpy.typing as npt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.drawing import FAINT, INK, label_ends, line_style, picture
+from ddp_notebook.observe.drawing import FAINT, INK, Picture, label_ends, line_style, picture
 from ddp_notebook.observe.units import size
 from ddp_notebook.observe.views import Bandwidth, Metric
 from ddp_notebook.words import list_ranks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _MOST_LINES = 16  # ranks that get a line each
 _WORST = 3  # that are drawn beside the range of more
@@ -43,7 +42,7 @@ class _Line(NamedTuple):
 # ---- a metric
 
 
-def loss(metrics: Mapping[str, Metric], name: str | None, cell: int | None) -> Figure:
+def loss(metrics: Mapping[str, Metric], name: str | None, cell: int | None) -> Picture:
     """See `figures.loss`."""
     metric = _choose(metrics, name)
     lines, shown_cell = _lines(metric, cell)
@@ -197,7 +196,7 @@ def _title(name: str, lines: Sequence[_Line], cell: int | None) -> str:
 # ---- bandwidth
 
 
-def bandwidth(found: Sequence[Bandwidth], cell: int | None) -> Figure:
+def bandwidth(found: Sequence[Bandwidth], cell: int | None) -> Picture:
     """See `figures.bandwidth`."""
     found = [one for one in found if one.bus_gb_s > 0]
     if not found:

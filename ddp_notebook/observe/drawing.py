@@ -32,14 +32,14 @@ class Fill(NamedTuple):
     hatch: str = ""
 
 
-# Okabe and Ito's colours, which people with any colour vision tell apart. Waiting is white, as nothing happens there.
+# Okabe and Ito's colours, which people with any colour vision tell apart. Waiting is nearly white: nothing happens there.
 FILLS = {
     "input": Fill("input", "#CC79A7"),
     "compute": Fill("compute", "#0072B2"),
     "overlapped": Fill("compute while data moves", "#0072B2", "#8CC8EE", "////"),
     "hidden": Fill("transfer behind compute", "#56B4E9"),
     "exposed": Fill("exposed communication", "#D55E00"),
-    "waiting": Fill("waiting for a slower rank", "#F4F4F4", "#808080"),
+    "waiting": Fill("waiting for a slower rank", "#E0E0E0", "#808080"),
     "optimizer": Fill("optimizer", "#009E73"),
     "rest": Fill("rest", "#9A9A9A"),
 }
@@ -57,7 +57,7 @@ class Picture(Figure):
         return data.getvalue(), {"width": round(width * _DPI / 2), "height": round(height * _DPI / 2)}
 
 
-def picture(title: str, height: float, rows: Sequence[float] = (1.0,)) -> tuple[Figure, list[Axes]]:
+def picture(title: str, height: float, rows: Sequence[float] = (1.0,)) -> tuple[Picture, list[Axes]]:
     """An empty figure on a transparent ground.
 
     Args:

@@ -1,4 +1,4 @@
-"""Pictures of a recording. Each is a matplotlib `Figure`, whose title says the result in words.
+"""Pictures of a recording: matplotlib figures that a notebook shows, whose titles say the result in words.
 
 | picture | shows |
 |---|---|
@@ -20,7 +20,7 @@ from ddp_notebook.observe.matching import Recorded
 from ddp_notebook.observe.views import Metric
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from ddp_notebook.observe.drawing import Picture
 
 
 class Logged(Protocol):
@@ -30,7 +30,7 @@ class Logged(Protocol):
     def metrics(self) -> Mapping[str, Metric]: ...
 
 
-def loss(recording: Logged, name: str | None = None, cell: int | None = None) -> Figure:
+def loss(recording: Logged, name: str | None = None, cell: int | None = None) -> Picture:
     """A metric by step.
 
     Args:
@@ -51,7 +51,7 @@ def loss(recording: Logged, name: str | None = None, cell: int | None = None) ->
     return curves.loss(recording.metrics, name, cell)
 
 
-def steps(recording: Recorded, cell: int | None = None) -> Figure:
+def steps(recording: Recorded, cell: int | None = None) -> Picture:
     """What the time of a step goes into: the median of each part by rank, and each step, mean of the ranks.
 
     Args:
@@ -64,14 +64,14 @@ def steps(recording: Recorded, cell: int | None = None) -> Figure:
     Example:
         >>> from tests.observe.synthetic import simulate
         >>> steps(simulate(slow=2, phase="forward", extra_ms=50)).get_suptitle()
-        'A step takes 84 ms: 46 % compute, 45 % waiting for rank 2'
+        'A step takes 84 ms: 50 % compute, 44 % waiting for rank 2'
     """
     from ddp_notebook.observe import bars
 
     return bars.steps(recording, cell)
 
 
-def buckets(recording: Recorded, rank: int = 0, step: int | None = None, cell: int | None = None) -> Figure:
+def buckets(recording: Recorded, rank: int = 0, step: int | None = None, cell: int | None = None) -> Picture:
     """When the buckets of one step were issued and when they were through, beside the backward of that step.
 
     Args:
@@ -93,7 +93,7 @@ def buckets(recording: Recorded, rank: int = 0, step: int | None = None, cell: i
     return bars.buckets(recording, rank, step, cell)
 
 
-def bandwidth(recording: Recorded, cell: int | None = None) -> Figure:
+def bandwidth(recording: Recorded, cell: int | None = None) -> Picture:
     """Bus bandwidth by message size, on logarithmic axes: a line for each operation in each group.
 
     Args:

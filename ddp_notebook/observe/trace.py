@@ -219,7 +219,7 @@ def _add_metrics(trace: Trace, recording: Recorded, metrics: Rows) -> None:
     for rank, number, step, value, time_ns in zip(*(metrics[column].tolist() for column in columns), strict=True):
         name = recording.text(number)
         if math.isfinite(value):
-            trace.add_counter(rank, name, time_ns, {name: value})
+            trace.add_counter(rank, name, time_ns, {"value": value})
         else:  # no number for JSON, and no point on a curve, but the user should see it
             trace.add_instant(rank, "cell", f"{name} is {value:g}", time_ns, {"step": step})
 

@@ -164,7 +164,7 @@ def lanes(times: Sequence[tuple[int, int]], nests: bool) -> list[int]:
         nests: whether one may lie within another one.
 
     Example:
-        >>> lanes([(0, 10), (2, 5), (4, 7), (6, 12)], nests=True)
+        >>> lanes([(0, 10), (2, 5), (4, 7), (7, 12)], nests=True)
         [0, 0, 1, 1]
         >>> lanes([(0, 10), (2, 5), (5, 7)], nests=False)
         [0, 1, 1]

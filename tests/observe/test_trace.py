@@ -230,7 +230,7 @@ def test_metrics_and_resources_are_curves():
     events = trace_of(run)
 
     assert {(e["pid"], e["name"]): e["args"] for e in events if e["ph"] == "C"} == {
-        (1, "loss"): {"loss": 0.5},
+        (1, "loss"): {"value": 0.5},
         (0, "memory of the process (MB)"): {"resident": 3.0},
         (0, "CPU (% of one core)"): {"process": 50.0},
         (0, "memory of the host (MB)"): {"used": 9.0},

@@ -1,0 +1,361 @@
+"""Pictures say their result in words, show what is in the numbers, and read on a light and on a dark page."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from ddp_notebook.codec import Batch
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe import curves, drawing, figures
+from ddp_notebook.observe.bandwidth import bandwidth
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.steps import steps
+from ddp_notebook.observe.views import Bandwidth
+from ddp_notebook.observe.waits import WARM_UP
+from ddp_notebook.records import METRIC
+from tests.observe.synthetic import MS, Synthetic, simulate
+
+
+def logged(values, name="loss", cell=1, first=0, into=None):
+    """A recording of a metric: by rank what it logged, a value for each step."""
+    recording = into or Recording(max(values) + 1)
+    for rank, own in values.items():
+        rows = np.zeros(len(own), METRIC)
+        rows["rank"], rows["name"], rows["cell"] = rank, 1, cell
+        rows["step"], rows["value"] = first + np.arange(len(own)), own
+        stream = hash((rank, name, cell)) % 2**31
+        recording.feed(Batch(rank=rank, stream=stream, texts={1: name}, tables={"metric": rows}))
+    return recording
+
+
+def title(figure):
+    return figure.get_suptitle()
+
+
+def words(axes):
+    return [text.get_text() for text in axes.texts if text.get_text()]
+
+
+def bars(axes, meaning):
+    """(x, y, width, height) of the bars with this meaning, by place."""
+    style = drawing.fill_style(meaning)
+    mine = [one for one in axes.patches if one.get_facecolor() == style["facecolor"]]
+    mine = [one for one in mine if one.get_hatch() == style["hatch"] and one.get_width() and one.get_height()]
+    return [(one.get_x(), one.get_y(), one.get_width(), one.get_height()) for one in mine]
+
+
+# ---- a metric
+
+
+def test_loss_has_a_line_for_each_rank_with_its_name_at_the_end():
+    figure = figures.loss(logged({0: [2, 1.5, 1], 1: [2.2, 1.6, 1.2], 2: [2.4, 1.4, 0.8]}))
+    (axes,) = figure.axes
+
+    assert title(figure) == "loss falls from 2.2 to 1 in 3 steps; at the end the ranks are between 0.8 and 1.2"
+    assert [np.asarray(line.get_ydata()).tolist() for line in axes.lines] == [
+        [2, 1.5, 1],
+        [2.2, 1.6, 1.2],
+        [2.4, 1.4, 0.8],
+    ]
+    assert words(axes) == ["rank 2: 0.8", "rank 0: 1", "rank 1: 1.2"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss")
+
+
+def test_ranks_that_logged_the_same_share_a_line():
+    figure = figures.loss(logged({rank: [0.1, 0.9] for rank in range(64)}, name="accuracy"))
+
+    assert title(figure) == "accuracy rises from 0.1 to 0.9 in 2 steps, the same on all ranks"
+    assert words(figure.axes[0]) == ["ranks 0-63: 0.9"]
+
+
+def test_of_many_ranks_the_range_the_median_and_the_furthest_are_drawn():
+    values = {rank: np.linspace(2, 1, 30) + 0.001 * rank for rank in range(64)}
+    for rank in (7, 40, 12):
+        values[rank] = values[rank] + 1 + rank / 100
+    figure = figures.loss(logged(values))
+    (axes,) = figure.axes
+
+    assert len(axes.collections) == 1 and len(axes.lines) == 4  # the band; the median and three ranks
+    assert words(axes) == ["band: the range of 64 ranks", "median", "rank 7: 2.08", "rank 12: 2.13", "rank 40: 2.44"]
+
+
+def test_up_to_sixteen_ranks_have_labels_that_do_not_lie_on_each_other():
+    figure = figures.loss(logged({rank: [2, 1 + rank / 1000] for rank in range(16)}))
+    figure.draw_without_rendering()
+    # Of the text alone: an annotation's own extent holds its line as well.
+    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts if text.get_text()]
+    extents = sorted((box.y0, box.y1) for box in boxes)
+
+    assert len(extents) == 16
+    assert all(above[0] >= below[1] - 2 for below, above in pairwise(extents))
+    assert extents[0][0] >= 0 and extents[-1][1] <= figure.bbox.y1
+
+
+def test_what_is_no_number_is_the_result():
+    figure = figures.loss(logged({0: [2, 1, 1], 1: [2, np.nan, np.nan], 2: [2, np.inf, 1]}))
+
+    assert title(figure) == "loss becomes nan at step 1 on ranks 1,2"
+    assert "rank 1: nan from step 1" in words(figure.axes[0])
+    assert title(figures.loss(logged({0: [np.nan] * 3}))) == "loss becomes nan at step 0 on rank 0"
+
+
+def test_many_ranks_without_a_number_are_drawn_too():
+    figure = figures.loss(logged({rank: [np.nan, np.nan + rank] for rank in range(20)}))
+
+    assert title(figure) == "loss becomes nan at step 0 on ranks 0-19"
+
+
+def test_cells_that_go_on_are_one_line_and_others_only_the_last():
+    went_on = logged({0: [1, 0.5]}, cell=2, first=3, into=logged({0: [3, 2, 1.5]}))
+    anew = logged({0: [9, 8]}, cell=2, into=logged({0: [3, 2, 1.5]}))
+
+    assert np.asarray(figures.loss(went_on).axes[0].lines[0].get_xdata()).tolist() == [0, 1, 2, 3, 4]
+    assert title(figures.loss(anew)) == "loss falls from 9 to 8 in 2 steps (cell 2)"
+    assert title(figures.loss(anew, cell=1)) == "loss falls from 3 to 1.5 in 3 steps (cell 1)"
+
+
+def test_the_metric_that_is_drawn_can_be_chosen():
+    recording = logged({0: [1, 2]}, name="train_loss", into=logged({0: [5, 5]}, name="accuracy $"))
+
+    assert title(figures.loss(recording)) == "train_loss rises from 1 to 2 in 2 steps"
+    figure = figures.loss(recording, "accuracy $")
+    assert title(figure) == "accuracy $ stays at 5 for 2 steps"
+    assert figure._repr_png_()  # a dollar does not begin a formula
+
+
+def test_a_loss_over_decades_has_a_logarithmic_axis():
+    assert figures.loss(logged({0: [100.0, 0.01]})).axes[0].get_yscale() == "log"
+    assert figures.loss(logged({0: [1.0, 0.5]})).axes[0].get_yscale() == "linear"
+
+
+# ---- steps
+
+
+def test_steps_are_bars_whose_parts_add_up():
+    run = simulate(slow=2, phase="forward", extra_ms=50, steps=12)
+    figure = figures.steps(run)
+    by_rank, by_step = figure.axes
+
+    assert title(figure) == "A step takes 84 ms: 50 % compute, 44 % waiting for rank 2"
+    assert [label.get_text() for label in by_rank.get_yticklabels()] == [f"rank {rank}" for rank in range(4)]
+    assert [round(width) for _, _, width, _ in bars(by_rank, "waiting")] == [50, 50, 50]  # rank 2 does not wait
+    every = [bar for part in drawing.FILLS for bar in bars(by_rank, part)]
+    for rank in range(4):
+        own = [step.duration_ns for step in steps(run, rank=rank) if step.step >= WARM_UP]
+        assert sum(width for _, y, width, _ in every if round(y + 0.39) == rank) == pytest.approx(np.median(own) / MS)
+    assert len(bars(by_step, "compute")) == 12
+    assert by_rank.get_xlabel() == "time per step (ms), median of each part"
+    assert by_step.get_ylabel() == "time (ms), mean of ranks"
+
+
+def test_many_steps_are_drawn_together():
+    figure = figures.steps(simulate(world_size=2, steps=500))
+
+    assert figure.axes[1].get_xlabel() == "step (4 together)"
+    assert len(bars(figure.axes[1], "compute")) == 125
+
+
+def test_a_first_step_that_takes_much_longer_does_not_hide_the_others():
+    run = Synthetic(1)
+    at = 0
+    for step in range(20):
+        took = 1000 * MS if step == 0 else 10 * MS
+        run.span(0, "forward", "Net", at, at + took, step=step)
+        run.span(0, "optimizer", "SGD", at + took, at + took + MS, step=step)
+        at += took + MS
+    below = figures.steps(run).axes[1]
+
+    assert below.get_ylim()[1] < 20
+    assert words(below) == ["1,001 ms ↑"]
+
+
+def test_without_a_straggler_ranks_wait_for_each_other():
+    figure = figures.steps(simulate(noise_ms=8, seed=3))
+
+    assert "waiting for each other" in title(figure)
+
+
+# ---- buckets
+
+
+def test_buckets_stand_beside_the_backward():
+    run = simulate(slow=1, phase="backward", extra_ms=10, transfer_ms=2, steps=3)
+    figure = figures.buckets(run)
+    (axes,) = figure.axes
+
+    assert title(figure) == (
+        "50 % of the transfer of 4 buckets (4.2 MB) is hidden; exposed: 2 ms, and 10 ms of waiting "
+        "(rank 0, cell 1, step 2)"
+    )
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["backward", *(f"layers.{3 - at}.weight  1.0 MB  #{at}" for at in range(4))]
+    # issued every 5 ms; the third one's other ranks come 10 ms later
+    assert [(x, width) for x, y, width, _ in bars(axes, "hidden") if y > 0.5] == [(5, 2), (10, 2)]
+    waited = {round(y + 0.36): (x, width) for x, y, width, _ in bars(axes, "waiting")}
+    assert waited == {0: (20, 10), 3: (15, 10), 4: (20, 10)}
+    assert {round(y + 0.36): (x, width) for x, y, width, _ in bars(axes, "exposed")} == {
+        0: (30, 2),
+        3: (25, 2),
+        4: (30, 2),
+    }
+    assert axes.get_xlabel() == "time since the backward began (ms)"
+
+
+def test_a_long_list_of_parameters_is_short_in_a_picture():
+    run = simulate(world_size=1, steps=1, buckets=9)
+
+    label = figures.buckets(run).axes[0].get_yticklabels()[1].get_text()
+    assert label == "layers.0.weight, 8 more  9.4 MB  #0"
+
+
+def test_a_bucket_that_is_still_under_way_is_drawn():
+    run = simulate(world_size=2, steps=2)
+    for row in run._rows["call"]:
+        row["end_ns"] = -1
+    run._tables.clear()
+
+    assert figures.buckets(run).axes[0].patches
+
+
+# ---- bandwidth
+
+
+def test_bandwidth_is_a_line_for_each_operation_over_message_size():
+    found = [
+        Bandwidth(
+            op=op,
+            group="default",
+            world_size=4,
+            nbytes=nbytes,
+            count=3,
+            transfer_ns=1,
+            algorithm_gb_s=1.0,
+            bus_gb_s=factor * nbytes / 1e6,
+        )
+        for op, factor in (("all_gather", 0.75), ("all_reduce", 1.5))
+        for nbytes in (1000, 100_000, 1_000_000)
+    ]
+    figure = curves.bandwidth(found, None)
+    (axes,) = figure.axes
+
+    assert title(figure) == "all_reduce reaches 1.5 GB/s of bus bandwidth at 1.0 MB"
+    assert words(axes) == ["all_gather, 4 ranks", "all_reduce, 4 ranks"]
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [[1000, 100_000, 1_000_000]] * 2
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("message size (bytes)", "bus bandwidth (GB/s)")
+    figure.draw_without_rendering()
+    assert {"1 kB", "10 kB", "100 kB", "1 MB"} <= {label.get_text() for label in axes.get_xticklabels()}
+
+
+def test_one_point_is_a_picture_too():
+    run = simulate(is_ddp=False, bucket_nbytes=1_000_000)
+
+    assert len(bandwidth(run)) == 1
+    assert figures.bandwidth(run)._repr_png_()
+
+
+# ---- nothing to draw
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (
+            lambda: figures.loss(Recording(2)),
+            "no metric was recorded; write log(loss=loss) in the cell, or run it with",
+        ),
+        (lambda: figures.loss(logged({0: [1]}), "los"), "there is no metric 'los'; recorded are loss"),
+        (lambda: figures.loss(logged({0: [1]}), cell=4), "loss was not recorded in cell 4, but in cell 1"),
+        (
+            lambda: figures.steps(Synthetic(2)),
+            "no step was recorded; run a cell that calls optimizer.step(), with %ddp",
+        ),
+        (lambda: figures.steps(simulate(steps=1), cell=9), "no step was recorded in cell 9; run a cell"),
+        (lambda: figures.buckets(simulate(is_ddp=False)), "rank 0 has synchronised no bucket; wrap the model in"),
+        (lambda: figures.buckets(simulate(steps=2), cell=5), "rank 0 has synchronised no bucket in cell 5; wrap"),
+        (lambda: figures.buckets(simulate(steps=2), rank=4), "there is no rank 4; the ranks are 0 to 3"),
+        (
+            lambda: figures.buckets(simulate(steps=3), step=3),
+            "step 3 of rank 0 has no buckets; in cell 1 steps 0 to 2 have some",
+        ),
+        (
+            lambda: figures.bandwidth(Synthetic(2)),
+            "no transfer between ranks was recorded; run a cell that communicates",
+        ),
+        (lambda: figures.bandwidth(simulate(world_size=1)), "no transfer between ranks was recorded"),
+    ],
+)
+def test_where_there_is_nothing_to_draw_the_error_says_what_to_do(draw, message):
+    with pytest.raises(UsageError) as error:
+        draw()
+
+    assert message in str(error.value)
+
+
+# ---- how they look
+
+
+def contrast(color, page):
+    """Of WCAG 2.1: 3 for areas and lines, 4.5 for small text on one page; here both pages count."""
+    light, dark = sorted((luminance(color), luminance(page)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(color):
+    parts = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+    return float(np.dot(parts, (0.2126, 0.7152, 0.0722)))
+
+
+@pytest.mark.parametrize("page", ["#FFFFFF", "#111111"])
+def test_colours_read_on_both_pages(page):
+    assert contrast(drawing.INK, page) > 3.9
+    for line in drawing.LINES:
+        assert contrast(line, page) > 2.3, line
+    for fill in drawing.FILLS.values():
+        shown = fill.edge if fill.hatch == "" and fill.edge != "none" else fill.face
+        assert contrast(shown, page) > 2.3, fill
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: figures.loss(logged({0: [2, 1], 1: [2, 1.5]})),
+        lambda: figures.steps(simulate(steps=4)),
+        lambda: figures.buckets(simulate(steps=4)),
+        lambda: figures.bandwidth(simulate(steps=4)),
+    ],
+    ids=["loss", "steps", "buckets", "bandwidth"],
+)
+def test_a_notebook_shows_a_picture_on_its_own_ground(draw):
+    data, size = draw()._repr_png_()
+    image = imread(io.BytesIO(data))
+
+    assert image.shape[:2] == (2 * size["height"], 2 * size["width"])
+    assert image[0, 0, 3] == 0  # transparent
+    inked = image[image[..., 3] > 0.9][:, :3]
+    assert len(inked) > 1000 and not (inked < 0.05).all(axis=1).any()  # no black, which a dark page would swallow
+
+
+LAZY = """
+import sys
+from ddp_notebook.observe import figures, trace
+assert "matplotlib" not in sys.modules and "torch" not in sys.modules
+from tests.observe.synthetic import simulate
+figures.steps(simulate(steps=3))
+print("matplotlib" in sys.modules, "matplotlib.pyplot" in sys.modules, "torch" in sys.modules)
+"""
+
+
+def test_matplotlib_is_imported_at_the_first_picture_and_pyplot_never():
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["True", "False", "False"]
