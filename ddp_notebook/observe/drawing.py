@@ -32,7 +32,7 @@ class Fill(NamedTuple):
     hatch: str = ""
 
 
-# Okabe and Ito's colours, which people with any colour vision tell apart. Waiting is nearly white: nothing happens there.
+# Okabe and Ito's colours, for any colour vision. Waiting is nearly white: nothing happens there.
 FILLS = {
     "input": Fill("input", "#CC79A7"),
     "compute": Fill("compute", "#0072B2"),

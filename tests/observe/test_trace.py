@@ -84,6 +84,16 @@ def test_collectives_that_overlap_lie_on_tracks_of_their_own():
     }
 
 
+def test_a_collective_during_another_one_is_no_part_of_it():
+    run = Synthetic(1)
+    run.call(0, "all_gather", BEGIN_NS, BEGIN_NS + 9 * MS, is_async=True)
+    run.call(0, "barrier", BEGIN_NS + 2 * MS, BEGIN_NS + 3 * MS)
+    events = trace_of(run)
+
+    assert [e["name"] for e in slices(events, ALL)] == ["all_gather"]
+    assert [e["name"] for e in slices(events, f"{ALL} (2)")] == ["barrier"]
+
+
 def test_a_bucket_says_all_that_is_known_of_it():
     events = trace_of(simulate(slow=2, phase="forward", extra_ms=50, steps=2))
 
