@@ -116,7 +116,7 @@ class RunCell(Message):
     code: str
     execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
     file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
-    record: dict[str, Any] = field(default_factory=dict)  # what to record beside: "full_bytes", "watch", "gradient"
+    record: dict[str, Any] = field(default_factory=dict)  # see `rank.recording`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from ddp_notebook import session as sessions
@@ -65,6 +67,41 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_check [NAME ...]")
         parser.add_argument("names", metavar="NAME", nargs="*")
         print(_session().check(*parser.parse_line(line).names))
+
+    # ---- the recording
+
+    @line_magic
+    def ddp_record(self, line: str) -> None:
+        """Set how much ranks record from now on: %ddp_record off|meta|values"""
+        level = line.strip()
+        _session().record(level)
+        print(
+            {
+                "off": "ranks record nothing; what waits where is known all the same",
+                "meta": "ranks record what they call and when, but no values of tensors",
+                "values": "ranks record what they call, when, and what is in the tensors",
+            }[level]
+        )
+
+    @line_magic
+    def ddp_report(self, line: str) -> None:
+        """Say what the time of the last training went into, and what to try: %ddp_report [--baseline]"""
+        parser = LineParser("%ddp_report [--baseline]")
+        parser.add_argument("--baseline", action="store_true")
+        session = _session()
+        if parser.parse_line(line).baseline:
+            session.baseline()
+        print(session.report())
+
+    @line_magic
+    def ddp_trace(self, line: str) -> None:
+        """Write a trace that https://ui.perfetto.dev opens: %ddp_trace run.json"""
+        parser = LineParser("%ddp_trace FILE")
+        parser.add_argument("file", metavar="FILE")
+        path = parser.parse_line(line).file
+        profiles = _session().trace(path)
+        also = f", with torch's profile of {profiles} rank{'s' * (profiles > 1)}" if profiles else ""
+        print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
 
     # ---- cells
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ddp_notebook.channel.endpoint import SILENT_S
 from ddp_notebook.errors import (
     ClientError,
     DDPNotebookError,
+    RankError,
     SessionBrokenError,
     SessionExistsError,
     StartTimeoutError,
@@ -42,6 +45,8 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report import Report
+from ddp_notebook.observe.trace import save
 from ddp_notebook.run.agreement import Agreement, compare
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.comms import Comms
@@ -255,6 +260,10 @@ class Session:
         if timeout is not None:
             check_timeout(timeout)
 
+        asked = dict(record or {})
+        if asked.get("profile"):
+            asked["profile"] = str(Path(self._living.directory) / "profile-{cell}-{rank}.json")
+
         def run() -> CellResult:
             return self._cells.run(
                 code,
@@ -264,7 +273,7 @@ class Session:
                 execution_count=execution_count,
                 file=file,
                 notes=[*healed, *notes],
-                record=record or {},
+                record=asked,
             )
 
         if wait:
@@ -477,6 +486,83 @@ class Session:
         cluster = self._check_host()
         self._level = level
         cluster.tell(Record(level=level), cluster.alive)
+
+    def report(self, cell: int | None = None) -> Report:
+        """What the time of a training cell's steps went into, in words.
+
+        Args:
+            cell: its number; None: the last one that trained.
+
+        Example:
+            >>> print(session.report())  # doctest: +SKIP
+        """
+        recording = self.recording
+        alone = recording.baseline
+        if cell is None and alone is not None:  # the last one is then the comparison itself
+            cells = [step.cell for step in recording.steps(rank=0)]
+            cell = max((one for one in cells if one != alone.get("own_cell")), default=None)
+        return recording.report(cell)
+
+    def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
+        """Write the recording as one Chrome trace, which https://ui.perfetto.dev opens, with what torch's profiler has
+        seen in cells that ran with `--profile`.
+
+        Args:
+            path: of the file; compressed if it ends in `.gz`.
+            cell: only this one; None: all.
+
+        Returns:
+            The number of profiles that it holds.
+
+        Raises:
+            UsageError: nothing was recorded, or the file cannot be written.
+        """
+        recording = self.recording
+        profiles: dict[int, list[Path]] = {}
+        if self._cluster is not None:
+            for file in sorted(Path(self._cluster.directory).glob("profile-*-*.json")):
+                of_cell, of_rank = (int(word) for word in file.stem.split("-")[1:])
+                if cell in (None, of_cell):
+                    profiles.setdefault(of_rank, []).append(file)
+        save(recording, path, cell, {rank: files[-1] for rank, files in profiles.items()})
+        return len(profiles)
+
+    def baseline(self, steps: int = 30, seconds: float = 20.0) -> None:
+        """Let rank 0 run the last training cell alone for some steps, which `%ddp_report` then compares with. Its
+        models, optimizers, random state and variables are afterwards what they were.
+
+        Args:
+            steps: after so many the cell is ended ...
+            seconds: ... or at the first one after so long.
+
+        Raises:
+            UsageError: no cell has trained.
+            RankError: the cell cannot run alone.
+        """
+        trained = next((step.cell for step in reversed(self.recording.steps(rank=0))), None)
+        code = None if trained is None else self._cells.code_of(trained)
+        if code is None:
+            raise UsageError("no cell has taken an optimizer step on rank 0: run the one that trains first")
+        try:
+            self.run(code, 0, quiet=True, record={"solo": [steps, seconds]}, timeout=2 * seconds + 20)
+        except RankError as error:
+            if error.result[0].error != "EnoughStepsError":
+                raise
+        mine = self.recording.steps(rank=0)
+        alone = [step for step in mine if step.cell != trained and step.cell == mine[-1].cell]
+        if not alone:
+            raise UsageError("the cell took no optimizer step on rank 0 alone")
+        settled = alone[2:] or alone  # the first ones allocate
+        step_ns = statistics.median(step.duration_ns for step in settled)
+        samples = [step.samples for step in settled if step.samples is not None]
+        per_s = statistics.median(samples) / step_ns * 1e9 if samples else 0.0
+        self._observer.recording.baseline = {
+            "cell": trained,
+            "own_cell": mine[-1].cell,
+            "step_ns": step_ns,
+            "samples_per_s": per_s,
+            "world_size": 1,
+        }
 
     def status(self) -> Status:
         """Every rank's host, process, device, memory and state."""

@@ -12,7 +12,7 @@ import torch
 from ddp_notebook.channel import bulk
 from ddp_notebook.rank.values import CannotSendError
 
-_EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "In", "Out"})
+_EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "log", "In", "Out"})
 
 
 def read(

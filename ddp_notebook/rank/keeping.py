@@ -1,9 +1,9 @@
 """Groups that were destroyed are kept for a while.
 
-Who frees a group holds the interpreter's lock and waits for gloo's thread, which may wait for that lock to let go of the
-last all_reduce: a model in DDP that ends after its group, as in `cleanup()` of the tutorial, hangs so. A script with
-100 such groups hangs in its first ones by itself (torch 2.13, two cores), and nearly always where the end of operations
-is told to Python, as the recorder has it.
+Who frees a group holds the interpreter's lock and waits for gloo's thread, which may wait for that lock to let go of
+the last all_reduce: a model in DDP that ends after its group, as in `cleanup()` of the tutorial, hangs so. A script
+with 100 such groups hangs in its first ones by itself (torch 2.13, two cores), and nearly always where the end of
+operations is told to Python, as the recorder has it.
 """
 
 from __future__ import annotations

@@ -199,6 +199,7 @@ class Kernel:
         self._at_root = next((places[word] for word in ("root_rank", "src", "dst") if word in places), None)
         self._at_async = places.get("async_op")
         self._at_group = places["process_group"]
+        self.returns = len(operator._schema.returns)
         self._arguments = arguments
         self._redispatch = operator.redispatch
         self._after = after
@@ -261,6 +262,8 @@ class Kernel:
                 raise refuse(group)
             if group.retired:
                 raise RuntimeError(group.retired)
+            if (instead := recorder.instead) is not None:
+                return instead(kernel, arguments)
             counts = group.counts
             counts[kind] = number = counts[kind] + 1
             thread = get_ident()
@@ -319,6 +322,7 @@ class Recorder:
     def __init__(self) -> None:
         self.refusal: Callable[[Group], BaseException] | None = None  # what an operation is to raise instead
         self.guard: Callable[[Call], None] | None = None  # looks at each before it begins; may raise
+        self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # done in place of every operation
         self.tape: Tape | None = None  # where calls are left for the recording
         self.failed: Failure | None = None  # the last one
         self.live: dict[int, Call] = {}  # that may not be over, by id

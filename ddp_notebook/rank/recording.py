@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.rank.drain import Drain
 from ddp_notebook.rank.metrics import Metrics
+from ddp_notebook.rank.profile import Profile
 from ddp_notebook.rank.recorder import Recorder
 from ddp_notebook.rank.rows import Rows
+from ddp_notebook.rank.solo import Solo
 from ddp_notebook.rank.tape import LEVELS, Tape
 from ddp_notebook.rank.training import CELL, Training
 from ddp_notebook.rank.where import Where
@@ -36,30 +39,48 @@ class Recording:
         self.training = Training(self.tape)
         self.metrics = Metrics(self.tape, self.training, where.cells)
         self.drain = Drain(self.tape, Rows(rank, where.of_calls), send, is_busy)
-        self._level = self.tape.level
+        self._recorder = recorder
+        self._solo: Solo | None = None
+        self._profile: Profile | None = None
         self._began_ns = self._began_at = 0
         self.training.install()
         self.drain.start()
 
     def set_level(self, level: str) -> None:
         """Record nothing (`"off"`), no values (`"meta"`), or all."""
-        self._level = self.tape.level = LEVELS.index(level)
+        self.tape.level = LEVELS.index(level)
 
-    def begin_cell(self, cell: int, title: int, options: dict[str, Any], now_ns: int) -> None:
+    def begin_cell(self, cell: int, title: int, options: Mapping[str, Any], namespace: dict[str, Any]) -> None:
         """A cell begins.
 
         Args:
             cell, title: its number, and that in `In [n]`.
-            options: what to record of it beside: "full_bytes", "watch", "gradient".
+            options: what to record of it beside: "full_bytes", "watch", "gradient", "profile": a path;
+                "solo": steps and seconds that it is to take alone.
+            namespace: the user's variables.
         """
         self.tape.enter(cell, title)
         self.training.begin_cell()
         self.tape.full_bytes = options.get("full_bytes", 0)
         self.metrics.watched = tuple(options.get("watch", ()))
         self.training.gradient = options.get("gradient", "")
-        self._began_ns, self._began_at = now_ns, self.tape.puts
+        if "solo" in options:
+            solo = self._solo = Solo(namespace, *options["solo"])
+            self._recorder.instead = solo.run
+            self.training.on_step.append(solo.on_step)
+        if "profile" in options:
+            self._profile = Profile(options["profile"].format(cell=cell, rank=namespace["rank"]))
+        self._began_ns, self._began_at = time.monotonic_ns(), self.tape.puts
 
     def end_cell(self) -> None:
         """The cell has ended. One that has recorded nothing leaves nothing."""
         if self.tape.puts != self._began_at:
             self.training.put(CELL, "", self._began_ns)
+        solo, self._solo = self._solo, None
+        if solo is not None:
+            self._recorder.instead = None
+            self.training.on_step.remove(solo.on_step)
+            solo.end()
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.end()

@@ -114,7 +114,6 @@ class Runner:
         pid = os.getpid()
         self.running = (cell.cell, time.monotonic())
         self._network.begin_cell(cell.cell)
-        self._recording.begin_cell(cell.cell, cell.execution_count, cell.record, time.monotonic_ns())
         self._streams.begin()
         try:
             done = await self._run_guarded(cell)
@@ -147,6 +146,7 @@ class Runner:
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
+            self._recording.begin_cell(cell.cell, cell.execution_count, cell.record, shell.user_ns)
             if self._stopped == cell.cell:
                 raise KeyboardInterrupt
             result = await self._execute(cell.code)
@@ -157,8 +157,8 @@ class Runner:
             self._task = None
             self._handlers.put_back()
         duration_s = time.perf_counter() - started
-        self._recording.end_cell()
         try:
+            self._recording.end_cell()
             if result is not None:
                 failure = result.error_before_exec or result.error_in_exec
             done = CellDone(

@@ -31,6 +31,7 @@ from ddp_notebook.run.watch import Watch
 from ddp_notebook.signals import RELEASE
 from ddp_notebook.words import name_ranks
 
+_CODES = 50  # cells whose code is kept
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
 
 
@@ -64,6 +65,7 @@ class Cells:
         self._hang_after_s = hang_after_s
         self._numbers = itertools.count(1)
         self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self._codes: dict[int, str] = {}  # of the last cells
         self._closed = False
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
         ranks = range(world_size)
@@ -98,6 +100,8 @@ class Cells:
                 self._show_text_between_cells(screen)
                 for note in notes:
                     screen.note(note)
+            self._codes[run.number] = code
+            self._codes.pop(run.number - _CODES, None)
             cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record))
             with Interrupts(run.wake) as interrupts:
                 watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s)
@@ -172,6 +176,10 @@ class Cells:
     def forget_text(self) -> None:
         """What ranks wrote while they started is nobody's."""
         self._between.clear()
+
+    def code_of(self, cell: int) -> str | None:
+        """The code of one of the last cells."""
+        return self._codes.get(cell)
 
     def log(self, rank: int) -> str:
         """What is kept on disk of a rank's text."""

@@ -1,0 +1,136 @@
+"""A training cell on one rank alone, to compare with: no collective waits for anybody, and nothing of it is kept.
+
+Operations return at once, with a rank's own input in place of what the others would send. After some steps the cell
+is ended. Parameters, buffers, gradients, optimizers, random state and the cell's variables are then what they were.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo
+
+from ddp_notebook.rank.recorder import Kernel, flat
+
+
+class EnoughStepsError(BaseException):
+    """The cell has taken as many steps as were wanted. No `except Exception` of the user's keeps it."""
+
+
+class Solo:
+    """One cell alone. Made in the main thread, before the cell begins.
+
+    Args:
+        namespace: the user's variables.
+        steps: after so many optimizer steps the cell is ended ...
+        seconds: ... or at the first one after so long.
+    """
+
+    def __init__(self, namespace: MutableMapping[str, Any], steps: int, seconds: float) -> None:
+        self._namespace = namespace
+        self._variables = dict(namespace)
+        self._put_back = [*_keep_modules(namespace), *_keep_optimizers(namespace), *_keep_random_state()]
+        self._steps = steps
+        self._until = time.monotonic() + seconds
+        self._group = ProcessGroupGloo(dist.HashStore(), 0, 1)
+        self._work_of: Any = None
+
+    def on_step(self) -> None:
+        """An optimizer has stepped.
+
+        Raises:
+            EnoughStepsError: it is the last one.
+        """
+        self._steps -= 1
+        if self._steps <= 0 or time.monotonic() > self._until:
+            raise EnoughStepsError
+
+    def run(self, kernel: Kernel, arguments: tuple[Any, ...]) -> Any:
+        """What an operator returns that sends nothing."""
+        _answer_oneself(kernel, arguments)
+        out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
+        work = self._group.allreduce([(out or [torch.zeros(1)])[0].detach()])  # of one rank: its value is the result
+        work.wait()
+        boxed = work.boxed()
+        first = arguments[0]
+        return {0: None, 1: boxed}.get(kernel.returns, (first, boxed))
+
+    def end(self) -> None:
+        """Put everything back."""
+        for name in [name for name in self._namespace if name not in self._variables]:
+            del self._namespace[name]
+        self._namespace.update(self._variables)
+        for put_back in self._put_back:
+            put_back()
+
+
+def _answer_oneself(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
+    at_in, at_out = kernel.at_input, kernel.at_output
+    if at_in is None or at_out is None or at_in == at_out:
+        return
+    sent = flat(arguments[at_in])
+    for one in flat(arguments[at_out]):
+        if sent and one.numel():
+            target, source = one.detach().view(-1), sent[0].detach().reshape(-1)
+            count = min(target.numel(), source.numel())
+            target[:count].copy_(source[:count])
+
+
+def _keep_modules(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    tensors: dict[int, torch.Tensor] = {}
+    for value in list(namespace.values()):
+        if isinstance(value, torch.nn.Module):
+            for one in (*value.parameters(), *value.buffers()):
+                tensors[id(one)] = one
+    kept = [
+        (one, one.detach().clone(), None if one.grad is None else (one.grad, one.grad.detach().clone()))
+        for one in tensors.values()
+    ]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for one, values, gradient in kept:
+                one.copy_(values)
+                one.grad = None
+                if gradient is not None:
+                    gradient[0].copy_(gradient[1])
+                    one.grad = gradient[0]
+
+    return [put_back]
+
+
+def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    """And whatever else has a state: schedulers, scalers, samplers."""
+    found = {
+        id(value): value
+        for value in list(namespace.values())
+        if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not isinstance(value, type)
+    }
+    put_back = []
+    for value in found.values():
+        if not isinstance(value, torch.nn.Module):
+            state = copy.deepcopy(value.state_dict())
+            put_back.append(lambda value=value, state=state: value.load_state_dict(state))
+    return put_back
+
+
+def _keep_random_state() -> list[Callable[[], None]]:
+    import random
+
+    import numpy as np
+
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    put_back: list[Callable[[], None]] = [
+        lambda: torch.set_rng_state(torch_state),
+        lambda: random.setstate(python_state),
+        lambda: np.random.set_state(numpy_state),
+    ]
+    if torch.cuda.is_initialized():
+        cuda_state = torch.cuda.get_rng_state()
+        put_back.append(lambda: torch.cuda.set_rng_state(cuda_state))
+    return put_back
