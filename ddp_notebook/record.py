@@ -48,7 +48,11 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     keeping.install()
     recorder = Recorder()
     recorder.install()
-    _recording = Recording(recorder, Where(), lambda: number, file.write)
+
+    def write(data: bytes) -> None:
+        file.write(data)
+
+    _recording = Recording(recorder, Where(), lambda: number, write)
 
     def flush() -> None:  # what a rank that is killed has recorded is in its file but for the last half second
         while not file.closed:

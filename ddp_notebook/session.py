@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _STATUS_S = 1.0  # what ranks get to answer a question for the table
 
-Report = Callable[[str], None]
+Progress = Callable[[str], None]
 _current: Session | None = None
 _current_lock = threading.Lock()
 
@@ -77,7 +77,7 @@ def current() -> Session | None:
     return _current
 
 
-def start(world_size: int | None = None, *, report: Report = lambda _: None, **options: Any) -> Session:
+def start(world_size: int | None = None, *, report: Progress = lambda _: None, **options: Any) -> Session:
     """Start ranks: one process per GPU, or CPU ranks, in an initialised process group.
 
     Args:
@@ -101,7 +101,7 @@ def start(world_size: int | None = None, *, report: Report = lambda _: None, **o
 class Session:
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 
-    def __init__(self, options: StartOptions, *, report: Report = lambda _: None) -> None:
+    def __init__(self, options: StartOptions, *, report: Progress = lambda _: None) -> None:
         global _current
         self._cluster: Cluster | None = None
         self.options = options
@@ -121,7 +121,7 @@ class Session:
             _current = None
             raise
 
-    def _start(self, report: Report) -> None:
+    def _start(self, report: Progress) -> None:
         began = time.monotonic()
 
         def stage(name: str) -> None:
@@ -546,7 +546,7 @@ class Session:
         try:
             self.run(code, 0, quiet=True, record={"solo": [steps, seconds]}, timeout=2 * seconds + 20)
         except RankError as error:
-            if error.result[0].error != "EnoughStepsError":
+            if error.result is None or not error.result[0].error.startswith("EnoughStepsError"):
                 raise
         mine = self.recording.steps(rank=0)
         alone = [step for step in mine if step.cell != trained and step.cell == mine[-1].cell]

@@ -59,7 +59,7 @@ class Guard:
         if (twin := group.twin) is None:
             return
         check = self._begin(twin, call)
-        if kernel.blocks(call.arguments):
+        if kernel.blocks(call.arguments[kernel.at_rest :]):
             self._finish(check, twin, call)
         else:
             call.check = lambda: self._finish(check, None, call)
@@ -120,8 +120,9 @@ def _signature(call: Call) -> bytes:
             dtype = tensor.dtype
             if not kernel.spec.uneven:
                 shapes = tensor.shape
-    root = kernel.root_of(call.arguments)
-    return f"{call.number} {kernel.spec.name}{dtype}{kernel.reduce_op_of(call.arguments)}{root}{shapes}".encode()
+    rest = call.arguments[kernel.at_rest :]
+    root = kernel.root_of(rest)
+    return f"{call.number} {kernel.spec.name}{dtype}{kernel.reduce_op_of(rest)}{root}{shapes}".encode()
 
 
 def _words(call: Call) -> str:

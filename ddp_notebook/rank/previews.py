@@ -116,7 +116,7 @@ def array_of(tensor: torch.Tensor) -> Array:
     """The elements as NumPy has them, flat; of a type that NumPy lacks, its bits as unsigned numbers."""
     flat = tensor.reshape(-1).resolve_conj().resolve_neg()
     try:
-        return flat.numpy()  # type: ignore[no-any-return]
+        return flat.numpy()
     except TypeError:
         return flat.view(_UNSIGNED[flat.element_size()]).numpy().view(f"u{flat.element_size()}")
 
@@ -128,7 +128,7 @@ def numbers_of(tensor: torch.Tensor) -> Array:
         flat = flat.abs()
     elif flat.dtype in (torch.bfloat16,) or "float8" in str(flat.dtype):
         flat = flat.float()
-    return flat.numpy()  # type: ignore[no-any-return]
+    return flat.numpy()
 
 
 def facts_of(copies: Iterable[Copy]) -> list[Facts]:

@@ -31,7 +31,6 @@ from ddp_notebook.records import REDUCE_OPS
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.gpu_times import Marks
-    from ddp_notebook.rank.origin import Site
     from ddp_notebook.rank.previews import Copy
     from ddp_notebook.rank.tape import Moment, Tape
 
@@ -43,34 +42,34 @@ class Spec(NamedTuple):
     """What an operator means."""
 
     name: str  # as users call it
-    tensors: str  # the argument whose shape is the same on all ranks, if any is
-    input: str
-    output: str
+    input: str  # the argument with what this rank gives
+    output: str  # and with what it gets
+    shows_output: bool = False  # what has the same shape on all ranks is the output, not the input
     uneven: bool = False  # ranks may differ in shape
     kind: str = "collective"
 
 
 SPECS = {
-    "allreduce_": Spec("all_reduce", "tensors", "tensors", "tensors"),
-    "allreduce_coalesced_": Spec("all_reduce_coalesced", "tensors", "tensors", "tensors"),
-    "broadcast_": Spec("broadcast", "tensors", "tensors", "tensors"),
-    "reduce_": Spec("reduce", "tensors", "tensors", "tensors"),
-    "gather_": Spec("gather", "input_tensors", "input_tensors", "output_tensors"),
-    "scatter_": Spec("scatter", "output_tensors", "input_tensors", "output_tensors"),
-    "allgather_": Spec("all_gather", "input_tensors", "input_tensors", "output_tensors"),
-    "_allgather_base_": Spec("all_gather_single", "input_tensor", "input_tensor", "output_tensor"),
-    "allgather_coalesced_": Spec("all_gather_coalesced", "input_list", "input_list", "output_lists"),
-    "allgather_into_tensor_coalesced_": Spec("all_gather_single_coalesced", "inputs", "inputs", "outputs"),
-    "reduce_scatter_": Spec("reduce_scatter", "output_tensors", "input_tensors", "output_tensors"),
-    "_reduce_scatter_base_": Spec("reduce_scatter_single", "output_tensor", "input_tensor", "output_tensor"),
-    "reduce_scatter_tensor_coalesced_": Spec("reduce_scatter_single_coalesced", "outputs", "inputs", "outputs"),
-    "alltoall_base_": Spec("all_to_all_single", "input", "input", "output", uneven=True),
-    "alltoall_": Spec("all_to_all", "input_tensors", "input_tensors", "output_tensors", uneven=True),
-    "barrier": Spec("barrier", "", "", ""),
-    "monitored_barrier_": Spec("monitored_barrier", "", "", ""),
-    "send": Spec("send", "tensors", "tensors", "", kind="send"),
-    "recv_": Spec("recv", "tensors", "", "tensors", kind="recv"),
-    "recv_any_source_": Spec("recv", "tensors", "", "tensors", kind="recv"),
+    "allreduce_": Spec("all_reduce", "tensors", "tensors"),
+    "allreduce_coalesced_": Spec("all_reduce_coalesced", "tensors", "tensors"),
+    "broadcast_": Spec("broadcast", "tensors", "tensors"),
+    "reduce_": Spec("reduce", "tensors", "tensors"),
+    "gather_": Spec("gather", "input_tensors", "output_tensors"),
+    "scatter_": Spec("scatter", "input_tensors", "output_tensors", shows_output=True),
+    "allgather_": Spec("all_gather", "input_tensors", "output_tensors"),
+    "_allgather_base_": Spec("all_gather_single", "input_tensor", "output_tensor"),
+    "allgather_coalesced_": Spec("all_gather_coalesced", "input_list", "output_lists"),
+    "allgather_into_tensor_coalesced_": Spec("all_gather_single_coalesced", "inputs", "outputs"),
+    "reduce_scatter_": Spec("reduce_scatter", "input_tensors", "output_tensors", shows_output=True),
+    "_reduce_scatter_base_": Spec("reduce_scatter_single", "input_tensor", "output_tensor", shows_output=True),
+    "reduce_scatter_tensor_coalesced_": Spec("reduce_scatter_single_coalesced", "inputs", "outputs", shows_output=True),
+    "alltoall_base_": Spec("all_to_all_single", "input", "output", uneven=True),
+    "alltoall_": Spec("all_to_all", "input_tensors", "output_tensors", uneven=True),
+    "barrier": Spec("barrier", "", ""),
+    "monitored_barrier_": Spec("monitored_barrier", "", ""),
+    "send": Spec("send", "tensors", "", kind="send"),
+    "recv_": Spec("recv", "", "tensors", shows_output=True, kind="recv"),
+    "recv_any_source_": Spec("recv", "", "tensors", shows_output=True, kind="recv"),
 }
 
 
@@ -82,25 +81,18 @@ class Failure(NamedTuple):
     at_ns: int  # monotonic
 
 
-class Shapes(NamedTuple):
-    """What is kept of an operation's arguments in place of its tensors and its group."""
-
-    dtype: torch.dtype | None
-    tensors: list[torch.Size]  # of what `Spec.tensors` names
-    input: list[torch.Size]
-    output: list[torch.Size]
-
-
 class Call:
     """One operation under way: references only, so that it costs little to make."""
 
     # What is not set on every call stands here, so that it costs nothing.
     work: Any = None
     check: Callable[[], None] | None = None  # for `Work.wait`, before its caller goes on
-    shapes: Shapes | None = None  # once its tensors were let go
+    # Once its tensors were let go: their type, and the shapes of the input and of the output.
+    shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
     # For the recording, see `tape`.
     moment: Moment | None = None  # None: it is not recorded
-    site: Site | None = None
+    site: Any = None  # the fields of a `Site`
+    rest: tuple[Any, ...] = ()  # the arguments behind the group, once the others were let go
     serial = state = end_ns = blocked_ns = 0
     bucket: tuple[str, int] | None = None
     input: Copy | None = None
@@ -115,7 +107,7 @@ class Call:
         self.kernel = kernel
         self.group = group
         self.number = number
-        self.arguments = arguments  # of tensors and of the group only until it is `compact`
+        self.arguments = arguments  # none once it is `compact`
         self.thread = thread
         self.since_ns = since_ns
 
@@ -140,25 +132,30 @@ class Call:
         return False
 
     def compact(self) -> None:
-        """Let go of its tensors and its group: nobody may ever wait for it."""
+        """Let go of its tensors and its group: nobody may ever wait for it, and who holds a group keeps gloo's threads
+        alive past its end."""
         if self.shapes is None:
-            self.shapes = self.kernel.shapes_of(self.arguments)
-            self.arguments = self.kernel.without_tensors(self.arguments)
+            kernel, arguments = self.kernel, self.arguments
+            self.shapes = kernel.shapes_of(arguments)
+            self.rest = arguments[kernel.at_rest :]
+            self.arguments = ()
 
     def describe(self) -> Operation:
         """The operation in words and numbers."""
         kernel, group = self.kernel, self.group
-        shapes = self.shapes or kernel.shapes_of(self.arguments)
+        rest = self.rest or self.arguments[kernel.at_rest :]
+        dtype, inputs, outputs = self.shapes or kernel.shapes_of(self.arguments)
+        shapes = outputs if kernel.spec.shows_output else inputs
         return Operation(
             name=kernel.spec.name,
             number=self.number,
             group=group.title,
             ranks=group.ranks,
-            dtype=str(shapes.dtype).removeprefix("torch.") if shapes.dtype else "",
-            shapes=tuple(tuple(shape) for shape in shapes.tensors),
-            nbytes=nbytes(shapes.tensors, shapes.dtype),
-            root=group.session_rank(kernel.root_of(self.arguments)),
-            reduce_op=kernel.reduce_op_of(self.arguments),
+            dtype=str(dtype).removeprefix("torch.") if dtype and shapes else "",
+            shapes=tuple(tuple(shape) for shape in shapes),
+            nbytes=nbytes(shapes, dtype),
+            root=group.session_rank(kernel.root_of(rest)),
+            reduce_op=kernel.reduce_op_of(rest),
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
         )
 
@@ -191,65 +188,70 @@ class Kernel:
         arguments = operator._schema.arguments
         places = {argument.name: at for at, argument in enumerate(arguments)}
         self.spec = SPECS[name]
-        self.at_tensors = places.get(self.spec.tensors)
         self.at_input = places.get(self.spec.input)
         self.at_output = places.get(self.spec.output)
+        self.at_tensors = self.at_output if self.spec.shows_output else self.at_input
+        self.at_rest = places["process_group"] + 1
+        places = {name: at - self.at_rest for name, at in places.items()}
         self._at_reduce_op = places.get("reduce_op")
         self._at_tag = places.get("tag")
         self._at_root = next((places[word] for word in ("root_rank", "src", "dst") if word in places), None)
         self._at_async = places.get("async_op")
-        self._at_group = places["process_group"]
         self.returns = len(operator._schema.returns)
         self._arguments = arguments
         self._redispatch = operator.redispatch
         self._after = after
         self._recorder = recorder
 
-    def root_of(self, arguments: tuple[Any, ...]) -> int | None:
+    # Of the arguments behind the group. Those that have their default value are left out.
+
+    def root_of(self, rest: tuple[Any, ...]) -> int | None:
         at = self._at_root
-        return arguments[at] if at is not None and at < len(arguments) else None
+        return rest[at] if at is not None and at < len(rest) else None
 
-    def tag_of(self, arguments: tuple[Any, ...]) -> int:
+    def tag_of(self, rest: tuple[Any, ...]) -> int:
         at = self._at_tag
-        return arguments[at] if at is not None and at < len(arguments) else 0
+        return rest[at] if at is not None and at < len(rest) else 0
 
-    def reduce_op_of(self, arguments: tuple[Any, ...]) -> str:
+    def reduce_op_of(self, rest: tuple[Any, ...]) -> str:
         at = self._at_reduce_op
-        return "" if at is None else REDUCE_OPS[1 + int(arguments[at].op())]
+        return "" if at is None else REDUCE_OPS[1 + int(rest[at].op())]
 
-    def blocks(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether its caller waits for it. Arguments that have their default value are left out."""
+    def blocks(self, rest: tuple[Any, ...]) -> bool:
+        """Whether its caller waits for it."""
         at = self._at_async
-        return at is not None and at < len(arguments) and not arguments[at]
+        return at is not None and at < len(rest) and not rest[at]
 
-    def shapes_of(self, arguments: tuple[Any, ...]) -> Shapes:
-        """Of the tensors among these arguments."""
-        at, at_in, at_out = self.at_tensors, self.at_input, self.at_output
-        if at is None:
-            return _NO_SHAPES
-        tensors = flat(arguments[at])
-        shapes = [tensor.shape for tensor in tensors]
-        return Shapes(
-            tensors[0].dtype if tensors else None,
-            shapes,
-            shapes if at_in == at else [] if at_in is None else [one.shape for one in flat(arguments[at_in])],
-            shapes if at_out == at else [] if at_out is None else [one.shape for one in flat(arguments[at_out])],
-        )
-
-    def without_tensors(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """These arguments, with nothing in place of the tensors and of the group: a group that is held keeps gloo's
-        threads alive past its end."""
-        at = self._at_group + 1
-        return (None,) * at + arguments[at:]
+    def shapes_of(
+        self, arguments: tuple[Any, ...]
+    ) -> tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]]:
+        """Of all arguments: the type of the tensors, and the shapes of the input and of the output."""
+        at_in, at_out = self.at_input, self.at_output
+        if at_in == at_out:
+            if at_in is None:
+                return None, (), ()
+            tensors = arguments[at_in]
+            if len(tensors) == 1:
+                tensor = tensors[0]
+                shapes: Sequence[torch.Size] = (tensor.shape,)
+                return tensor.dtype, shapes, shapes
+            shapes = [tensor.shape for tensor in tensors]
+            return tensors[0].dtype, shapes, shapes
+        inputs = () if at_in is None else flat(arguments[at_in])
+        outputs = () if at_out is None else flat(arguments[at_out])
+        some = inputs or outputs
+        dtype = some[0].dtype if some else None
+        return dtype, [one.shape for one in inputs], [one.shape for one in outputs]
 
     def make(self) -> Callable[..., Any]:
         """The kernel itself: a closure, since every attribute that it would look up costs (12 us a call, of which 7
         are those of a kernel in Python that does nothing)."""
-        recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self._at_group
+        recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self.at_rest - 1
         live, waiting, by_work, groups = recorder.live, recorder.waiting, recorder.by_work, recorder.groups
         redispatch, after, unbox_group, unbox_work = self._redispatch, self._after, ProcessGroup.unbox, Work.unbox
         get_ident, monotonic_ns, is_send = threading.get_ident, time.monotonic_ns, kind == "send"
-        unwaited, blocks = recorder.unwaited, self.blocks
+        unwaited = recorder.unwaited
+        at_async = None if self._at_async is None else self._at_async + self.at_rest
 
         def run(keys: Any, *arguments: Any, **named: Any) -> Any:
             if named:
@@ -273,7 +275,7 @@ class Kernel:
             tape = recorder.tape
             try:
                 if is_send:
-                    to = kernel.root_of(arguments)
+                    to = kernel.root_of(arguments[at + 1 :])
                     group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
                 elif (guard := recorder.guard) is not None:
                     guard(call)
@@ -295,7 +297,9 @@ class Kernel:
                 live.pop(key, None)
                 if call.moment is not None:
                     tape.ended(call, False, monotonic_ns() - call.since_ns)  # type: ignore[union-attr]
-            elif blocks(arguments):  # the next thing that this thread does is to wait
+            elif (
+                at_async is not None and at_async < len(arguments) and not arguments[at_async]
+            ):  # the next thing that this thread does is to wait
                 unwaited[thread] = call
             else:
                 call.work = work = unbox_work(work)
@@ -342,7 +346,8 @@ class Recorder:
         for name in SPECS:
             if hasattr(torch.ops.c10d, name):
                 self._library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
-        for kind in (Work, *Work.__subclasses__()):  # of the fake backend, which has a `wait` of its own
+        kinds: list[type] = [Work, *Work.__subclasses__()]
+        for kind in kinds:  # of the fake backend, which has a `wait` of its own
             if "wait" in kind.__dict__:
                 self._waits[kind] = kind.__dict__["wait"]  # not `getattr`, which loses the descriptor
                 kind.wait = self._around_wait(kind.wait)  # type: ignore[attr-defined]
@@ -463,9 +468,6 @@ def flat(value: Any) -> Sequence[torch.Tensor]:
 def nbytes(shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> int:
     """Of tensors of these shapes."""
     return 0 if dtype is None else dtype.itemsize * sum(shape.numel() for shape in shapes)
-
-
-_NO_SHAPES = Shapes(None, [], [], [])
 
 
 def _ranks(group: ProcessGroup) -> list[int]:

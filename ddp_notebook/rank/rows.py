@@ -116,19 +116,18 @@ class Rows:
     # ---- rows
 
     def _call(self, rank: int, call: Call) -> tuple[Any, ...]:
-        kernel, group, moment, site, shapes = call.kernel, call.group, call.moment, call.site, call.shapes
-        assert moment is not None and site is not None and shapes is not None
-        arguments = call.arguments
-        api = _api(site)
+        kernel, group, moment, rest = call.kernel, call.group, call.moment, call.rest
+        assert moment is not None and call.shapes is not None
+        site = Site(*call.site)
+        dtype, inputs, outputs = call.shapes
+        api = _INSIDE.get(site.api, site.api)
         origin = self._origin(call, site)
         module, bucket = (site.module, -1) if call.bucket is None else call.bucket
         start_ns, end_ns = call.since_ns, call.end_ns or -1
         if call.marks is not None:
             start_ns, end_ns = self._gpu_clock.times_ns(call.marks)
-        peer = group.session_rank(kernel.root_of(arguments))
-        is_async = (
-            api.startswith(("i", "batch_i")) if kernel.spec.kind != "collective" else not kernel.blocks(arguments)
-        )
+        peer = group.session_rank(kernel.root_of(rest))
+        is_async = api.startswith(("i", "batch_i")) if kernel.spec.kind != "collective" else not kernel.blocks(rest)
         return (
             call.serial,
             rank,
@@ -136,13 +135,13 @@ class Rows:
             self._text(api),
             self._group(group),
             call.number,
-            _REDUCE_OP.get(kernel.reduce_op_of(arguments), 0),
+            _REDUCE_OP.get(kernel.reduce_op_of(rest), 0),
             -1 if peer is None else peer,
-            kernel.tag_of(arguments),
-            self._text(_dtype(shapes.dtype)),
-            self._shapes_text(shapes.tensors),
-            nbytes(shapes.input, shapes.dtype),
-            nbytes(shapes.output, shapes.dtype),
+            kernel.tag_of(rest),
+            self._text(_dtype(dtype)),
+            self._shapes_text(outputs if kernel.spec.shows_output else inputs),
+            nbytes(inputs, dtype),
+            nbytes(outputs, dtype),
             origin,
             self._text(self._site(site, moment.title)),
             self._text(module),
@@ -262,14 +261,16 @@ class Rows:
         return number
 
     def _site(self, site: Site, title: int) -> str:
-        key = (site.user, site.cell, title)
+        if site.code is None:
+            return ""
+        key = (site.code, site.instruction, title)
         words = self._sites.get(key)
         if words is None:
             if len(self._sites) > 10_000:
                 self._sites.clear()
             calls = [
                 (code.co_filename, _line(code, instruction), code.co_name)
-                for code, instruction in filter(None, (site.user, site.cell))
+                for code, instruction in filter(None, ((site.code, site.instruction), site.cell))
             ]
             words = self._describe(calls, title)
             if not words and calls:  # a script's
@@ -279,11 +280,6 @@ class Rows:
 
     def _thread(self, ident: int) -> int:
         return self._threads.setdefault(ident, len(self._threads))
-
-
-def _api(site: Site) -> str:
-    name = "" if site.api is None else site.api.co_name
-    return _INSIDE.get(name, name)
 
 
 @functools.lru_cache(1000)

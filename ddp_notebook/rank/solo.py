@@ -7,13 +7,14 @@ is ended. Parameters, buffers, gradients, optimizers, random state and the cell'
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroupGloo
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from ddp_notebook.rank.recorder import Kernel, flat
 
@@ -37,8 +38,8 @@ class Solo:
         self._put_back = [*_keep_modules(namespace), *_keep_optimizers(namespace), *_keep_random_state()]
         self._steps = steps
         self._until = time.monotonic() + seconds
-        self._group = ProcessGroupGloo(dist.HashStore(), 0, 1)
-        self._work_of: Any = None
+        # Its constructor wants a timeout, says torch's stub, and its methods are those of `ProcessGroup`.
+        self._group: Any = ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=60))
 
     def on_step(self) -> None:
         """An optimizer has stepped.
@@ -111,11 +112,11 @@ def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
         for value in list(namespace.values())
         if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not isinstance(value, type)
     }
-    put_back = []
+    put_back: list[Callable[[], None]] = []
     for value in found.values():
         if not isinstance(value, torch.nn.Module):
             state = copy.deepcopy(value.state_dict())
-            put_back.append(lambda value=value, state=state: value.load_state_dict(state))
+            put_back.append(functools.partial(value.load_state_dict, state))
     return put_back
 
 

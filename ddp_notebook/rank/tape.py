@@ -115,7 +115,7 @@ class Tape:
         call.moment = moment = self.moment
         site = call.site = self._site(2)
         kernel, arguments = call.kernel, call.arguments
-        if site.origin == REDUCER and moment.backward is not None and self.bucket is None:
+        if site[0] is REDUCER and moment.backward is not None and self.bucket is None:
             call.bucket = moment.backward.bucket_of(call)
         if self.level == VALUES and (at := kernel.at_input) is not None:
             call.input = self._copy(call, 0, arguments[at])

@@ -129,10 +129,10 @@ class Backward:
 
     def bucket_of(self, call: Call) -> tuple[str, int] | None:
         """The model and the bucket that this call of a reducer synchronises, if it does."""
-        shapes = call.kernel.shapes_of(call.arguments)
-        if call.kernel.spec.name != "all_reduce" or shapes.dtype is torch.int32:  # which parameters were used
+        dtype, shapes, _ = call.kernel.shapes_of(call.arguments)
+        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # which parameters were used
             return None
-        size = nbytes(shapes.tensors, shapes.dtype)
+        size = nbytes(shapes, dtype)
         for model in reversed(self._prepared):  # gradients come from the last forward to the first
             if model.takes(size):
                 return model.take(size)
