@@ -121,7 +121,9 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     assert not missing
     for name, spec in SPECS.items():
         arguments = [argument.name for argument in getattr(torch.ops.c10d, name).default._schema.arguments]
-        assert "process_group" in arguments and (not spec.tensors or spec.tensors in arguments)
+        # Tensors, then the group, then the rest: a call keeps what stands behind the group.
+        tensors = [one for one in (spec.input, spec.output) if one]
+        assert all(arguments.index(one) < arguments.index("process_group") for one in tensors)
     assert torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     assert callable(torch.library.Library._destroy)
     assert all(callable(getattr(kind, "unbox", None)) for kind in (ProcessGroup, Work))
@@ -134,6 +136,26 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
         assert callable(getattr(ProcessGroup, name))
     assert callable(ProcessGroupGloo._set_default_timeout)
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
+
+
+def test_torch_lets_training_be_seen():
+    from torch._compile import _disable_dynamo
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import dataloader
+
+    assert callable(_disable_dynamo)
+    for name in ("_pre_forward", "_post_forward"):
+        assert callable(getattr(_fsdp_state.FSDPState, name))
+    assert "iter_forward_root" in inspect.getsource(_fsdp_state)
+    assert "self._module_fqn" in inspect.getsource(_fsdp_param_group.FSDPParamGroup)
+    assert callable(dataloader._BaseDataLoaderIter.__next__)
+    for module in (torch.autograd, torch.autograd.graph):
+        assert callable(module._engine_run_backward)
+        assert "_engine_run_backward(" in inspect.getsource(module)
+    assert callable(DistributedDataParallel._get_ddp_logging_data)
+    assert callable(DistributedDataParallel._check_comm_hook)
+    assert "_has_rebuilt_buckets" in inspect.getsource(DistributedDataParallel._pre_forward)
 
 
 def test_torch_lets_a_model_begin_anew():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import threading
 import time
 import weakref
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     Optimizer,
@@ -161,16 +161,39 @@ class Training:
         self._hooked = WeakTensorKeyDictionary()  # parameters
 
     def install(self) -> None:
-        """Look at what torch runs."""
-        _around(DistributedDataParallel, "forward", self._around_forward)
-        _around(DistributedDataParallel, "register_comm_hook", self._around_register)
-        _around(FSDPState, "_pre_forward", self._around_pre_forward)
-        _around(FSDPState, "_post_forward", self._around_post_forward)
-        _around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
-        for module in (torch.autograd, torch.autograd.graph):
-            _around(module, "_engine_run_backward", self._around_backward)
+        """Look at what torch runs. What this torch does not let be seen is left out, with a message."""
+        unseen = []
+        for what, look in (
+            ("models in DDP", self._look_at_ddp),
+            ("models in FSDP", self._look_at_fsdp),
+            ("data loaders", self._look_at_loaders),
+            ("backwards", self._look_at_backwards),
+        ):
+            try:
+                look()
+            except (AttributeError, ImportError):
+                unseen.append(what)
+        if unseen:
+            print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(unseen)} be seen", file=sys.stderr)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
+
+    def _look_at_ddp(self) -> None:
+        _around(DistributedDataParallel, "forward", self._around_forward)
+        _around(DistributedDataParallel, "register_comm_hook", self._around_register)
+
+    def _look_at_fsdp(self) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+        _around(FSDPState, "_pre_forward", self._around_pre_forward)
+        _around(FSDPState, "_post_forward", self._around_post_forward)
+
+    def _look_at_loaders(self) -> None:
+        _around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
+
+    def _look_at_backwards(self) -> None:
+        for module in (torch.autograd, torch.autograd.graph):
+            _around(module, "_engine_run_backward", self._around_backward)
 
     def put(self, kind: int, name: str, start_ns: int, samples: int = -1, number: int = 0) -> None:
         """Leave a span that ends now."""
@@ -221,7 +244,7 @@ class Training:
         return known
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _pre_forward(state: FSDPState, module: Any, args: Any, named: Any) -> Any:
+        def _pre_forward(state: Any, module: Any, args: Any, named: Any) -> Any:
             began_ns = time.monotonic_ns()
             out = original(state, module, args, named)
             if self._tape.level != OFF and state._state_ctx.iter_forward_root is state:
@@ -232,7 +255,7 @@ class Training:
         return _pre_forward
 
     def _around_post_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _post_forward(state: FSDPState, module: Any, *rest: Any) -> Any:
+        def _post_forward(state: Any, module: Any, *rest: Any) -> Any:
             began_ns = self._began.pop(id(state), None)
             out = original(state, module, *rest)
             if began_ns is not None:
