@@ -18,8 +18,7 @@ module; it imports neither.
     Peers      ports that other ranks listen on      Listening ports that a new group listens on here
     Lost       these ranks died: no collectives      Checked   what is to agree between ranks
     Check      what is to agree between ranks?       Recorded  what it has recorded
-    Record     how much to record                    Told      its clock, behind all that it has recorded
-    Tell       what does your clock say?
+    Tell       what does your clock say?             Told      its clock, behind all that it has recorded
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
 """
@@ -199,13 +198,6 @@ class Check(Message):
     request: int
     names: list[str] = field(default_factory=list)  # none: all that has to agree
     entries: list[str] = field(default_factory=list)  # none: fingerprints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record(Message):
-    """Record so much from now on: "off", "meta" or "values"."""
-
-    level: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

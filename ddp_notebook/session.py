@@ -33,7 +33,6 @@ from ddp_notebook.events import (
     Probe,
     Pulled,
     Pushed,
-    Record,
     Recorded,
     Tell,
     Told,
@@ -261,6 +260,8 @@ class Session:
             check_timeout(timeout)
 
         asked = dict(record or {})
+        if self._level != "values":
+            asked.setdefault("level", self._level)
         if asked.get("profile"):
             asked["profile"] = str(Path(self._living.directory) / "profile-{cell}-{rank}.json")
 
@@ -473,7 +474,7 @@ class Session:
         return self._observer.recording
 
     def record(self, level: str) -> None:
-        """Set how much the ranks record from now on: "off", "meta" (no values of tensors) or "values".
+        """Set how much the ranks record in the cells to come: "off", "meta" (no values of tensors) or "values".
 
         Raises:
             UsageError: there is no such level.
@@ -483,9 +484,7 @@ class Session:
         """
         if level not in ("off", "meta", "values"):
             raise UsageError(f"ranks record off, meta or values, not {level!r}")
-        cluster = self._check_host()
         self._level = level
-        cluster.tell(Record(level=level), cluster.alive)
 
     def report(self, cell: int | None = None) -> Report:
         """What the time of a training cell's steps went into, in words.
@@ -544,7 +543,7 @@ class Session:
         if code is None:
             raise UsageError("no cell has taken an optimizer step on rank 0: run the one that trains first")
         try:
-            self.run(code, 0, quiet=True, record={"solo": [steps, seconds]}, timeout=2 * seconds + 20)
+            self.run(code, 0, quiet=True, record={"solo": [steps, seconds], "level": "meta"}, timeout=2 * seconds + 20)
         except RankError as error:
             if error.result is None or not error.result[0].error.startswith("EnoughStepsError"):
                 raise

@@ -31,7 +31,6 @@ from ddp_notebook.events import (
     Message,
     Peers,
     Ready,
-    Record,
     RunCell,
 )
 from ddp_notebook.launch import controller, environment, processes
@@ -351,7 +350,7 @@ class Cluster:
         """Send a message to a rank, from any thread."""
         self._endpoint.send(message, self._peer(self._ranks[rank].number))
 
-    def tell(self, message: RunCell | Comm | Record, ranks: list[int]) -> None:
+    def tell(self, message: RunCell | Comm, ranks: list[int]) -> None:
         """Put a message into the inboxes of ranks, see `launch.pipes`: their main threads take them in this order."""
         [line] = message.encode()
         self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")

@@ -37,7 +37,6 @@ from ddp_notebook.events import (
     Push,
     Pushed,
     Ready,
-    Record,
     Recorded,
     RunCell,
 )
@@ -137,8 +136,6 @@ class Rank:
             self.runner.deliver(message)
         elif isinstance(message, Push) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
-        elif isinstance(message, Record):
-            self._recording.set_level(message.level)
         elif isinstance(message, Check) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
 

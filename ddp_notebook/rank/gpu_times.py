@@ -54,7 +54,8 @@ class GpuClock:
         """When an operation that has happened began and ended."""
         assert marks.finish is not None
         event, at_ns = self._anchor(marks.device)
-        return tuple(at_ns + round(event.elapsed_time(one) * 1e6) for one in (marks.begin, marks.finish))  # type: ignore[return-value]
+        began_ms, ended_ms = event.elapsed_time(marks.begin), event.elapsed_time(marks.finish)
+        return at_ns + round(began_ms * 1e6), at_ns + round(ended_ms * 1e6)
 
     def _anchor(self, device: int) -> tuple[torch.cuda.Event, int]:
         known = self._anchors.get(device)

@@ -46,19 +46,16 @@ class Recording:
         self.training.install()
         self.drain.start()
 
-    def set_level(self, level: str) -> None:
-        """Record nothing (`"off"`), no values (`"meta"`), or all."""
-        self.tape.level = LEVELS.index(level)
-
     def begin_cell(self, cell: int, title: int, options: Mapping[str, Any], namespace: dict[str, Any]) -> None:
         """A cell begins.
 
         Args:
             cell, title: its number, and that in `In [n]`.
-            options: what to record of it beside: "full_bytes", "watch", "gradient", "profile": a path;
+            options: how much to record of it: "level", "full_bytes", "watch", "gradient", "profile": a path;
                 "solo": steps and seconds that it is to take alone.
             namespace: the user's variables.
         """
+        self.tape.level = LEVELS.index(options.get("level", "values"))
         self.tape.enter(cell, title)
         self.training.begin_cell()
         self.tape.full_bytes = options.get("full_bytes", 0)
