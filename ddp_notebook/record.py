@@ -1,6 +1,6 @@
-"""Recording without a notebook: `DDP_NOTEBOOK_RECORD=runs/a torchrun --nproc-per-node 4 -m ddp_notebook.record train.py`.
+"""Recording without a notebook: `DDP_NOTEBOOK_RECORD=runs torchrun --nproc-per-node 4 -m ddp_notebook.record train.py`.
 
-Each rank writes one file into that directory, which `ddp_notebook.load("runs/a")` reads. A script that imports
+Each rank writes one file into that directory, which `ddp_notebook.load("runs")` reads. A script that imports
 `ddp_notebook` before it forms its group is recorded as well, without the `-m`; `ddp_notebook.log(loss=loss)` logs
 there as `log` does in a cell. Without the variable nothing happens.
 """
@@ -31,7 +31,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
         OSError: the directory cannot be made, or not written to.
 
     Example:
-        >>> start("runs/a")  # doctest: +SKIP
+        >>> start("runs")  # doctest: +SKIP
     """
     global _recording
     if _recording is not None:

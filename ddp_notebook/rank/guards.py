@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import islice
+from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -85,13 +86,15 @@ def put_names_back(namespace: dict[str, Any], names: dict[str, int]) -> None:
 
 def end_traceback_at_user(error: BaseException | None) -> None:
     """What our kernels in front of torch's operators raise is about the user's call: leave out the frames below it,
-    torch's and ours."""
+    torch's and ours, and everywhere those of ours that only look."""
     if error is None:
         return
     frames = []
     at = error.__traceback__
     while at is not None:
         frames.append(at)
+        while (after := at.tb_next) is not None and after.tb_next is not None and _is_ours(after):
+            at.tb_next = after.tb_next  # around a forward, a backward or a loader of the user's
         at = at.tb_next
     if not frames or not frames[-1].tb_frame.f_code.co_filename.startswith(_OURS):
         return
@@ -99,6 +102,10 @@ def end_traceback_at_user(error: BaseException | None) -> None:
         frames.pop()
     if not frames[-1].tb_frame.f_code.co_filename.startswith(_OURS):
         frames[-1].tb_next = None
+
+
+def _is_ours(at: TracebackType) -> bool:
+    return at.tb_frame.f_code.co_filename.startswith(_OURS)
 
 
 def has_lost_device(words: str) -> bool:
