@@ -11,13 +11,11 @@ import atexit
 import os
 import runpy
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 VARIABLE = "DDP_NOTEBOOK_RECORD"
 _recording: Any = None
-_PERIOD_S = 0.5
 
 
 def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
@@ -43,23 +41,18 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
 
     number = int(os.environ.get("RANK", "0")) if rank is None else rank
     Path(directory).mkdir(parents=True, exist_ok=True)
-    file = open(Path(directory) / f"rank{number}-{os.getpid()}.ddp", "ab", buffering=1 << 16)  # noqa: SIM115  # for good
+    # Without a buffer, which a child that the user forks would write once more.
+    file = open(Path(directory) / f"rank{number}-{os.getpid()}.ddp", "ab", buffering=0)  # noqa: SIM115  # for good
 
     keeping.install()
     recorder = Recorder()
     recorder.install()
 
     def write(data: bytes) -> None:
-        file.write(data)
+        if not file.closed:
+            file.write(data)
 
     _recording = Recording(recorder, Where(), lambda: number, write)
-
-    def flush() -> None:  # what a rank that is killed has recorded is in its file but for the last half second
-        while not file.closed:
-            file.flush()
-            threading.Event().wait(_PERIOD_S)
-
-    threading.Thread(target=flush, name="ddp-record-file", daemon=True).start()
     pid = os.getpid()
 
     def close() -> None:

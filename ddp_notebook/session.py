@@ -107,6 +107,7 @@ class Session:
         self._ready = False
         self._host_ended = False  # closed, or given back
         self._level = "values"  # how much ranks record
+        self._alone: set[int] = set()  # cells that rank 0 ran alone, to compare with
         self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         with _current_lock:
             if _current is not None:
@@ -496,10 +497,9 @@ class Session:
             >>> print(session.report())  # doctest: +SKIP
         """
         recording = self.recording
-        alone = recording.baseline
-        if cell is None and alone is not None:  # the last one is then the comparison itself
-            cells = [step.cell for step in recording.steps(rank=0)]
-            cell = max((one for one in cells if one != alone.get("own_cell")), default=None)
+        if cell is None and self._alone:  # the last one may be the comparison itself
+            cells = {step.cell for step in recording.steps(rank=0)}
+            cell = max(cells - self._alone, default=None)
         return recording.report(cell)
 
     def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
@@ -519,8 +519,9 @@ class Session:
         recording = self.recording
         profiles: dict[int, list[Path]] = {}
         if self._cluster is not None:
-            for file in sorted(Path(self._cluster.directory).glob("profile-*-*.json")):
-                of_cell, of_rank = (int(word) for word in file.stem.split("-")[1:])
+            found = Path(self._cluster.directory).glob("profile-*-*.json")
+            numbers = {file: tuple(int(word) for word in file.stem.split("-")[1:]) for file in found}
+            for file, (of_cell, of_rank) in sorted(numbers.items(), key=lambda item: item[1]):
                 if cell in (None, of_cell):
                     profiles.setdefault(of_rank, []).append(file)
         save(recording, path, cell, {rank: files[-1] for rank, files in profiles.items()})
@@ -538,7 +539,7 @@ class Session:
             UsageError: no cell has trained.
             RankError: the cell cannot run alone.
         """
-        trained = next((step.cell for step in reversed(self.recording.steps(rank=0))), None)
+        trained = max({step.cell for step in self.recording.steps(rank=0)} - self._alone, default=None)
         code = None if trained is None else self._cells.code_of(trained)
         if code is None:
             raise UsageError("no cell has taken an optimizer step on rank 0: run the one that trains first")
@@ -548,16 +549,18 @@ class Session:
             if error.result is None or not error.result[0].error.startswith("EnoughStepsError"):
                 raise
         mine = self.recording.steps(rank=0)
-        alone = [step for step in mine if step.cell != trained and step.cell == mine[-1].cell]
-        if not alone:
+        own = max((step.cell for step in mine), default=trained)
+        if own == trained or own in self._alone:
             raise UsageError("the cell took no optimizer step on rank 0 alone")
+        self._alone.add(own)
+        alone = [step for step in mine if step.cell == own]
         settled = alone[2:] or alone  # the first ones allocate
         step_ns = statistics.median(step.duration_ns for step in settled)
         samples = [step.samples for step in settled if step.samples is not None]
         per_s = statistics.median(samples) / step_ns * 1e9 if samples else 0.0
         self._observer.recording.baseline = {
             "cell": trained,
-            "own_cell": mine[-1].cell,
+            "own_cell": own,
             "step_ns": step_ns,
             "samples_per_s": per_s,
             "world_size": 1,

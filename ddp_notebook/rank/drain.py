@@ -51,6 +51,7 @@ class Drain:
     def flush(self, deadline_s: float = 1.0) -> None:
         """Pass on all that is on the tape. From any thread."""
         until = time.monotonic() + deadline_s
+        self._pass_on()  # waits for a batch that the thread is making, though the tape is empty meanwhile
         while len(self._tape) and time.monotonic() < until:
             self._pass_on()
 
@@ -88,7 +89,7 @@ class Drain:
 
     def _look_at_resources(self) -> None:
         now = time.monotonic()
-        if self._tape.level == OFF or now - self._looked_s < _RESOURCES_S * 0.9:
+        if self._tape.level == OFF or now - self._looked_s < _RESOURCES_S * 0.9 or self._is_busy():
             return
         self._looked_s = now
         if self._resources is None:
@@ -96,5 +97,4 @@ class Drain:
         batch: Batch
         with self._lock:
             batch = self._rows.batch((), resources=[self._resources.look(self._rows.rank)])
-            if not self._is_busy():
-                self._send(encode(batch))
+            self._send(encode(batch))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from types import FrameType
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ import torch
 from ddp_notebook.rank.tape import OFF, Moment, Tape
 from ddp_notebook.rank.training import Training
 
+_MOST_STEP = 2**63 - 1
 _DEEPEST = 64  # frames above an optimizer's step that are looked at
 
 
@@ -46,11 +49,11 @@ class Metrics:
         """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU.
 
         Args:
-            step: the step that they belong to; None: the optimizer steps of this cell so far.
+            step: the step that they belong to, a whole number; None: the optimizer steps of this cell so far.
             values: numbers, or tensors of one element.
 
         Raises:
-            TypeError: a value is neither.
+            TypeError: a value is neither, or the step is no whole number.
 
         Example:
             >>> log(loss=loss, accuracy=0.5)  # doctest: +SKIP
@@ -59,7 +62,7 @@ class Metrics:
         if tape.level == OFF:
             return
         moment, now_ns = tape.moment, time.monotonic_ns()
-        at = moment.step if step is None else step
+        at = moment.step if step is None else _whole_number(step)
         for name, value in values.items():
             if type(value) is float:
                 tape.put(Logged(name, value, None, at, now_ns, moment))
@@ -70,27 +73,42 @@ class Metrics:
         """After an optimizer step: the variables of this name in the cell's functions, or else in the cell."""
         if not self.watched:
             return
-        missing = list(self.watched)
-        found: dict[str, Any] = {}
+        missing, found = list(self.watched), {}
+        scope: dict[str, Any] = {}
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_DEEPEST):
             if frame is None or not missing:
                 break
-            is_cell = frame.f_code.co_filename in self._cells
-            if is_cell:
-                names = frame.f_locals if frame.f_code.co_name != "<module>" else frame.f_globals
-                for scope in (names, frame.f_globals):
-                    found.update({name: scope[name] for name in missing if name in scope and _is_number(scope[name])})
-                    missing = [name for name in missing if name not in found]
+            if frame.f_code.co_filename in self._cells:
+                scope = frame.f_globals
                 if frame.f_code.co_name == "<module>":
                     break
+                found.update(_numbers(missing, frame.f_locals))
+                missing = [name for name in missing if name not in found]
             frame = frame.f_back
+        found.update(_numbers(missing, scope))  # behind all functions: it may be of an earlier cell
         if found:
             self.log(**{name: found[name] for name in self.watched if name in found})
 
 
+def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: scope[name] for name in names if name in scope and _is_number(scope[name])}
+
+
 def _is_number(value: Any) -> bool:
-    return (isinstance(value, torch.Tensor) and value.numel() == 1) or isinstance(value, Real)
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real)
+
+
+def _whole_number(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = _MOST_STEP + 1
+    if abs(number) > _MOST_STEP:
+        raise TypeError(f"log(step=...) takes a whole number, not {step!r}")
+    return number
 
 
 def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Logged:
@@ -100,6 +118,8 @@ def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Lo
                 f"log({name}=...) takes a number, or a tensor of one element; this one has the shape "
                 f"{tuple(value.shape)}: log its .mean()"
             )
+        if value.is_complex():
+            raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
         if value.is_cuda:
             pinned = torch.empty((), dtype=value.dtype, pin_memory=True)
             pinned.copy_(value.detach().reshape(()), non_blocking=True)
@@ -109,7 +129,7 @@ def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Lo
         return Logged(name, float(value.detach()), None, step, now_ns, moment)
     try:
         return Logged(name, float(value), None, step, now_ns, moment)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"log({name}=...) takes a number, or a tensor of one element, not {type(value).__name__}"
         ) from None

@@ -1,6 +1,7 @@
 """What was in a tensor: a small copy, taken where the tensor is used, and later what it says.
 
-A copy costs its caller 2 us. Of more than `SAMPLE` elements only so many are copied, evenly spread, and the first ones.
+A copy costs its caller 2 us. Of more than `SAMPLE` elements only so many are copied: the first ones, and evenly spread
+ones of the rest.
 A tensor of a GPU is copied to pinned memory behind the work that is queued there; nobody waits for that copy until the
 recorder's thread reads it.
 """
@@ -18,6 +19,7 @@ import torch
 from ddp_notebook.records import FIRST_BYTES, SAMPLE
 
 _STRIDED = torch.strided
+_FIRST = FIRST_BYTES  # elements that are in every sample: as many as may be shown
 _MOST_TENSORS = 8  # of a list that are looked at
 _UNSIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 Array = npt.NDArray[np.generic]
@@ -72,13 +74,14 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
     return Copy(numel, parts, event, parts[0].dtype)
 
 
-def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[torch.Tensor]:
-    """Copies of those that have at most so many bytes."""
-    return [
-        one.detach().to("cpu", copy=True)
-        for one in tensors
-        if one.layout is _STRIDED and one.numel() * one.element_size() <= most_bytes
-    ]
+def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[Copy]:
+    """Copies of all of those that have at most so many bytes, one for each."""
+    copies = []
+    for one in tensors:
+        if one.layout is _STRIDED and one.numel() * one.element_size() <= most_bytes:
+            part, event = _on_its_way(one.detach()) if one.is_cuda else (one.detach().clone(), None)
+            copies.append(Copy(one.numel(), [part], event, one.dtype))
+    return copies
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,12 +90,13 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     numel = tensor.numel()
     if numel <= SAMPLE:
         return tensor.clone()
+    step = -(-(numel - _FIRST) // (SAMPLE - _FIRST))
     if tensor.is_contiguous():
         flat = tensor.view(-1)
-        spread = flat[:: -(-numel // (SAMPLE - FIRST_BYTES // 4))]
-        return torch.cat((flat[: FIRST_BYTES // 4], spread))
-    step = math.ceil((numel / SAMPLE) ** (1 / max(1, tensor.dim())))
-    return tensor[tuple(slice(None, None, step) for _ in range(tensor.dim()))].clone()
+        return torch.cat((flat[:_FIRST], flat[_FIRST::step]))
+    device = tensor.device
+    places = torch.cat((torch.arange(_FIRST, device=device), torch.arange(_FIRST, numel, step, device=device)))
+    return tensor[torch.unravel_index(places, tensor.shape)]
 
 
 def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:

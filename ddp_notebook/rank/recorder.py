@@ -97,7 +97,7 @@ class Call:
     bucket: tuple[str, int] | None = None
     input: Copy | None = None
     output: Copy | None = None
-    whole: tuple[tuple[int, torch.Tensor], ...] = ()
+    whole: tuple[tuple[int, Copy], ...] = ()
     marks: Marks | None = None
     tells_its_end = is_waited_for = False
 

@@ -76,10 +76,12 @@ class Rows:
                     if copy is not None:
                         values.append(((rank, record.serial, side, 0), copy))
                 for side, whole in record.whole:
-                    data = previews.array_of(whole).tobytes()
-                    dtype = _dtype(whole.dtype)
+                    (part,) = whole.parts
+                    if whole.event is not None:  # of a GPU
+                        whole.event.synchronize()
+                    data, dtype = previews.array_of(part).tobytes(), _dtype(part.dtype)
                     tensors.append(
-                        Tensor(call=record.serial, side=side, dtype=dtype, shape=tuple(whole.shape), data=data)
+                        Tensor(call=record.serial, side=side, dtype=dtype, shape=tuple(part.shape), data=data)
                     )
             elif kind is Logged:
                 if record.event is not None and not record.event.query():
