@@ -1,20 +1,25 @@
 """A training cell on one rank alone, to compare with: no collective waits for anybody, and nothing of it is kept.
 
 Operations return at once, with a rank's own input in place of what the others would send. After some steps the cell
-is ended. Parameters, buffers, gradients, optimizers, random state and the cell's variables are then what they were.
+is ended. Parameters, buffers, gradients, optimizers and schedulers of the process, wherever they are held, random state
+and the user's variables are then what they were: tensors, lists, dicts and sets have their elements back, while of what
+an object of the user's own class or an iterator holds nothing is known.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import gc
 import time
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ddp_notebook.rank.recorder import Kernel, flat
 
@@ -35,7 +40,12 @@ class Solo:
     def __init__(self, namespace: MutableMapping[str, Any], steps: int, seconds: float) -> None:
         self._namespace = namespace
         self._variables = dict(namespace)
-        self._put_back = [*_keep_modules(namespace), *_keep_optimizers(namespace), *_keep_random_state()]
+        self._put_back = [
+            *_keep_containers(namespace),
+            *_keep_tensors(namespace),
+            *_keep_optimizers(namespace),
+            *_keep_random_state(namespace),
+        ]
         self._steps = steps
         self._until = time.monotonic() + seconds
         # Its constructor wants a timeout, says torch's stub, and its methods are those of `ProcessGroup`.
@@ -82,22 +92,51 @@ def _answer_oneself(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
             target[:count].copy_(source[:count])
 
 
-def _keep_modules(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
-    tensors: dict[int, torch.Tensor] = {}
-    for value in list(namespace.values()):
-        if isinstance(value, torch.nn.Module):
-            for one in (*value.parameters(), *value.buffers()):
+def _alive(*kinds: type) -> list[Any]:
+    """All objects of these kinds: a model may be held by another one only, and ranks must not come to differ."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+
+
+def _keep_containers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    put_back: list[Callable[[], None]] = []
+    for name, value in namespace.items():
+        if name.startswith("_"):  # IPython's own
+            continue
+        if type(value) in (list, deque):
+            put_back.append(functools.partial(_refill, value, list(value), value.extend))
+        elif type(value) in (dict, set, Counter, defaultdict, OrderedDict):
+            put_back.append(functools.partial(_refill, value, copy.copy(value), value.update))
+    return put_back
+
+
+def _refill(container: Any, elements: Any, add: Callable[[Any], None]) -> None:
+    container.clear()
+    add(elements)
+
+
+def _keep_tensors(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    """Those of modules with their gradients, and those that are variables."""
+    tensors = {id(one): one for one in namespace.values() if isinstance(one, torch.Tensor)}
+    modes: list[tuple[torch.nn.Module, bool]] = []
+    for module in _alive(torch.nn.Module):
+        modes.append((module, module.training))
+        for one in (*module._parameters.values(), *module._buffers.values()):
+            if one is not None:
                 tensors[id(one)] = one
     kept = [
-        (one, one.detach().clone(), None if one.grad is None else (one.grad, one.grad.detach().clone()))
+        (one, one.detach().clone(), None if gradient is None else (gradient, gradient.detach().clone()))
         for one in tensors.values()
+        for gradient in (one.grad if one.is_leaf else None,)
     ]
 
     def put_back() -> None:
+        for module, is_training in modes:
+            module.training = is_training
         with torch.no_grad():
             for one, values, gradient in kept:
-                one.copy_(values)
-                one.grad = None
+                one.detach().copy_(values)
+                if one.is_leaf:
+                    one.grad = None
                 if gradient is not None:
                     gradient[0].copy_(gradient[1])
                     one.grad = gradient[0]
@@ -109,18 +148,18 @@ def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
     """And whatever else has a state: schedulers, scalers, samplers."""
     found = {
         id(value): value
-        for value in list(namespace.values())
+        for value in (*namespace.values(), *_alive(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
         if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not isinstance(value, type)
     }
     put_back: list[Callable[[], None]] = []
     for value in found.values():
-        if not isinstance(value, torch.nn.Module):
+        if not isinstance(value, torch.nn.Module | ZeroRedundancyOptimizer):  # whose own optimizer is found too
             state = copy.deepcopy(value.state_dict())
             put_back.append(functools.partial(value.load_state_dict, state))
     return put_back
 
 
-def _keep_random_state() -> list[Callable[[], None]]:
+def _keep_random_state(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
     import random
 
     import numpy as np
@@ -131,6 +170,9 @@ def _keep_random_state() -> list[Callable[[], None]]:
         lambda: random.setstate(python_state),
         lambda: np.random.set_state(numpy_state),
     ]
+    for value in namespace.values():
+        if isinstance(value, torch.Generator):
+            put_back.append(functools.partial(torch.Generator.set_state, value, value.get_state()))  # type: ignore[arg-type]  # returns itself
     if torch.cuda.is_initialized():
         cuda_state = torch.cuda.get_rng_state()
         put_back.append(lambda: torch.cuda.set_rng_state(cuda_state))

@@ -1,0 +1,496 @@
+"""What the user logs and watches, how much is recorded, a training on one rank alone, and the magics for all that."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from contextlib import closing
+from typing import Any
+
+import psutil
+import pytest
+
+from ddp_notebook.codec import Batch
+from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
+from ddp_notebook.rank.drain import Drain
+from ddp_notebook.rank.tape import Tape
+from ddp_notebook.run.options import what_to_record
+from tests.conftest import wait_until
+from tests.kernels import NotebookKernel
+
+_TRAIN = """
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)))
+optimizer = torch.optim.Adam(model.parameters())
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(session) -> Any:
+    session.run(_TRAIN, quiet=True)
+    return session
+
+
+def metrics_of(session: Any, code: str, **record: Any) -> dict[str, list[tuple[list[int], list[float]]]]:
+    """Run a cell. What it has logged: by name, for each rank the steps and the values."""
+    before = {name: len(metric.values) for name, metric in session.recording.metrics.items()}
+    session.run(code, quiet=True, record=what_to_record(**record))
+    found: dict[str, list[tuple[list[int], list[float]]]] = {}
+    for name, metric in session.recording.metrics.items():
+        new = slice(before.get(name, 0), None)
+        ranks, steps, values = metric.ranks[new], metric.steps[new], metric.values[new]
+        if len(values):
+            found[name] = [
+                (steps[ranks == rank].tolist(), values[ranks == rank].tolist()) for rank in range(session.world_size)
+            ]
+    return found
+
+
+# ---- log
+
+NUMBERS = {
+    "0.5": 0.5,
+    "3": 3.0,
+    "True": 1.0,
+    "-0.0": -0.0,
+    "float('nan')": math.nan,
+    "float('-inf')": -math.inf,
+    "2**80": 2.0**80,
+    "__import__('fractions').Fraction(1, 4)": 0.25,
+    "__import__('numpy').float32(1.5)": 1.5,
+    "__import__('numpy').int64(7)": 7.0,
+    "torch.tensor(2.5)": 2.5,
+    "torch.tensor([2.5])": 2.5,
+    "torch.tensor([[4]])": 4.0,
+    "torch.tensor(True)": 1.0,
+    "torch.tensor(1.5, dtype=torch.bfloat16)": 1.5,
+    "torch.tensor(1.5, requires_grad=True) * 2": 3.0,
+}
+
+
+def test_log_takes_numbers_and_tensors_of_one_element(ranks):
+    code = "\n".join(f"log(number{at}={number})" for at, number in enumerate(NUMBERS))
+    found = metrics_of(ranks, code)
+    for at, expected in enumerate(NUMBERS.values()):
+        assert repr(found[f"number{at}"]) == repr([([0], [expected])] * 2), list(NUMBERS)[at]
+
+
+BAD = {
+    "log(x='text')": "log(x=...) takes a number, or a tensor of one element, not str",
+    "log(x=None)": "log(x=...) takes a number, or a tensor of one element, not NoneType",
+    "log(x=[1.0])": "log(x=...) takes a number, or a tensor of one element, not list",
+    "log(x=1j)": "log(x=...) takes a number, or a tensor of one element, not complex",
+    "log(x=10**400)": "log(x=...) takes a number, or a tensor of one element, not int",
+    "log(x=torch.ones(2, 3))": "log(x=...) takes a number, or a tensor of one element; this one has the shape (2, 3): "
+    "log its .mean()",
+    "log(x=torch.ones(0))": "log(x=...) takes a number, or a tensor of one element; this one has the shape (0,): "
+    "log its .mean()",
+    "log(x=torch.tensor(1j))": "log(x=...) takes a real number, and this tensor is complex: log its .abs()",
+    "log(x=1, step=1.5)": "log(step=...) takes a whole number, not 1.5",
+    "log(x=1, step='1')": "log(step=...) takes a whole number, not '1'",
+    f"log(x=1, step={2**63})": f"log(step=...) takes a whole number, not {2**63}",
+}
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_what_log_does_not_take(ranks, code):
+    with pytest.raises(RankError) as raised:
+        ranks.run(code, quiet=True)
+    assert raised.value.result is not None
+    assert raised.value.result[0].error == f"TypeError: {BAD[code]}"
+    assert metrics_of(ranks, "log(after=1)") == {"after": [([0], [1.0])] * 2}, "and nothing else is lost"
+
+
+def test_log_counts_optimizer_steps_unless_it_is_told_a_step(ranks):
+    code = """
+log(before=1)
+for n in range(3):
+    step(torch.randn(8, 4))
+    log(by_itself=n + rank)
+    log(told=n, step=10 * n)
+    log(tensor=n, step=torch.tensor(n))
+"""
+    found = metrics_of(ranks, code)
+    assert found["before"] == [([0], [1.0])] * 2
+    assert found["by_itself"] == [([1, 2, 3], [rank + 0.0, rank + 1.0, rank + 2.0]) for rank in (0, 1)]
+    assert found["told"] == [([0, 10, 20], [0.0, 1.0, 2.0])] * 2
+    assert found["tensor"] == [([0, 1, 2], [0.0, 1.0, 2.0])] * 2
+
+
+def test_log_keeps_the_value_of_that_moment(ranks):
+    found = metrics_of(ranks, "x = torch.zeros(())\nfor n in range(50): x += 1; log(now=x)\nx.fill_(-1)")
+    assert found["now"] == [([0] * 50, [float(n) for n in range(1, 51)])] * 2
+
+
+def test_log_from_threads(ranks):
+    code = """
+import threading
+def many(n):
+    for i in range(200): log(**{f"thread{n}": i})
+threads = [threading.Thread(target=many, args=(n,)) for n in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    found = metrics_of(ranks, code)
+    for n in range(4):
+        assert [values for _, values in found[f"thread{n}"]] == [[float(i) for i in range(200)]] * 2
+
+
+# ---- watch
+
+_GLOBALS = """
+acc, word, several = 0, "text", torch.ones(3)
+for n in range(3):
+    loss = step(torch.randn(8, 4)); acc += 1
+kept = loss.item()
+"""
+_LOCALS = """
+loss = 99.0  # of an earlier cell
+def one_step(x):  # knows no loss of its own
+    optimizer.step()
+def train(n):
+    seen = []
+    for i in range(n):
+        loss = torch.tensor(float(i), requires_grad=True)
+        part = {"a": 1}
+        one_step(None)
+train(3)
+"""
+
+
+def test_watch_reads_the_cells_variables_after_each_step(ranks):
+    found = metrics_of(ranks, _GLOBALS, watch="acc,loss,word,several,unknown")
+    # `loss` is assigned behind the step that has made it: what is read is the one before.
+    assert found["acc"] == [([1, 2, 3], [0.0, 1.0, 2.0])] * 2
+    assert set(found) == {"acc", "loss"}, "what is no number is left out"
+    assert "acc" not in metrics_of(ranks, _GLOBALS), "in that cell only"
+
+
+def test_watch_reads_the_variables_of_the_cells_functions_first(ranks):
+    assert metrics_of(ranks, _LOCALS, watch="loss") == {"loss": [([1, 2, 3], [0.0, 1.0, 2.0])] * 2}
+
+
+def test_watch_in_a_thread_of_the_cell(ranks):
+    code = """
+import threading
+acc, thread = 7, threading.Thread(target=lambda: optimizer.step())
+thread.start()
+thread.join()
+"""
+    assert metrics_of(ranks, code, watch="acc") == {"acc": [([1], [7.0])] * 2}
+
+
+def test_watching_a_complex_number_breaks_no_training(ranks):
+    assert metrics_of(ranks, "z, w = torch.tensor(1j), 1j\nstep(torch.randn(8, 4))", watch="z,w") == {}
+
+
+@pytest.mark.parametrize("names", ["1x", "a b", "a,,b", "loss.item()"])
+def test_what_watch_does_not_take(names):
+    with pytest.raises(UsageError, match=r"--watch takes names of variables, and '.*' is none: --watch loss,acc"):
+        what_to_record(watch=names)
+
+
+# ---- samples, resources
+
+
+def test_samples_come_by_themselves(ranks):
+    ranks.run("for n in (8, 16, 32): step(torch.randn(n, 4))", quiet=True)
+    steps = [step for step in ranks.recording.steps(rank=1) if step.cell == ranks.recording.rows("span")["cell"].max()]
+    assert [step.samples for step in steps] == [8, 16, 32]
+
+
+def test_resources_once_a_second(ranks):
+    began = len(ranks.recording.resources)
+    wait_until(lambda: len(ranks.recording.resources) >= began + 6, timeout_s=8, what="three looks at two ranks")
+    rows = ranks.recording.resources[-6:]
+    host = psutil.virtual_memory()
+    for rank in (0, 1):
+        mine = rows[rows["rank"] == rank]
+        rss_bytes = psutil.Process(ranks.pids()[rank]).memory_info().rss
+        assert mine["rss_bytes"][-1] == pytest.approx(rss_bytes, rel=0.05)
+        assert (mine["host_total_bytes"] == host.total).all()
+        assert mine["host_used_bytes"][-1] == pytest.approx(host.total - host.available, rel=0.2)
+        assert (mine["cpu_percent"] >= 0).all() and (mine["cpu_percent"] < 1000).all()
+        assert (mine["gpu_allocated_bytes"] == -1).all()
+        apart_s = (mine["time_ns"][1:] - mine["time_ns"][:-1]) / 1e9
+        assert ((apart_s > 0.8) & (apart_s < 3)).all()
+
+
+def test_the_processor_time_is_that_of_the_rank(ranks):
+    ranks.run("import time\nuntil = time.monotonic() + 2.3 * rank\nwhile time.monotonic() < until: pass", quiet=True)
+    rows = ranks.recording.resources[-6:]
+    assert rows[rows["rank"] == 1]["cpu_percent"].max() > 50 > rows[rows["rank"] == 0]["cpu_percent"][-2:].min()
+
+
+# ---- how much is recorded
+
+
+def _counts(session: Any) -> dict[str, int]:
+    recording = session.recording
+    return {table: len(recording.rows(table)) for table in ("call", "value", "span", "metric")}
+
+
+def test_off_records_nothing_and_keeps_the_table_of_what_is_under_way(ranks):
+    ranks.record("off")
+    try:
+        ranks.run("pass", quiet=True)
+        before = _counts(ranks)
+        ranks.run("step(torch.randn(8, 4)); dist.barrier(); log(x=1); log(x='not looked at')", quiet=True)
+        assert _counts(ranks) == before
+        code = "import time\nif rank == 0: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.MAX)\nelse: time.sleep(60)"
+        with pytest.raises(CellTimeoutError, match=r"rank 0: waiting in all_reduce #\d+ of group default.*cell line 2"):
+            ranks.run(code, timeout=1.0, quiet=True)
+    finally:
+        ranks.record("values")
+    ranks.run("step(torch.randn(8, 4)); log(x=1)", quiet=True)
+    after = _counts(ranks)
+    assert all(after[table] > before[table] for table in before)
+
+
+def test_meta_records_all_but_values(ranks):
+    ranks.record("meta")
+    try:
+        ranks.run("pass", quiet=True)
+        before = _counts(ranks)
+        ranks.run("step(torch.randn(8, 4)); dist.barrier(); log(x=1)", quiet=True)
+        after = _counts(ranks)
+    finally:
+        ranks.record("values")
+    assert after["value"] == before["value"]
+    assert all(after[table] > before[table] for table in ("call", "span", "metric"))
+
+
+def test_levels_that_there_are_not(ranks):
+    with pytest.raises(UsageError, match=r"^ranks record off, meta or values, not 'loud'$"):
+        ranks.record("loud")
+
+
+# ---- the rank's own thread
+
+
+def test_a_flush_waits_for_a_batch_in_the_making():
+    """The tape is empty then, and what it held has not been passed on."""
+    sent: list[bytes] = []
+    making, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        rank, has_late = 0, False
+
+        def batch(self, records: Any, dropped: int = 0, resources: Any = ()) -> Batch:
+            if records:
+                making.set()
+                go_on.wait(5)
+            return Batch(rank=0, stream=1, dropped=len(records))
+
+    tape = Tape({})
+    drain = Drain(tape, Slow(), lambda data: sent.append(data), lambda: False)  # type: ignore[arg-type]
+    tape.put("a record")
+    thread = threading.Thread(target=lambda: drain._pass_on())
+    thread.start()
+    assert making.wait(5)
+    threading.Timer(0.2, go_on.set).start()
+    drain._rows.batch = lambda *_: Batch(rank=0, stream=1)  # type: ignore[method-assign]  # nothing more
+    drain.flush()
+    thread.join()
+    assert go_on.is_set()
+
+
+# ---- one rank alone
+
+_BASELINE = """
+import random, numpy
+history, table, plain, generator = [1], {"a": 1}, torch.zeros(3), torch.Generator().manual_seed(5)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(2, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+trainer = Trainer()
+"""
+_TRAINING_CELL = """
+new = 1
+model.train()
+for n in range(12):
+    trainer.model(torch.ones(2)).sum().backward(); trainer.optimizer.step()
+    value = float(step(torch.randn(8, 4, generator=generator)) * random.random() * numpy.random.rand())
+    scheduler.step()
+    history.append(value); table["a"] = value; table["b"] = n; plain.add_(value)
+    gathered = [None, None]
+    dist.all_gather_object(gathered, value)
+    dist.barrier()
+model.eval()
+"""
+_STATE = """
+import random, numpy
+def _plain(value):
+    if isinstance(value, torch.Tensor): return [str(value.dtype), value.tolist()]
+    if isinstance(value, dict): return [[key, _plain(one)] for key, one in value.items()]
+    if isinstance(value, list | tuple): return [_plain(one) for one in value]
+    return repr(value)
+def _state():
+    return {
+        "parameters": _plain(model.state_dict()), "gradients": [_plain(one.grad) for one in model.parameters()],
+        "of an object": [_plain(trainer.model.state_dict()), _plain(trainer.optimizer.state_dict())],
+        "modes": [one.training for one in model.modules()],
+        "optimizer": _plain(optimizer.state_dict()), "scheduler": _plain(scheduler.state_dict()),
+        "torch": _plain(torch.get_rng_state()), "python": random.getstate(), "numpy": _plain(numpy.random.get_state()),
+        "generator": _plain(generator.get_state()), "variables": _plain([history, table, plain, value, n, gathered]),
+        "names": sorted(name for name in globals() if not name.startswith("_")),
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(ranks) -> Any:
+    ranks.run(_BASELINE, quiet=True)
+    ranks.run(_TRAINING_CELL, quiet=True)
+    return ranks
+
+
+def test_a_baseline_leaves_everything_as_it_was(trained):
+    trained.run(_STATE, quiet=True)
+    trained.run("_before = _state()", quiet=True)
+    epoch = trained.epoch
+    trained.baseline(steps=14)
+    trained.run("_differs = [name for name, one in _state().items() if one != _before[name]]", quiet=True)
+    assert trained["_differs"] == {0: [], 1: []}
+    trained.run("x = torch.ones(1); dist.all_reduce(x); step(torch.randn(8, 4)); dist.barrier()", quiet=True)
+    assert [float(x) for x in trained["x"].values()] == [2.0, 2.0]
+    assert trained.epoch == epoch, "the ranks are in step, and nothing had to be formed anew"
+    alone = trained.recording.baseline
+    own = [step for step in trained.recording.steps() if step.cell == alone["own_cell"]]
+    assert len(own) == 7, "two optimizers step in each"
+    assert {step.rank for step in own} == {0}
+    assert min(step.duration_ns for step in own) <= alone["step_ns"] <= max(step.duration_ns for step in own)
+    assert alone["world_size"] == 1 and alone["samples_per_s"] == pytest.approx(8 / alone["step_ns"] * 1e9)
+
+
+def test_a_second_baseline_compares_with_the_training_too(trained):
+    trained.run("for n in range(4): step(torch.randn(8, 4))", quiet=True)
+    cell = trained.recording.steps(rank=0)[-1].cell
+    for _ in range(2):
+        trained.baseline(steps=4)
+        assert trained.recording.baseline["cell"] == cell
+        assert str(trained.report()).startswith(f"cell {cell}: ")
+
+
+def test_a_cell_that_fails_alone_says_so_and_leaves_nothing(trained):
+    trained.run("_left = iter([1, 0])", quiet=True)
+    trained.run("step(torch.randn(8, 4))\nif next(_left) == 0: raise ValueError('not twice')", quiet=True)
+    trained.run("_before = _plain(model.state_dict())", quiet=True)
+    with pytest.raises(RankError, match="ValueError: not twice"):
+        trained.baseline(steps=50)
+    trained.run("x, same = torch.ones(1), _plain(model.state_dict()) == _before; dist.all_reduce(x)", quiet=True)
+    assert float(trained["x"][0]) == 2.0, "operations are real again"
+    assert trained["same"] == {0: True, 1: True}
+
+
+# ---- the magics, in a real notebook
+
+_BAD_LINES = {
+    "%ddp_record": "ranks record off, meta or values, not ''",
+    "%ddp_record loud": "ranks record off, meta or values, not 'loud'",
+    "%ddp_report": "",
+    "%ddp_report --baseline": "no cell has taken an optimizer step on rank 0: run the one that trains first",
+    "%ddp_report now": "unrecognized arguments: now\nusage: %ddp_report [--baseline]",
+    "%ddp_trace": "the following arguments are required: FILE\nusage: %ddp_trace FILE",
+    "%ddp_trace one two": "unrecognized arguments: two\nusage: %ddp_trace FILE",
+    "%ddp_trace /nowhere/run.json": "there is no folder '/nowhere' to write run.json to; make it first",
+    "%ddp_trace run.json": "there is nothing to write: nothing was recorded; run a cell on the ranks, with %ddp_record "
+    "meta or values",
+    "%%on_all_ranks --watch 1x\npass": "--watch takes names of variables, and '1x' is none: --watch loss,acc",
+    "%%on_all_ranks --tensors some\npass": "argument --tensors: invalid choice: 'some'",
+    "%%on_all_ranks --gradient\npass": "argument --gradient: expected one argument",
+}
+_NOTEBOOK_CELL = f"""%%on_all_ranks --watch loss --tensors full
+{_TRAIN}
+for n in range(8):
+    loss = step(torch.randn(8, 4))
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(session):
+    session.stop()  # the tests of this module that need it have run
+    with closing(NotebookKernel()) as kernel:
+        kernel.run("%load_ext ddp_notebook")
+        assert kernel.run("%ddp_record meta").ename == "NoSessionError"
+        assert kernel.run("%ddp_start 2").status == "ok"
+        yield kernel
+
+
+@pytest.mark.parametrize("line", _BAD_LINES)
+def test_lines_that_cannot_be(notebook, line):
+    """Nothing was recorded so far."""
+    reply = notebook.run(line)
+    if expected := _BAD_LINES[line]:
+        assert reply.ename == "UsageError" and reply.evalue.startswith(expected), reply
+    else:
+        assert reply.status == "ok" and reply.stdout.startswith("Nothing was recorded: "), reply
+
+
+def test_record_report_and_trace(notebook, tmp_path):
+    for level, words in {
+        "off": "ranks record nothing; what waits where is known all the same\n",
+        "meta": "ranks record what they call and when, but no values of tensors\n",
+        "values": "ranks record what they call, when, and what is in the tensors\n",
+    }.items():
+        reply = notebook.run(f"%ddp_record {level}")
+        assert (reply.status, reply.stdout) == ("ok", words)
+        if level == "off":
+            notebook.run("%%on_all_ranks\ndist.barrier()")
+            assert notebook.run("%ddp_report").stdout.startswith("Nothing was recorded: ")
+    assert notebook.run(_NOTEBOOK_CELL).status == "ok"
+    report = notebook.run("%ddp_report")
+    assert "steps on 2 ranks" in report.stdout and "one rank alone" not in report.stdout, report
+    compared = notebook.run("%ddp_report --baseline")
+    assert "% of 2 times one rank alone" in compared.stdout, compared
+    assert compared.stdout.split(":")[0] == report.stdout.split(":")[0], "of the same cell"
+
+    path = tmp_path / "run.json"
+    assert notebook.run(f"%ddp_trace {path}").stdout.endswith(" MB. Open it at https://ui.perfetto.dev\n")
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"all_reduce", "loss"} <= names and "aten::mul" not in names
+
+    for shape in (3, 5):
+        profiled = notebook.run(f"%%on_all_ranks --profile\nx = torch.ones({shape}) * 2; dist.all_reduce(x)")
+        assert (profiled.status, profiled.stderr) == ("ok", "")
+    reply = notebook.run(f"%ddp_trace {path}")
+    assert reply.stdout.endswith(" MB, with torch's profile of 2 ranks. Open it at https://ui.perfetto.dev\n")
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["name"] == "aten::mul"} == {0, 1}, "on the process of its rank"
+    assert _is_inside(events, "gloo:all_reduce", "all_reduce"), "on the clock of the others"
+
+
+def _is_inside(events: list[dict[str, Any]], inner: str, outer: str) -> bool:
+    """Whether each slice of that name is within one of the other name, up to 2 ms."""
+    outers = [event for event in events if event["name"] == outer and event["ph"] == "X"]
+    inners = [event for event in events if event["name"] == inner and event["ph"] == "X"]
+    return bool(inners) and all(
+        any(
+            one["pid"] == event["pid"]
+            and one["ts"] - 2000 < event["ts"]
+            and event["ts"] + event["dur"] < one["ts"] + one["dur"] + 2000
+            for one in outers
+        )
+        for event in inners
+    )
+
+
+def test_what_a_notebook_watches_and_keeps(notebook):
+    code = """
+import ddp_notebook
+recording = ddp_notebook.current().recording
+call = recording.collectives(op="all_reduce", rank=0)[0]
+print(recording.metrics["loss"].of_rank(1)[0].tolist(), recording.tensor(0, call.call, 1)[0].shape == call.shapes[0])
+"""
+    assert notebook.run(code).stdout == "[1, 2, 3, 4, 5, 6, 7, 8] True\n"
