@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +13,12 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, UsageError
 from ddp_notebook.launch import warm
-from tests.conftest import VISIBLE_GPUS, marked_processes, wait_until
+from tests.conftest import marked_processes, wait_until
 
 # A rank takes some seconds until its first CUDA operation is done.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 _MIB = 1 << 20
-_COUNT = """
-import json, torch
-found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-print(json.dumps([torch.cuda.get_device_name(i) for i in range(found)]))
-"""
 _PLACE = """
 import os, threading
 found = {
@@ -56,30 +48,6 @@ moved = [not torch.equal(p, q) for p, q in zip(model.parameters(), before)]
 parameters = [p.detach() for p in model.parameters()]
 del model, optimizer, before
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def visible_gpus() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("CUDA_VISIBLE_DEVICES")
-        if VISIBLE_GPUS is not None:
-            patch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE_GPUS)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gpus(visible_gpus) -> list[str]:
-    """The names of the GPUs that torch can use, asked in a process of its own."""
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("no CUDA device: there is no nvidia-smi")
-    env = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's order, which is ours
-    asked = subprocess.run([sys.executable, "-c", _COUNT], env=env, capture_output=True, text=True, timeout=120)
-    if asked.returncode != 0:
-        pytest.skip(f"no CUDA device: torch failed to look for one: {asked.stderr[-500:]}")
-    names: list[str] = json.loads(asked.stdout.splitlines()[-1])
-    if not names:
-        pytest.skip("no CUDA device that torch can use")
-    return names
 
 
 def driver_says(query: str) -> list[str]:
