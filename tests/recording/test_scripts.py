@@ -1,0 +1,112 @@
+"""Recording without a notebook: under torchrun, with and without `-m ddp_notebook.record`, and how ranks end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddp_notebook
+from tests.recording.scripts import ENDINGS, environment, is_clean, run_endings
+
+_LOGGING = """
+import ddp_notebook
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def train():
+    loader = torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4, num_workers=WORKERS)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        ddp_notebook.log(loss=loss, rank=dist.get_rank())
+dist.init_process_group("gloo")
+train()
+x = torch.full((3,), float(dist.get_rank() + 1))
+dist.all_reduce(x)
+dist.destroy_process_group()
+"""
+
+
+def _torchrun(records: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    return subprocess.run(command, env=environment(records), capture_output=True, text=True, timeout=100)
+
+
+def _check(records: Path) -> None:
+    recording = ddp_notebook.load(records)
+    assert recording.world_size == 2 and recording.dropped == {}
+    for rank in (0, 1):
+        steps, values = recording.metrics["rank"].of_rank(rank)
+        assert (steps.tolist(), values.tolist()) == ([1, 2, 3], [float(rank)] * 3)
+        *_, last = recording.collectives(op="all_reduce", rank=rank)
+        assert last.input is not None and last.output is not None
+        assert (last.input.first.tolist(), last.output.first.tolist()) == ([rank + 1.0] * 3, [3.0] * 3)
+        assert last.site == "train.py:18 in <module>" and last.origin == "user"
+        assert [one.origin for one in recording.collectives(op="all_reduce", rank=rank)].count("ddp") == 3
+    assert [step.samples for step in recording.steps(rank=1)] == [4, 4, 4]
+    assert len(recording.resources) >= 2
+
+
+def test_torchrun(tmp_path):
+    """The worker of the loader is a fork, in which nothing is recorded."""
+    path, records = tmp_path / "train.py", tmp_path / "runs" / "a"
+    path.write_text(_LOGGING.replace("WORKERS", "1"))
+    ran = _torchrun(records, str(path))
+    assert ran.returncode == 0, ran.stderr
+    assert len(list(records.glob("rank*.ddp"))) == 2
+    _check(records)
+
+
+def test_torchrun_of_a_script_that_knows_nothing_of_it(tmp_path):
+    path, records = tmp_path / "train.py", tmp_path / "runs"
+    path.write_text(
+        "import sys, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\nprint(sys.argv)"
+    )
+    ran = _torchrun(records, "-m", "ddp_notebook.record", str(path), "--lr", "0.1")
+    assert (ran.returncode, ran.stdout) == (0, f"{[str(path), '--lr', '0.1']}\n" * 2), ran.stderr
+    assert [call.op for call in ddp_notebook.load(records).collectives()] == ["barrier", "barrier"]
+
+
+def test_without_a_script():
+    for arguments in ([], ["-m"]):
+        command = [sys.executable, "-m", "ddp_notebook.record", *arguments]
+        ran = subprocess.run(command, env=environment(None), capture_output=True, text=True, timeout=60)
+        usage = "usage: DDP_NOTEBOOK_RECORD=DIRECTORY python -m ddp_notebook.record [-m] SCRIPT [ARGUMENT ...]\n"
+        assert (ran.returncode, ran.stderr) == (1, usage)
+
+
+def test_without_the_variable_nothing_is_recorded(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import ddp_notebook, sys\nddp_notebook.log(x=1)\nprint('torch' in sys.modules)")
+    command = [sys.executable, "-m", "ddp_notebook.record", str(path)]
+    ran = subprocess.run(command, env=environment(None), capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False\n", "")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "ddp_notebook.record", "nothing.py"]
+    env = environment(tmp_path / "file" / "runs")
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1 and "NotADirectoryError" in ran.stderr and "runs" in ran.stderr
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("endings")
+    return directory, run_endings(directory, list(ENDINGS))
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_every_rank_ends(endings, how):
+    directory, ended = endings
+    assert is_clean(ended[how], ENDINGS[how]), ended[how]
+    recording = ddp_notebook.load(directory / how)
+    assert [len(recording.steps(rank=rank)) for rank in (0, 1)] == [2, 2], "and all is in the files"
