@@ -11,6 +11,7 @@ that the caller does not wait for is compared when its caller waits, for the sam
 
 from __future__ import annotations
 
+import time
 import zlib
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -58,9 +59,11 @@ class Guard:
             return
         if (twin := group.twin) is None:
             return
+        began_ns = time.monotonic_ns()
         check = self._begin(twin, call)
         if kernel.blocks(call.arguments[kernel.at_rest :]):
             self._finish(check, twin, call)
+            call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for those that come later
         else:
             call.check = lambda: self._finish(check, None, call)
 

@@ -16,13 +16,15 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
 USER = "user"
+_NOBODY = "nobody"  # frames that are neither the user's nor torch's: ours, and those of wrappers
+_FUNCTIONAL = "functional"
 REDUCER = "reducer"  # C++ below a backward, perhaps in a thread of autograd's
 _MAKERS = {
     "nn/parallel/": "ddp",
     "distributed/fsdp/": "fsdp",
     "distributed/_composable/": "fsdp",
     "distributed/tensor/": "dtensor",
-    "distributed/_functional_collectives.py": "functional",
+    "distributed/_functional_collectives.py": _FUNCTIONAL,
     "distributed/pipelining/": "pipeline",
     "distributed/optim/": "optimizer",
     "distributed/checkpoint/": "checkpoint",
@@ -36,14 +38,14 @@ _PARAM_GROUP = "_fsdp_param_group.py"  # of FSDP: knows the module that it works
 _WRAPPERS = frozenset(
     ("wrapper", "_wrapped_call_impl", "_call_impl", "inner", "decorate_context", "nonrecursive_disable_wrapper", "wait")
 )  # which no user has called
-_known: dict[str, str] = {}  # by file; "": one that says nothing
+_known: dict[str, str] = {}  # by file; "": one of torch's that says nothing
 
 
 class Site(NamedTuple):
     """Where an operation comes from: references, from which words are made later."""
 
     origin: str
-    api: str  # the function of torch's that the user's code has called
+    api: CodeType | None  # the function of torch's that the user's code has called
     code: CodeType | None  # of the user's frame
     instruction: int  # in it
     cell: tuple[CodeType, int] | None  # the cell's frame, if that is another one
@@ -63,7 +65,7 @@ def origin(depth: int = 1) -> str:
         maker = known.get(file)
         if maker is None:
             maker = known[file] = _maker(file)
-        if maker:
+        if maker and maker is not _NOBODY:
             return maker
         frame = frame.f_back
     return REDUCER
@@ -79,11 +81,12 @@ class Sites:
     def __init__(self, cells: dict[str, int]) -> None:
         self._cells = cells
 
-    def site(self, depth: int) -> tuple[str, str, CodeType | None, int, tuple[CodeType, int] | None, str]:
+    def site(self, depth: int) -> tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]:
         """The fields of a `Site`: where the call of the frame `depth` levels above comes from."""
         frame: FrameType | None = sys._getframe(depth)
         known, wrappers = _known, _WRAPPERS
-        origin = module = api = ""
+        origin = module = ""
+        api: CodeType | None = None
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
@@ -93,14 +96,13 @@ class Sites:
             if maker is USER:
                 cell = None if file in self._cells else self._cell_above(frame)
                 return origin or USER, api, code, frame.f_lasti, cell, module
-            if maker:
-                if not origin:
+            if maker and maker is not _NOBODY:
+                if not origin or (origin is _FUNCTIONAL and maker is not REDUCER):  # DTensor calls those
                     origin = maker
                 if maker == "fsdp" and not module and file.endswith(_PARAM_GROUP):
                     module = getattr(frame.f_locals.get("self"), "_module_fqn", None) or ""
-            name = code.co_name
-            if name not in wrappers:
-                api = name
+            if code.co_name not in wrappers and maker is not _NOBODY:
+                api = code
             frame = frame.f_back
         return origin or REDUCER, api, None, 0, None, module
 
@@ -116,8 +118,8 @@ class Sites:
 
 def _maker(file: str) -> str:
     if file.startswith(_OURS):
-        return ""
+        return _NOBODY
     if not file.startswith(_TORCH):
-        return "" if file.endswith(_TRANSPARENT) else USER
+        return _NOBODY if file.endswith(_TRANSPARENT) else USER
     inside = file[len(_TORCH) :]
     return next((maker for start, maker in _MAKERS.items() if inside.startswith(start)), "")

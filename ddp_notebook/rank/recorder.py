@@ -220,7 +220,7 @@ class Kernel:
     def blocks(self, rest: tuple[Any, ...]) -> bool:
         """Whether its caller waits for it."""
         at = self._at_async
-        return at is not None and at < len(rest) and not rest[at]
+        return not self.returns or (at is not None and at < len(rest) and not rest[at])
 
     def shapes_of(
         self, arguments: tuple[Any, ...]
@@ -336,16 +336,18 @@ class Recorder:
         self.prune_at = _PRUNE_AT
         self.twins: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()  # of the guard
         self.groups: dict[int, Group] = {}  # by id of the process group
-        self._library: Any = None
+        self._libraries: list[Any] = []
         self._waits: dict[type, Any] = {}
 
     def install(self) -> None:
         """Put the kernels before the operators."""
-        self._library = torch.library.Library("c10d", "IMPL")
+        library, functional = torch.library.Library("c10d", "IMPL"), torch.library.Library("_c10d_functional", "IMPL")
+        self._libraries = [library, functional]
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         for name in SPECS:
             if hasattr(torch.ops.c10d, name):
-                self._library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
+                library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
+        functional.impl("wait_tensor", self._around_wait_tensor(after), "BackendSelect", with_keyset=True)
         kinds: list[type] = [Work, *Work.__subclasses__()]
         for kind in kinds:  # of the fake backend, which has a `wait` of its own
             if "wait" in kind.__dict__:
@@ -354,7 +356,8 @@ class Recorder:
 
     def remove(self) -> None:
         """Take the kernels away."""
-        self._library._destroy()
+        for library in self._libraries:
+            library._destroy()
         for kind, wait in self._waits.items():
             kind.wait = wait  # type: ignore[attr-defined]
 
@@ -449,6 +452,44 @@ class Recorder:
             return done
 
         return recorded_wait
+
+    def _around_wait_tensor(self, after: Any) -> Callable[..., torch.Tensor]:
+        """Functional collectives, and with them DTensor, are waited for by their output, in C++."""
+        waiting, live, wait = self.waiting, self.live, torch.ops._c10d_functional.wait_tensor.default.redispatch
+
+        def wait_tensor(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
+            call = self._that_fills(tensor)
+            if call is None:
+                return wait(keys & after, tensor)
+            thread, failed, began_ns = threading.get_ident(), True, time.monotonic_ns()
+            waiting[thread] = call
+            call.is_waited_for = not call.end_ns
+            try:
+                out = wait(keys & after, tensor)
+                failed = False
+                return out
+            except BaseException as error:
+                self.failed = Failure(call, error, time.monotonic_ns())
+                raise
+            finally:
+                waiting.pop(thread, None)
+                live.pop(id(call), None)
+                self.by_work.pop(id(call.work), None)
+                if call.moment is not None and self.tape is not None:
+                    self.tape.ended(call, failed, time.monotonic_ns() - began_ns)
+
+        return wait_tensor
+
+    def _that_fills(self, tensor: torch.Tensor) -> Call | None:
+        """The operation under way that a tensor is the output of."""
+        at_data = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+        for call in reversed(list(self.live.values())) if at_data else ():
+            arguments, at_output = call.arguments, call.kernel.at_output
+            if arguments and at_output is not None:
+                for one in flat(arguments[at_output]):
+                    if one.layout is torch.strided and one.untyped_storage().data_ptr() == at_data:
+                        return call
+        return None
 
 
 def _is_registered(group: ProcessGroup) -> bool:

@@ -21,6 +21,7 @@ from ddp_notebook.rank.gpu_times import GpuClock
 from ddp_notebook.rank.metrics import Logged
 from ddp_notebook.rank.origin import REDUCER, Site
 from ddp_notebook.rank.recorder import Call, Group, nbytes
+from ddp_notebook.rank.tape import Moment
 from ddp_notebook.rank.training import Gradient, Hooked, Layout, Span
 from ddp_notebook.records import ORIGINS, REDUCE_OPS, TABLES
 
@@ -122,12 +123,14 @@ class Rows:
         assert moment is not None and call.shapes is not None
         site = Site(*call.site)
         dtype, inputs, outputs = call.shapes
-        api = _INSIDE.get(site.api, site.api)
+        api = _api(site.api)
         origin = self._origin(call, site)
         module, bucket = (site.module, -1) if call.bucket is None else call.bucket
         start_ns, end_ns = call.since_ns, call.end_ns or -1
         if call.marks is not None:
             start_ns, end_ns = self._gpu_clock.times_ns(call.marks)
+        elif site.origin == REDUCER:
+            end_ns = _end_ns(end_ns, moment)
         peer = group.session_rank(kernel.root_of(rest))
         is_async = api.startswith(("i", "batch_i")) if kernel.spec.kind != "collective" else not kernel.blocks(rest)
         return (
@@ -186,7 +189,7 @@ class Rows:
             moment.step,
             one.start_ns,
             one.start_ns,
-            one.end_ns,
+            _end_ns(one.end_ns, moment),
             0,
             1,
             True,
@@ -282,6 +285,21 @@ class Rows:
 
     def _thread(self, ident: int) -> int:
         return self._threads.setdefault(ident, len(self._threads))
+
+
+def _end_ns(end_ns: int, moment: Moment) -> int:
+    """When something ended that the backward waits for. It is told in a thread of gloo's, which may get the interpreter
+    only after the main thread has gone on."""
+    backward = moment.backward
+    return end_ns if backward is None or not 0 < backward.end_ns < end_ns else backward.end_ns
+
+
+def _api(code: CodeType | None) -> str:
+    """What users call it: of a constructor the class."""
+    if code is None:
+        return ""
+    name = code.co_qualname.rpartition(".")[0] if code.co_name == "__init__" else code.co_name
+    return _INSIDE.get(name, name)
 
 
 @functools.lru_cache(1000)

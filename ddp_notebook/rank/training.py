@@ -74,8 +74,9 @@ class Model:
         self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
         self.at = 0  # its next bucket
         self.left = 0  # bytes that it has yet to synchronise in this backward
-        named = [(label, p) for label, p in model.module.named_parameters() if p.requires_grad]
-        self._names = [label for label, _ in named]
+        ignored = set(model.parameters_to_ignore)
+        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
+        self._names = [name for name, _ in named]
         self._nbytes = [parameter.numel() * parameter.element_size() for _, parameter in named]
         self._is_rebuilt: bool | None = None
 
@@ -85,22 +86,41 @@ class Model:
         is_rebuilt = bool(model._has_rebuilt_buckets)
         if is_rebuilt == self._is_rebuilt and self.sizes:
             return None
+        facts = model._get_ddp_logging_data()  # 15 us
+        if is_rebuilt and not facts.get("rebuilt_bucket_sizes") and model.logger is not None:
+            model.logger.set_runtime_stats_and_log()  # else it tells of them one step later
+            facts = model._get_ddp_logging_data()
+        sizes = str(facts.get("rebuilt_bucket_sizes" if is_rebuilt else "bucket_sizes", ""))
+        self.sizes = [int(size) for size in sizes.split(",") if size.strip()]
+        if not self.sizes:
+            return None
         if is_rebuilt:
-            facts = model._get_ddp_logging_data()  # 15 us; tells of rebuilt buckets one step later
-            order, sizes = facts.get("rebuilt_per_bucket_param_indices"), facts.get("rebuilt_bucket_sizes")
-            if not order or not sizes:
-                self.sizes = []
-                return None
-            buckets = [[int(number) for number in one.split()] for one in str(order).split(",")]
-            self.sizes = [int(size) for size in str(sizes).split(",")]
+            order = str(facts.get("rebuilt_per_bucket_param_indices", ""))
+            buckets = [[int(number) for number in one.split()] for one in order.split(",")]
         else:
-            buckets, self.sizes = [list(range(len(self._names)))], [sum(self._nbytes)]  # all in one
+            buckets = self._first_buckets()
         self._is_rebuilt = is_rebuilt
         words = [
             {"nbytes": size, "parameters": [self._names[number] for number in numbers]}
             for size, numbers in zip(self.sizes, buckets, strict=False)
         ]
         return Layout(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
+
+    def _first_buckets(self) -> list[list[int]]:
+        """The parameters of each bucket, as torch has them before it knows in which order gradients become ready: from
+        the last to the first. No names where they are of several types, which do not share a bucket."""
+        buckets: list[list[int]] = []
+        end = len(self._nbytes)
+        for size in self.sizes:
+            begin, filled = end, 0
+            while begin and filled < size:
+                begin -= 1
+                filled += self._nbytes[begin]
+            if filled != size:
+                return [[] for _ in self.sizes]
+            buckets.append(list(range(begin, end)))
+            end = begin
+        return buckets
 
     def takes(self, size: int) -> bool:
         """Whether its next bucket has this size, as far as it is known."""
@@ -121,10 +141,11 @@ class Backward:
         prepared: models whose gradients it may synchronise, in the order of their forwards.
     """
 
-    __slots__ = ("_prepared", "number")
+    __slots__ = ("_prepared", "end_ns", "number")
 
     def __init__(self, number: int, prepared: list[Model]) -> None:
         self.number = number
+        self.end_ns = 0  # once it is over
         self._prepared = prepared
 
     def bucket_of(self, call: Call) -> tuple[str, int] | None:
@@ -282,6 +303,7 @@ class Training:
                         self._put_gradient(span, name, 3, parameter.grad)
                 return out
             finally:
+                backward.end_ns = time.monotonic_ns()
                 self._gradients.clear()
                 self.put(BACKWARD, "", began_ns, number=backward.number)
                 self._prepared[:] = [model for model in self._prepared if not model.at]

@@ -1,0 +1,36 @@
+"""A slow rank is named every time, and no rank is where all are equally fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddp_notebook import session as sessions
+from tests.recording.slow import PHASES
+
+pytestmark = pytest.mark.long
+TIMES = 20
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    """Four ranks."""
+    with sessions.start(4) as running:
+        running.run("from tests.recording.slow import train", quiet=True)
+        yield running
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_slow_rank_is_named(session, tally, phase):
+    for n in tally(TIMES, f"a rank that loses 50 ms in its {phase} is named, with that"):
+        session.run(f"train({phase!r} if rank == {n % 4} else '')", quiet=True)
+        found = session.recording.straggler()
+        assert found is not None and (found.rank, found.phase) == (n % 4, phase), found
+
+
+def test_nobody_is_named(session, tally):
+    for _ in tally(TIMES, "of equally fast ranks none is named"):
+        session.run("train('', steps=40)", quiet=True)
+        assert (found := session.recording.straggler()) is None, found

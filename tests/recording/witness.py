@@ -1,0 +1,108 @@
+"""What was recorded beside what torch's profiler and DDP's own timers say of the same run, see `on_rank.Witness`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.views import Collective
+from ddp_notebook.records import SPANS, Rows
+
+# The ranges in which gloo does an operation, for two ranks: it has no reduce_scatter, nor a monitored barrier.
+RANGES = {
+    "all_reduce": ["all_reduce"],
+    "all_reduce_coalesced": ["all_reduce"],
+    "broadcast": ["broadcast"],
+    "reduce": ["reduce"],
+    "gather": ["gather"],
+    "scatter": ["scatter"],
+    "all_gather": ["all_gather"],
+    "all_gather_single": ["all_gather"],
+    "all_gather_coalesced": ["all_gather"],
+    "all_gather_single_coalesced": ["all_gather"],
+    "reduce_scatter": ["all_reduce", "all_reduce"],
+    "reduce_scatter_single": ["all_reduce"],
+    "reduce_scatter_single_coalesced": ["all_reduce"],
+    "all_to_all": ["all_to_all"],
+    "all_to_all_single": ["all_to_all"],
+    "barrier": ["barrier"],
+    "monitored_barrier": ["send", "recv"],
+    "send": ["send"],
+    "recv": ["recv"],
+}
+_NEAR = 0.1  # of the span, or ...
+_NEAR_NS = 200_000
+_FEWEST = 8  # operations of one kind, that their median says something
+
+
+def cell_of_last(session: Any) -> int:
+    """The number of the session's last cell in which anything was recorded."""
+    return int(session.recording.rows("call")["cell"].max())
+
+
+def operations(recording: Recording, cell: int, rank: int) -> list[Collective]:
+    """What torch has done, in the order of its issue: without the rows of a user's comm hook as a whole."""
+    found = [one for one in recording.collectives(cell=cell, rank=rank) if not one.op.startswith("comm hook")]
+    return sorted(found, key=lambda one: one.issue_ns)
+
+
+def expect_agreement(look: Callable[[], list[str]]) -> None:
+    """A run in which nothing is too far off, of three: what else the machine does lets a thread wait for its core.
+
+    Args:
+        look: runs it, and says what is off.
+    """
+    for _ in range(3):
+        if not (off := look()):
+            return
+    raise AssertionError("\n".join(off))
+
+
+def operations_off(session: Any) -> list[str]:
+    """Whether those of the last cell ended when its profiler says, in the ranks' variable `ranges`. Its range begins
+    when a thread of gloo's takes the operation up, and ours when it is issued. There must be as many of each kind."""
+    cell, seen, off = cell_of_last(session), session.pull("ranges"), []
+    for rank in range(session.world_size):
+        ours: dict[str, list[Collective | None]] = defaultdict(list)
+        for one in operations(session.recording, cell, rank):
+            assert one.state == "done", one
+            kinds = ["recvAnySource"] if one.op == "recv" and one.peer is None else RANGES[one.op]
+            for kind in kinds:
+                ours[kind].append(one if len(kinds) == 1 else None)
+        theirs: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for kind, start_ns, end_ns in sorted(seen[rank], key=lambda one: one[1]):
+            if kind.startswith("gloo:"):
+                theirs[kind.removeprefix("gloo:")].append((start_ns, end_ns))
+        counts, counted = ({kind: len(some) for kind, some in all.items()} for all in (ours, theirs))
+        assert counts == counted, f"rank {rank}: {counts}, with the profiler {counted}"
+        for kind in ours:
+            pairs = [(one, range) for one, range in zip(ours[kind], theirs[kind], strict=True) if one is not None]
+            if len(pairs) < _FEWEST:
+                continue
+            mine = [(one.end_ns or 0) - one.issue_ns for one, _ in pairs]
+            off += spans_off(mine, [end_ns - one.issue_ns for one, (_, end_ns) in pairs], f"{kind} on rank {rank}")
+            early_ns = [one.issue_ns - start_ns for one, (start_ns, _) in pairs]
+            if np.median(early_ns) > _NEAR_NS:
+                off.append(f"{kind} on rank {rank} begins before it is issued: {early_ns}")
+    return off
+
+
+def spans_off(ours: Sequence[float], theirs: Sequence[float], what: str) -> list[str]:
+    """Says so where spans in nanoseconds, compared one by one, are not within 10 % or 0.2 ms: not even the best quarter
+    of them, as one that lost its core before it was looked at, here or there, does not count."""
+    pairs = np.array([ours, theirs], np.float64)  # (2, n)
+    allowed = np.maximum(_NEAR * np.abs(pairs[1]), _NEAR_NS)
+    if np.quantile(np.abs(pairs[0] - pairs[1]) / allowed, 0.25) <= 1:
+        return []
+    return [f"{what}, ours and theirs in ms: {(pairs.T / 1e6).round(2).tolist()}"]
+
+
+def spans(recording: Recording, cell: int, rank: int, kind: str) -> Rows:
+    """(n,) the rows of one kind of span, in their order."""
+    rows = recording.rows("span")
+    rows = rows[(rows["cell"] == cell) & (rows["rank"] == rank) & (rows["kind"] == SPANS.index(kind))]
+    return rows[np.argsort(rows["start_ns"])]
