@@ -549,8 +549,8 @@ class Session:
             if error.result is None or not error.result[0].error.startswith("EnoughStepsError"):
                 raise
         mine = self.recording.steps(rank=0)
-        own = max((step.cell for step in mine), default=trained)
-        if own == trained or own in self._alone:
+        own = max((step.cell for step in mine), default=0)
+        if own in (0, trained) or own in self._alone:
             raise UsageError("the cell took no optimizer step on rank 0 alone")
         self._alone.add(own)
         alone = [step for step in mine if step.cell == own]

@@ -172,8 +172,12 @@ def _keep_random_state(namespace: Mapping[str, Any]) -> list[Callable[[], None]]
     ]
     for value in namespace.values():
         if isinstance(value, torch.Generator):
-            put_back.append(functools.partial(torch.Generator.set_state, value, value.get_state()))  # type: ignore[arg-type]  # returns itself
+            put_back.append(functools.partial(_set_state, value, value.get_state()))
     if torch.cuda.is_initialized():
         cuda_state = torch.cuda.get_rng_state()
         put_back.append(lambda: torch.cuda.set_rng_state(cuda_state))
     return put_back
+
+
+def _set_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OFF, META, VALUES = range(3)
 LEVELS = ("off", "meta", "values")
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # of `records.STATES`
-_MOST = 50_000  # records that wait for the recorder's thread
+_MOST = 10_000  # records that wait for the recorder's thread: 160 MB at most, with all their copies
 
 
 class Moment:

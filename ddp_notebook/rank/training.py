@@ -394,7 +394,6 @@ class Training:
     def begin_cell(self) -> None:
         """What an interrupted cell has left half done is over."""
         self._began.clear()
-        self._prepared.clear()
         self._tape.bucket = None
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
