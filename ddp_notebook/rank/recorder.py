@@ -340,6 +340,10 @@ class Recorder:
                 return wait(work) if timeout is None else wait(work, timeout)
             thread = threading.get_ident()
             waiting[thread] = call
+            if timeout is None and call.kernel.spec.kind != "collective":
+                # gloo would take the timeout that its group was formed with, whatever it was set to since.
+                group = call.group.reference()
+                timeout = None if group is None else timeout_of(group)
             try:
                 done = wait(work) if timeout is None else wait(work, timeout)
                 if call.check is not None:
@@ -354,6 +358,12 @@ class Recorder:
             return done
 
         return recorded_wait
+
+
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """How long its operations may take."""
+    backend = group._get_backend(group._device_types[0])
+    return backend.options._timeout
 
 
 def _is_registered(group: ProcessGroup) -> bool:
