@@ -151,6 +151,7 @@ class Session:
                 self._check_host,
                 grace_s=self.options.grace_s,
                 hang_after_s=self.options.hang_after_s,
+                heals=self.options.heal,
             )
             self._exchange = Exchange(cluster, self._cells, self._questions, self._check, self._check_rank)
             self._healing = Healing(cluster, self._cells, self._questions)

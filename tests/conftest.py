@@ -90,7 +90,7 @@ def nothing_is_left() -> Iterator[None]:
         ranks = set() if session is None else set(session.pids())
         return {process for process in marked_processes() - before if process.pid not in ranks}
 
-    wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, f"processes are left: {[(p.pid, p.name()) for p in left()]}")
+    wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, f"processes are left: {left()}")
     wait_until(lambda: not (_directories() - directories), what="directories are left")
     wait_until(lambda: _sockets() <= sockets, what="sockets are left")
 

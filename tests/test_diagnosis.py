@@ -125,4 +125,4 @@ def test_rows_of_the_table():
     assert ALL_BUT_2[0].doing == "waiting in all_reduce #5 of group default (float32[4], 4.1 kB, cell line 7)"
     assert waits(0, "recv", 1, root=2).doing == "waiting in recv #1 from rank 2 (float32[4], 4.1 kB, cell line 7)"
     assert at(2).doing == "at dataset.py:88 in load, from cell line 3"
-    assert ended(0).doing == "has ended the cell"
+    assert ended(0).doing == "ended the cell"

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from ddp_notebook.errors import RankError
+from ddp_notebook.launch import cluster
 from ddp_notebook.run.mend import are_in_step
 from ddp_notebook.signals import RELEASE
 from tests.conftest import wait_until
@@ -35,6 +36,36 @@ def results(session, code: str) -> list[str | None]:
 
 
 # ---- what goes on
+
+
+def test_a_wait_may_last_longer_than_the_forming_of_a_group(make_session_alone, monkeypatch):
+    """A group forms with a short timeout, and so does the guard's; after that they wait as long as torch's do. Before
+    the first test that uses the module's session."""
+    monkeypatch.setattr(cluster, "_FORM_TIMEOUT_S", 2.0)
+    waits = ["dist.send(x, 0) if rank else dist.recv(x, 1)", "dist.all_reduce(x)", "dist.barrier()"]
+    session = make_session_alone(2)
+    for again in (False, True):
+        if again:
+            session.reform()
+        for wait in waits:
+            session.run(f"import time\nx = torch.ones(1)\nif rank: time.sleep(2.5)\n{wait}")
+    session.stop()
+
+
+def test_a_group_whose_operation_has_timed_out_forms_again(session):
+    """Also when the cell has caught that, and all is well as far as anybody can see."""
+    session.run("from datetime import timedelta; import time; short = dist.new_group(timeout=timedelta(seconds=1))")
+    for code in ("{}", "try:\n    {}\nexcept RuntimeError: pass"):
+        wait = code.format("time.sleep(2) if rank else dist.all_reduce(torch.ones(1), group=short)")
+        epoch = session.epoch
+        if "try" in code:
+            session.run(wait)
+        else:
+            with pytest.raises(RankError, match="imed out"):
+                session.run(wait)
+        assert session.epoch == epoch + 1
+        assert results(session, "x = torch.ones(1); dist.all_reduce(x, group=short); int(x)") == ["2", "2"]
+    session.run("dist.destroy_process_group(short); del short")
 
 
 def test_a_sub_group_in_a_variable(session):

@@ -105,9 +105,17 @@ def test_named_variables_only_and_afterwards(session):
         session.heal(7)
     with pytest.raises(DDPNotebookError, match="rank 0: there is no variable 'nothing'"):
         session.heal(0, ["nothing"])
-    assert session.heal(0, ["a"]) == ["1 variables of rank 0 copied to rank 2: a"]
+    assert session.heal(0, ["a"]) == ["1 variable of rank 0 copied to rank 2: a"]
     result = session.run("[name for name in ('a', 'b') if name in globals()]")
     assert result[2].result == "['a']" and result[0].result == "['a', 'b']"
+
+
+def test_a_name_that_is_not_there_is_said_before_anything_is_done(session):
+    kill(session, 1)
+    with pytest.raises(DDPNotebookError, match=r"^rank 0: there is no variable 'nosuch'$"):
+        session.heal(0, ["nosuch"])
+    assert "rank 1 died" in repr(session) or "1 died" in repr(session)
+    assert session.heal()[0].startswith("rank 1 was replaced")
 
 
 def test_a_sub_group_with_the_new_rank_says_how_to_make_it_again(session):
@@ -182,5 +190,6 @@ def test_healing_by_itself(make_session_alone, capsys):
     assert "rank 0 was replaced and begins without variables" in capsys.readouterr().err
     with pytest.raises(RankDiedError):
         session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "rank 1 died. The next cell begins with replacing it, and so does %ddp_heal" in capsys.readouterr().err
     assert session.run(SUM)[1].result == "2"
     assert len(session.pids()) == 2 and all(psutil.pid_exists(pid) for pid in session.pids())

@@ -38,6 +38,7 @@ from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.words import name_ranks
 
+_FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 _LAST_WORDS_BYTES = 16_000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
@@ -263,7 +264,7 @@ class Cluster:
                     store_port=store.port,
                     store_prefix=self.mark_token,
                     interface="lo0" if sys.platform == "darwin" else "lo",
-                    form_timeout_s=max(10.0, world_size / 2),
+                    form_timeout_s=max(_FORM_TIMEOUT_S, world_size / 2),
                     guard=self._guard,
                 ),
             )

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.events import Form
 from ddp_notebook.rank import sockets
 from ddp_notebook.rank.guard import make_twin
-from ddp_notebook.rank.recorder import Group, Recorder
+from ddp_notebook.rank.recorder import Group, Recorder, timeout_of
 
 _DEFAULT = "0"  # torch's name of the default group
 _Ports = frozenset[tuple[int, int]]
@@ -105,10 +105,21 @@ class Connections:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             made, store = make(*args, **kwargs)
             if self.makes_twins and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
-                self._recorder.twins[made] = make_twin(made, store, _timeout_of(made))  # its ranks are not known yet
+                self._recorder.twins[made] = make_twin(made, store, timeout_of(made))  # its ranks are not known yet
             return made, store
 
+        set_timeout = distributed_c10d._set_pg_timeout
+
+        @functools.wraps(set_timeout)
+        def set_timeouts(timeout: timedelta, group: Any = None) -> None:
+            set_timeout(timeout, group)
+            which = dist.group.WORLD if group is None else group
+            twin = None if which is None else self._recorder.twins.get(which)
+            if twin is not None:  # it waits wherever its group does
+                twin._set_default_timeout(timeout)
+
         distributed_c10d._new_process_group_helper = make_group
+        distributed_c10d._set_pg_timeout = set_timeouts
         for name in ("_get_backend", "_start_coalescing", "_end_coalescing"):
             setattr(ProcessGroup, name, self._at_successor(getattr(ProcessGroup, name)))
 
@@ -237,7 +248,7 @@ class Connections:
             backend, _ = world.pg_map[default]
             world.pg_map[default] = (backend, PrefixStore(f"{_DEFAULT}/", store))
             for each in (client, store):
-                each.set_timeout(_timeout_of(default))
+                each.set_timeout(timeout_of(default))
         self._recorder.reset_counts()
         return notes
 
@@ -265,7 +276,7 @@ class Connections:
         by_device = distributed_c10d.BackendConfig(config).device_backend_map
         if not set(by_device.values()) <= {"gloo", "nccl"}:
             return []  # "fake" has no connections
-        rank, size, timeout = old.rank(), old.size(), _timeout_of(old)
+        rank, size, timeout = old.rank(), old.size(), timeout_of(old)
         new = ProcessGroup(store, rank, size)
         backends: dict[str, Any] = {}
         for device, backend in by_device.items():
@@ -349,11 +360,6 @@ def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, na
     options.global_ranks_in_group = list(group.ranks)
     options.group_name = distributed_c10d.GroupName(name)
     return ProcessGroupNCCL(store, rank, size, options)
-
-
-def _timeout_of(group: ProcessGroup) -> timedelta:
-    backend = group._get_backend(group._device_types[0])
-    return backend.options._timeout
 
 
 def _retired(group: Group, absent: list[int]) -> str:

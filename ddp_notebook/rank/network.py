@@ -20,6 +20,8 @@ from ddp_notebook.rank.where import Where
 
 # How an operation fails whose peer is gone: gloo's and NCCL's words, and those of a store.
 _PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|NCCL.*abort")
+# After any of these gloo refuses all further operations of the group. It is formed anew, whoever has caught the error.
+_GROUP_IS_BROKEN = re.compile(r"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL")
 
 
 class Network:
@@ -37,6 +39,7 @@ class Network:
         self._guard = Guard()
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
+        self._is_broken = False  # an operation has failed for good, and a group with it
         try:
             self.recorder.install()
             self.connections.watch()
@@ -66,6 +69,7 @@ class Network:
             notes = self.connections.renew(place)
         self.recorder.guard = self._guard if place.guard else None
         self.release.renewed()
+        self._is_broken = False
         return notes
 
     def on_message(self, message: Peers | Lost) -> None:
@@ -93,7 +97,10 @@ class Network:
             self.recorder.prune()
             for call in self.recorder.live.values():
                 call.compact()
-        if failure is None and release.doing is None and not release.was_cut:
+        failed = self.recorder.failed
+        errors = [*_chain(failure), *([] if failed is None else [failed.error])]
+        self._is_broken |= any(isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(str(one)) for one in errors)
+        if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return {}
         was_freed = failure is not None and self._is_for_want_of_others(failure)
         doing = release.doing or self._failed_in(failure, unwaited if was_freed else [])
@@ -119,7 +126,7 @@ class Network:
         return {
             "counts": self.recorder.counts,
             "made": self.connections.groups_made,
-            "is_cut": self.release.was_cut,
+            "is_cut": self.release.was_cut or self._is_broken,
             "is_busy": bool(self.recorder.operations()),
             "has_models": self.connections.has_models,
             "has_communicated": self._progress.has_communicated,

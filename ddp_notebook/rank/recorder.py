@@ -433,6 +433,10 @@ class Recorder:
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
             waiting[thread] = call
+            if timeout is None and call.kernel.spec.kind != "collective":
+                # gloo would take the timeout that its group was formed with, whatever it was set to since.
+                group = call.group.reference()
+                timeout = None if group is None else timeout_of(group)
             call.is_waited_for = not call.end_ns
             failed, began_ns = True, monotonic_ns()
             try:
@@ -490,6 +494,12 @@ class Recorder:
                     if one.layout is torch.strided and one.untyped_storage().data_ptr() == at_data:
                         return call
         return None
+
+
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """How long its operations may take."""
+    backend = group._get_backend(group._device_types[0])
+    return backend.options._timeout
 
 
 def _is_registered(group: ProcessGroup) -> bool:

@@ -70,7 +70,13 @@ def _text(views: Views, seconds: float, why: str) -> str:
     rows = [
         f"  {list_ranks(ranks)}: {doing}" + (f", for {since}" if since else "") for ranks, doing, since in _rows(views)
     ]
-    return "\n".join([_title(seconds, why), *rows, "  The stop button ends the cell; every variable is kept."])
+    return "\n".join([_title(seconds, why), *rows, f"  {_what_to_do(views)}"])
+
+
+def _what_to_do(views: Views) -> str:
+    if any(view.state == "silent" for view in views.values()):
+        return "The stop button ends the cell on ranks that answer, which keep every variable."
+    return "The stop button ends the cell; every variable is kept."
 
 
 def _html(views: Views, seconds: float, why: str) -> str:
@@ -84,5 +90,5 @@ def _html(views: Views, seconds: float, why: str) -> str:
         '<div role="status" style="border-left:3px solid #d9822b;padding:4px 10px;margin:4px 0">'
         f"<div><b>{html.escape(_title(seconds, why))}</b></div>"
         f'<table style="border:none;margin:2px 0;font-size:inherit">{rows}</table>'
-        '<div style="opacity:.75">The stop button ends the cell; every variable is kept.</div></div>'
+        f'<div style="opacity:.75">{_what_to_do(views)}</div></div>'
     )

@@ -43,7 +43,7 @@ class Cells:
         world_size: how many they will be.
         questions: to ask them.
         check: raises when the ranks cannot take a cell.
-        grace_s, hang_after_s: see `StartOptions`.
+        grace_s, hang_after_s, heals: see `StartOptions`.
     """
 
     def __init__(
@@ -55,11 +55,12 @@ class Cells:
         *,
         grace_s: float | None,
         hang_after_s: float | None,
+        heals: bool,
     ) -> None:
         self.turn = threading.Lock()  # held by whoever has the ranks for himself
         self._cluster = cluster
         self._looks = Looks(cluster, questions)
-        self.mend = Mend(cluster, questions, self._on_replaced)
+        self.mend = Mend(cluster, questions, self._on_replaced, heals=heals)
         self._check = check
         self._grace_s = grace_s
         self._hang_after_s = hang_after_s

@@ -40,9 +40,9 @@ class RankView:
             case "silent":
                 return f"no answer: {self.place}" if self.place else "no answer"
             case "ended":
-                return "has ended the cell"
+                return "ended the cell"
             case "outside":
-                return "does not run this cell"
+                return "not in this cell"
             case "died":
                 return f"gone: {self.place}"
 

@@ -41,12 +41,13 @@ class Healing:
             gone = self._cluster.gone
             new = gone or self._cells.mend.replaced
             self._check_source(from_rank, names, new)
+            read = None if from_rank is None else self._read(from_rank, names)  # before anything is done
             with uninterrupted():  # half a rank would be nobody's
                 notes = self._cells.mend.heal() if gone else []
-            if from_rank is not None:
+            if from_rank is not None and read is not None:
                 notes = [note for note in notes if "begin" not in note]
                 notes += [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
-                notes += self._copy(from_rank, names, new)
+                notes += self._copy(from_rank, read, new)
             return notes or ["no rank has died"]
 
     def _check_source(self, from_rank: int | None, names: Sequence[str], new: Sequence[int]) -> None:
@@ -61,7 +62,7 @@ class Healing:
         if not new:
             raise UsageError("no rank has died or was replaced, so none needs the variables of another")
 
-    def _copy(self, from_rank: int, names: Sequence[str], to: Sequence[int]) -> list[str]:
+    def _read(self, from_rank: int, names: Sequence[str]) -> tuple[Pulled, bytes]:
         """All in one pickle: an optimizer goes on with the parameters of its model."""
         asked = self._questions.ask(from_rank, lambda n: Pull(request=n, name="", names=list(names)))
         answer: Pulled = self._questions.wait_for(from_rank, asked)
@@ -71,12 +72,16 @@ class Healing:
         if answer.transfer:
             with uninterrupted():
                 data = self._cluster.fetch(from_rank, answer.transfer, answer.nbytes, lambda: None)
+        return answer, bytes(data)
+
+    def _copy(self, from_rank: int, read: tuple[Pulled, bytes], to: Sequence[int]) -> list[str]:
+        answer, data = read
         answers: dict[int, Pushed] = {}
         for rank in to:
-            push = partial(Push, pickle=bytes(data))
+            push = partial(Push, pickle=data)
             if answer.transfer:
                 with uninterrupted():
-                    push = partial(Push, transfer=self._cluster.put(rank, bytes(data), lambda: None))
+                    push = partial(Push, transfer=self._cluster.put(rank, data, lambda: None))
             answers[rank] = self._questions.wait_for(
                 rank,
                 self._questions.ask(rank, lambda n, push=push: push(request=n)),  # type: ignore[misc]
@@ -87,6 +92,7 @@ class Healing:
         about = json.loads(answer.about)
         copied, left = about["names"], about["left"]
         shown = ", ".join(copied[:_MOST_NAMED]) + (", ..." if len(copied) > _MOST_NAMED else "")
-        lines = [f"{len(copied)} variables of rank {from_rank} copied to {list_ranks(list(to))}: {shown}"]
+        variables = "1 variable" if len(copied) == 1 else f"{len(copied)} variables"
+        lines = [f"{variables} of rank {from_rank} copied to {list_ranks(list(to))}: {shown}"]
         lines += [f"{name} was not copied: {why}" for name, why in left.items()]
         return lines

@@ -53,7 +53,7 @@ class Looks:
             elif rank not in run.result.by_rank:
                 views[rank] = RankView(rank=rank, state="outside")
             elif rank in answers and rank in run.pending:
-                views[rank] = RankView(rank=rank, state="running", place="the begin of the cell")
+                views[rank] = RankView(rank=rank, state="running", place="the start of the cell")
             else:
                 views[rank] = RankView(rank=rank, state="ended")
         return views

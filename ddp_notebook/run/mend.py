@@ -24,13 +24,17 @@ class Mend:
         cluster: the ranks.
         questions: to ask them.
         on_replaced: told of each rank that has a new process.
+        heals: whether ranks that have died are replaced by themselves.
     """
 
-    def __init__(self, cluster: Cluster, questions: Questions, on_replaced: Callable[[int], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, questions: Questions, on_replaced: Callable[[int], None], *, heals: bool
+    ) -> None:
         self.replaced: list[int] = []  # by the last healing
         self._cluster = cluster
         self._questions = questions
         self._on_replaced = on_replaced
+        self._heals = heals
         self._is_due = False  # the group has to be formed, once the ranks are idle and alive
 
     def after(self, result: CellResult, pending: list[int], killed: list[int]) -> list[str]:
@@ -42,7 +46,8 @@ class Mend:
             killed: ranks that were ended since they did not answer; they are replaced.
         """
         bad = [rank for rank, one in result.by_rank.items() if one.status not in ("ok", "running")]
-        if not bad and not pending:
+        is_broken = any(one.group.get("is_cut") for one in result.by_rank.values())  # the cell may have caught it
+        if not bad and not pending and not is_broken:
             return []
         if gone := self._cluster.gone:
             self._is_due = True
@@ -51,9 +56,12 @@ class Mend:
                     return self.heal()
                 except StartError as error:
                     return [f"{error}. %ddp_heal tries again"]
+            it = "it" if len(gone) == 1 else "them"
+            if self._heals:
+                return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
             return [
-                f"{list_ranks(gone)} died. %ddp_heal replaces {'it' if len(gone) == 1 else 'them'}; until then "
-                "cells run on the remaining ranks, which cannot communicate"
+                f"{list_ranks(gone)} died. %ddp_heal replaces {it}; until then cells run on the remaining ranks, which "
+                "cannot communicate"
             ]
         if pending:
             self._is_due = True

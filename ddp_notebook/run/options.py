@@ -47,7 +47,9 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
         return CellOptions()  # an argument parser takes 0.3 ms to make
     parser = LineParser(usage)
     if usage == ON_RANKS:
-        line = f"--ranks {line}" if line.strip() else ""
+        if not line.strip():
+            parser.error("on which ranks? Write them behind %%on_ranks")
+        line = f"--ranks {line}"
         parser.add_argument("--ranks", required=True)
     else:
         parser.add_argument("--ranks")

@@ -86,9 +86,9 @@ class RankResult:
             inside = ", ".join(filter(None, [self.operation.what, self.place.partition(", in ")[0]]))
             return f"waited in {self.operation}" + (f" ({inside})" if inside else "")
         if self.status == "interrupted":
-            return f"interrupted at {self.place or 'the begin of the cell'}"
+            return f"interrupted at {self.place or 'the start of the cell'}"
         if self.was_freed:
-            return f"stopped at {self.place or 'the begin of the cell'}"
+            return f"stopped at {self.place or 'the start of the cell'}"
         return f"{self.error}" + (f", at {self.place}" if self.place else "")
 
     def __repr__(self) -> str:

@@ -133,8 +133,7 @@ class Watch:
         if self._handled and not self._told and now - self._released_at > ONE_PRESS_S:
             self._tell_who_is_silent()
         if now > self._card_at:
-            self._on_no_progress()
-            self._card_at = time.monotonic() + _CARD_S
+            self._card_at = time.monotonic() + self._on_no_progress()
 
     def _take(self, item: Shown) -> None:
         if item.ask is not None:
@@ -209,17 +208,18 @@ class Watch:
         them = "it, whose variables are lost" if len(states) == 1 else "them, whose variables are lost"
         self._screen.note(f"not ended yet: {'; '.join(states)}. Wait, or press stop again to replace {them}")
 
-    def _on_no_progress(self) -> None:
-        """Show who waits for whom, if somebody does for long enough."""
+    def _on_no_progress(self) -> float:
+        """Show who waits for whom, if somebody does for long enough. Returns the seconds until the next look."""
         if self._screen is None or self._released_at != float("inf") or self._asked:
-            return
+            return _CARD_S
         views = self._controls.look(self._run)
         longest = max((view.since_s for view in views.values()), default=0.0)
         assert self._hang_after_s is not None
         if longest >= self._hang_after_s:
             self._screen.card.show(views, longest)
-        else:
-            self._screen.card.remove()
+            return _CARD_S
+        self._screen.card.remove()
+        return max(_REFRESH_S, min(_CARD_S, self._hang_after_s - longest))
 
     def _answer(self, rank: int, ask: Ask) -> None:
         """Have the user answer a rank's `input()`."""

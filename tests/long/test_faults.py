@@ -24,6 +24,7 @@ pytestmark = pytest.mark.long
 
 SEED = int(os.environ.get("DDP_NOTEBOOK_SOAK_SEED", "0")) or random.randrange(1, 10**6)
 MANY = 64
+_SOCKETS_OF_A_GROUP = 8  # of four ranks, with its private twin and its listeners
 # Each rank blocks in another operation; one of them waits for a message, so that no check of collectives is complete.
 BLOCKING = [
     "dist.all_reduce(torch.ones(1024))",
@@ -92,11 +93,11 @@ def _rss_mb(pid: int) -> float:
 
 
 def test_200_random_faults_in_one_session(start, tally):
-    """Every rank dies many times over, so its sockets are compared by rank."""
+    """Every rank dies many times over, and a new process has few sockets: of the ranks the most that any has counts."""
     ranks, chance = start(4), random.Random(SEED)
     row = [*PAIRS, *chance.choices(PAIRS, k=200)][-200:]
     chance.shuffle(row)
-    survived, sockets, rss_mb = 0, [0], 0.0
+    survived, rss_mb, sockets = 0, 0.0, []
     kernel = ranks.kernel
     try:
         for n in tally(200, "random faults in a row in one session of 4 ranks: it goes on"):
@@ -105,13 +106,16 @@ def test_200_random_faults_in_one_session(start, tally):
             survived += 1
             if survived == 10:
                 rss_mb = _rss_mb(kernel.pid)
-            if survived == 20:
-                sockets = _sockets_of(ranks)
+            if survived % 10 == 0:
+                sockets.append(_sockets_of(ranks))
         assert ranks.kernel is kernel
-        if survived > 20:
-            after, grown_mb = _sockets_of(ranks), _rss_mb(kernel.pid) - rss_mb
-            print(f"sockets of the notebook and of its ranks: {sockets}, then {after}; {grown_mb:+.1f} MB")
-            assert all(now <= before for now, before in zip(after, sockets, strict=True)), (sockets, after)
+        if survived == 200:
+            grown_mb = _rss_mb(kernel.pid) - rss_mb
+            of_notebook = [counts[0] for counts in sockets]
+            most = [max(counts[1:]) for counts in sockets]
+            print(f"sockets of the notebook: {of_notebook}, of a rank at most: {most}; {grown_mb:+.1f} MB")
+            assert of_notebook[-1] <= of_notebook[1]
+            assert max(most[10:]) <= max(most[:10]) + _SOCKETS_OF_A_GROUP
             assert grown_mb < 50
     finally:
         worst = max(ranks.ended_s, default=0.0)
