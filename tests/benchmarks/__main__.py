@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, collective, intake, output, results, scale, start
+from tests.benchmarks import cell, collective, intake, output, recording, results, scale, start
 
 
 def main() -> None:
@@ -26,6 +26,7 @@ def main() -> None:
             *output.measure(),
             *collective.measure(),
             *intake.measure(),
+            *recording.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")

@@ -144,10 +144,11 @@ def is_clean(ended: list[Ended], ending: Ending) -> bool:
 
 
 def main() -> None:
-    """The process that imports torch."""
-    import torch.nn.parallel  # noqa: F401
+    """The process that imports what ranks need, which takes most of their time."""
+    import torch._dynamo
+    import torch.distributed.fsdp  # noqa: F401
 
-    import ddp_notebook  # noqa: F401  # which would record at once where it is imported by a rank
+    import ddp_notebook.rank.recording  # noqa: F401
 
     directory, *names = sys.argv[1:]
     for name in names:

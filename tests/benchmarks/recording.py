@@ -1,0 +1,228 @@
+"""What recording costs a rank: `python -m tests.benchmarks.recording`, from the root of the repository.
+
+call       processor time that a collective of four floats takes longer, with the backend `fake`, whose operations are
+           over at once, so that what runs in other threads elsewhere runs in the calling one: synchronous ones, and
+           asynchronous ones that are waited for. Blocks with and without the recorder take turns in one process
+drain      processor time of the rank's own thread for each collective
+log        processor time of a `log()` of a float and of a tensor
+step       wall time of a step in DDP, with the recorder and without (its kernels taken away, nothing recorded): blocks
+           of 20 steps take turns on the same ranks
+readable   from a `log()` on a rank until the notebook can read it
+
+Of processor times the least of the blocks counts: what else the machine does only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import ddp_notebook
+from tests.benchmarks.results import Figure, moment, table
+
+WORLD_SIZES = (2, 4)
+BAR_META_US, BAR_VALUES_US, BAR_DRAIN_US, BAR_LOG_US = 15.0, 30.0, 10.0, 10.0
+BAR_STEP, BAR_READABLE_MS = 1.03, 100.0
+_CALL = """
+import json, os, time, torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from ddp_notebook.codec import encode
+from ddp_notebook.rank.metrics import Metrics
+from ddp_notebook.rank.recorder import Recorder
+from ddp_notebook.rank.rows import Rows
+from ddp_notebook.rank.tape import LEVELS, Tape
+from ddp_notebook.rank.where import Where
+
+class Training:
+    on_step = []
+
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+x, where, taken = torch.ones(4), Where(), {}
+where.enter(__file__, 1)
+rows = Rows(lambda: 0, where.of_calls)
+
+def keep(what, took_s, count):
+    taken.setdefault(what, []).append(took_s / count * 1e6)
+
+def sync(count):
+    for _ in range(count): dist.all_reduce(x)
+
+def later(count):
+    for _ in range(count): dist.all_reduce(x, async_op=True).wait()
+
+def of_calls(mode, tape):
+    for name, call in (("sync", sync), ("async", later)):
+        call(50)
+        if tape is not None: tape.take(10**6)
+        began = time.thread_time()
+        call(CALLS)
+        keep(f"{name} {mode}", time.thread_time() - began, CALLS)
+        if tape is not None and (records := tape.take(10**6)):
+            began = time.thread_time()
+            encode(rows.batch(records))
+            keep(f"drain {mode}", time.thread_time() - began, len(records))
+
+def of_logs(tape):
+    log = Metrics(tape, Training, where.cells).log
+    for name, loss in (("a float", 0.5), ("a tensor", torch.tensor(0.5, requires_grad=True) * 2)):
+        began = time.thread_time()
+        for _ in range(CALLS): log(loss=loss)
+        keep(f"log {name}", time.thread_time() - began, CALLS)
+        tape.take(10**6)
+
+for _ in range(BLOCKS):
+    for mode in ("bare", *LEVELS):
+        recorder, tape = Recorder(), None
+        if mode != "bare":
+            tape = recorder.tape = Tape(where.cells)
+            tape.level = LEVELS.index(mode)
+            recorder.install()
+        of_calls(mode, tape)
+        if mode == "values": of_logs(tape)
+        if mode != "bare": recorder.remove()
+print(json.dumps(taken), flush=True)
+os._exit(0)
+"""
+_MODELS = {
+    "an MLP of 6 buckets": "torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]), (32, 512)",
+    "a small transformer": """torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
+    ), (4, 32, 128)""",
+}
+_STEPS = """
+import gc, json, time
+from torch.nn.parallel import DistributedDataParallel
+from ddp_notebook.rank.engine import RankEngine
+_rank = RankEngine.instance()._rank
+_recorder, _tape = _rank._network.recorder, _rank._recording.tape
+_model, _shape = MODEL
+_model = DistributedDataParallel(_model, bucket_cap_mb=1.0)
+_optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
+_x, _taken, _level = torch.randn(_shape), [], _tape.level
+_is_on = True
+def _block(steps):
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(steps):
+        _optimizer.zero_grad()
+        _model(_x).square().mean().backward()
+        _optimizer.step()
+    return (time.perf_counter() - began) / steps * 1e3
+def _switch(is_on):
+    global _is_on
+    if is_on and not _is_on: _recorder.install()
+    if _is_on and not is_on: _recorder.remove()
+    _is_on = is_on
+    _tape.level = _level if is_on else 0
+_block(20)
+for _pair in range(PAIRS):
+    _ms = {}
+    for _on in (True, False) if _pair % 2 else (False, True):
+        _switch(_on)
+        _ms[_on] = _block(STEPS)
+    _taken.append((_ms[True], _ms[False]))
+_switch(True)
+if rank == 0: print(json.dumps(_taken))
+"""
+_LOGS = """
+import random, time
+random.seed(rank)
+for _ in range(COUNT):
+    time.sleep(random.uniform(0.005, 0.045))
+    log(sent=time.monotonic())
+"""
+
+
+def measure(blocks: int = 12, pairs: int = 30) -> list[Figure]:
+    """Run all of them."""
+    figures = _calls(blocks)
+    for world_size in WORLD_SIZES:
+        with ddp_notebook.start(world_size) as session:
+            figures += [_steps(session, model, pairs) for model in _MODELS]
+            if world_size == min(WORLD_SIZES):
+                figures.append(_readable(session))
+    return figures
+
+
+def _calls(blocks: int) -> list[Figure]:
+    code = f"BLOCKS, CALLS = {blocks}, 1000\n__file__ = 'benchmark.py'\n{_CALL}"
+    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # of a file that is a cell's
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
+    taken: dict[str, list[float]] = json.loads(ran.stdout)
+    figures = []
+    for kind, words in (("sync", "an `all_reduce`"), ("async", "an `all_reduce` that is waited for later")):
+        bare = min(taken[f"{kind} bare"])
+        for level, bar in (("off", BAR_META_US), ("meta", BAR_META_US), ("values", BAR_VALUES_US)):
+            added = [one - bare for one in taken[f"{kind} {level}"]]
+            what = f"`%ddp_record {level}`, processor time that it adds to {words} of {bare:.1f} us"
+            figures.append(_least(what, added, bar))
+    figures += [
+        _least(f"... with {level}, the rank's own thread for each of them", taken[f"drain {level}"], BAR_DRAIN_US)
+        for level in ("meta", "values")
+    ]
+    figures += [_least(f"`log()` of {what}", taken[f"log {what}"], BAR_LOG_US) for what in ("a float", "a tensor")]
+    return figures
+
+
+def _least(what: str, blocks: list[float], bar: float) -> Figure:
+    return Figure(what=what, value=min(blocks), unit="us", bar=bar, blocks=tuple(blocks))
+
+
+def _steps(session: Any, model: str, pairs: int) -> Figure:
+    code = f"MODEL, PAIRS, STEPS = ({_MODELS[model]}), {pairs}, 20\n{_STEPS}"
+    result = session.run(code, quiet=True, timeout=600)
+    taken: list[tuple[float, float]] = json.loads(result[0].stdout)
+    off_ms = median(off for _, off in taken)
+    ratio = median(on / off for on, off in taken)
+    return Figure(
+        what=f"a step of {model} on {session.world_size} ranks, recorded; median of {len(taken)} ratios, each of two "
+        "blocks of 20 steps",
+        value=ratio * off_ms,
+        unit="ms",
+        bar=BAR_STEP,
+        baseline=off_ms,
+        against="not recorded",
+    )
+
+
+def _readable(session: Any, count: int = 300) -> Figure:
+    """The clock of ranks on this machine is the notebook's."""
+    recording = session.recording
+    _, index, _ = recording.follow("metric", 0)
+    running = session.run(f"COUNT = {count}\n{_LOGS}", quiet=True, wait=False)
+    took_ms: list[float] = []
+    until = time.monotonic() + 60
+    while len(took_ms) < count * session.world_size and time.monotonic() < until:
+        rows, index, _ = recording.follow("metric", index)
+        now = time.monotonic()
+        took_ms += [(now - sent) * 1000 for sent in rows["value"].tolist()]
+        time.sleep(0.001)
+    running.result()
+    return Figure(
+        what=f"a `log()` until the notebook can read it, p99 of {len(took_ms)}",
+        value=quantiles(took_ms, n=100)[-1],
+        unit="ms",
+        bar=BAR_READABLE_MS,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.recording")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--calls-only", action="store_true", help="no sessions")
+    given = parser.parse_args()
+    figures = _calls(given.blocks) if given.calls_only else measure(given.blocks, given.pairs)
+    print("", moment(), "", *table(figures), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
