@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.rank.drain import Drain
 from ddp_notebook.rank.metrics import Metrics
 from ddp_notebook.rank.profile import Profile
 from ddp_notebook.rank.recorder import Recorder
 from ddp_notebook.rank.rows import Rows
-from ddp_notebook.rank.solo import Solo
 from ddp_notebook.rank.tape import LEVELS, Tape
 from ddp_notebook.rank.training import CELL, Training
 from ddp_notebook.rank.where import Where
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.solo import Solo
 
 
 class Recording:
@@ -62,6 +64,8 @@ class Recording:
         self.metrics.watched = tuple(options.get("watch", ()))
         self.training.gradient = options.get("gradient", "")
         if "solo" in options:
+            from ddp_notebook.rank.solo import Solo  # imports torch.distributed.optim: 0.4 s
+
             solo = self._solo = Solo(namespace, *options["solo"])
             self._recorder.instead = solo.run
             self.training.on_step.append(solo.on_step)
