@@ -8,19 +8,22 @@ recorder's thread reads it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ddp_notebook.records import FIRST_BYTES, SAMPLE
+from ddp_notebook.records import FIRST_BYTES, SAMPLE, VALUE, Rows
 
 _STRIDED = torch.strided
 _FIRST = FIRST_BYTES  # elements that are in every sample: as many as may be shown
 _MOST_TENSORS = 8  # of a list that are looked at
+_PLAIN = frozenset(  # types of real numbers that NumPy has too
+    getattr(torch, name)
+    for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+)
 _UNSIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 Array = npt.NDArray[np.generic]
 
@@ -31,23 +34,10 @@ class Copy(NamedTuple):
     numel: int  # of all of them
     parts: list[torch.Tensor]  # on the CPU, or on their way there
     event: Any  # of the GPU, when they have arrived; None: they are there
-    dtype: torch.dtype
 
-
-class Facts(NamedTuple):
-    """What a copy says."""
-
-    looked_at: int
-    low: float
-    high: float
-    mean: float
-    nans: int
-    infs: int
-    first: bytes
-    first_count: int
-
-
-NO_FACTS = Facts(0, math.nan, math.nan, math.nan, 0, 0, b"", 0)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
 
 
 # ---- the calling thread
@@ -60,7 +50,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
         numel = tensor.numel()
         if numel <= SAMPLE and tensor.is_cpu and tensor.layout is _STRIDED:
             part = tensor.detach().clone() if tensor.requires_grad else tensor.clone()
-            return Copy(numel, [part], None, part.dtype)
+            return Copy(numel, [part], None)
     elif not tensors:
         return None
     numel, parts, event = 0, [], None
@@ -71,7 +61,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
             if part.is_cuda:
                 part, event = _on_its_way(part)
             parts.append(part)
-    return Copy(numel, parts, event, parts[0].dtype)
+    return Copy(numel, parts, event)
 
 
 def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[Copy]:
@@ -80,7 +70,7 @@ def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[Copy]:
     for one in tensors:
         if one.layout is _STRIDED and one.numel() * one.element_size() <= most_bytes:
             part, event = _on_its_way(one.detach()) if one.is_cuda else (one.detach().clone(), None)
-            copies.append(Copy(one.numel(), [part], event, one.dtype))
+            copies.append(Copy(one.numel(), [part], event))
     return copies
 
 
@@ -118,6 +108,8 @@ def has_arrived(copy: Copy) -> bool:
 
 def array_of(tensor: torch.Tensor) -> Array:
     """The elements as NumPy has them, flat; of a type that NumPy lacks, its bits as unsigned numbers."""
+    if tensor.dtype in _PLAIN and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor.numpy().ravel()
     flat = tensor.reshape(-1).resolve_conj().resolve_neg()
     try:
         return flat.numpy()
@@ -125,62 +117,67 @@ def array_of(tensor: torch.Tensor) -> Array:
         return flat.view(_UNSIGNED[flat.element_size()]).numpy().view(f"u{flat.element_size()}")
 
 
-def numbers_of(tensor: torch.Tensor) -> Array:
-    """The elements as numbers that can be compared; of complex ones the modulus."""
+def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
+    """The elements as numbers that can be compared; of complex ones the modulus.
+
+    Args:
+        array: what `array_of` says of them.
+    """
+    if tensor.dtype in _PLAIN:
+        return array
     flat = tensor.reshape(-1)
-    if flat.is_complex():
-        flat = flat.abs()
-    elif flat.dtype in (torch.bfloat16,) or "float8" in str(flat.dtype):
-        flat = flat.float()
-    return flat.numpy()
+    return (flat.abs() if flat.is_complex() else flat).float().numpy()
 
 
-def facts_of(copies: Iterable[Copy]) -> list[Facts]:
-    """What many copies say, worked out together: 3 us for each instead of 11.
+def rows_of(copies: Sequence[Copy]) -> Rows:
+    """What many copies say, worked out together: a row of `records.VALUE` for each, with all but whose it is.
 
     Args:
         copies: all of which have arrived.
     """
-    copies = list(copies)
-    arrays = [[numbers_of(part) for part in one.parts] for one in copies]
-    sizes = np.array([sum(len(array) for array in of_one) for of_one in arrays], np.int64)
-    firsts = [_first(one) for one in copies]
-    facts = [NO_FACTS] * len(copies)
-    full = np.flatnonzero(sizes)
+    rows = np.zeros(len(copies), VALUE)
+    firsts, numbers, sizes = [], [], []
+    for copy in copies:
+        arrays = [array_of(part) for part in copy.parts]
+        firsts.append(_first(arrays))
+        mine = [_numbers_of(part, array) for part, array in zip(copy.parts, arrays, strict=True)]
+        numbers += mine
+        sizes.append(sum(map(len, mine)))
+    rows["numel"] = [copy.numel for copy in copies]
+    rows["looked_at"] = looked_at = np.array(sizes, np.int64)
+    rows["first_count"] = [count for _, count in firsts]
+    rows["first"] = np.frombuffer(b"".join(data for data, _ in firsts), rows["first"].dtype)
+    for name in ("low", "high", "mean"):
+        rows[name] = np.nan
+    full = np.flatnonzero(looked_at)
     if not len(full):
-        return facts
-    flat = np.concatenate([array for of_one in arrays for array in of_one], dtype=np.float64, casting="unsafe")
-    starts = np.concatenate(([0], np.cumsum(sizes[full])[:-1]))
-    nan, inf = np.isnan(flat), np.isinf(flat)
-    any_nan = bool(nan.any())
+        return rows
+    flat = np.concatenate(numbers, dtype=np.float64, casting="unsafe")
+    starts = np.concatenate(([0], np.cumsum(looked_at[full])[:-1]))
+    nan = np.isnan(flat)
     nans = np.add.reduceat(nan, starts, dtype=np.int64)
-    infs = np.add.reduceat(inf, starts, dtype=np.int64)
+    rows["nans"][full] = nans
+    rows["infs"][full] = np.add.reduceat(np.isinf(flat), starts, dtype=np.int64)
+    any_nan = bool(nan.any())
     lows = np.minimum.reduceat(np.where(nan, np.inf, flat) if any_nan else flat, starts)
     highs = np.maximum.reduceat(np.where(nan, -np.inf, flat) if any_nan else flat, starts)
     with np.errstate(invalid="ignore"):  # inf - inf
         sums = np.add.reduceat(np.where(nan, 0.0, flat) if any_nan else flat, starts)
-    for at, n in enumerate(full):
-        size, count = int(sizes[n]), int(nans[at])
-        facts[n] = Facts(
-            size,
-            float(lows[at]) if count < size else math.nan,
-            float(highs[at]) if count < size else math.nan,
-            float(sums[at]) / (size - count) if count < size else math.nan,
-            count,
-            int(infs[at]),
-            *firsts[n],
-        )
-    return facts
+    counts = looked_at[full] - nans
+    some = counts > 0
+    rows["low"][full[some]], rows["high"][full[some]] = lows[some], highs[some]
+    rows["mean"][full[some]] = sums[some] / counts[some]
+    return rows
 
 
-def _first(one: Copy) -> tuple[bytes, int]:
-    """The first elements, in the bytes of their type, and how many."""
-    itemsize = one.dtype.itemsize
+def _first(arrays: Sequence[Array]) -> tuple[bytes, int]:
+    """The first elements, in the bytes of their type and filled up to `FIRST_BYTES`, and how many."""
+    itemsize = arrays[0].itemsize
     most = FIRST_BYTES // itemsize
-    data = b""
-    for part in one.parts:
-        data += array_of(part)[:most].tobytes()
+    data = arrays[0][:most].tobytes()
+    for array in arrays[1:]:
         if len(data) >= most * itemsize:
             break
+        data += array[:most].tobytes()
     data = data[: most * itemsize]
-    return data, len(data) // itemsize
+    return data.ljust(FIRST_BYTES, b"\0"), len(data) // itemsize

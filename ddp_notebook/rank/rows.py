@@ -24,6 +24,7 @@ from ddp_notebook.rank.recorder import Call, Group, nbytes
 from ddp_notebook.rank.tape import Moment
 from ddp_notebook.rank.training import Gradient, Hooked, Layout, Span
 from ddp_notebook.records import ORIGINS, REDUCE_OPS, TABLES
+from ddp_notebook.records import Rows as TableRows
 
 _ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
 _REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}
@@ -62,8 +63,8 @@ class Rows:
     def batch(self, records: Sequence[Any], dropped: int = 0, resources: Sequence[tuple[Any, ...]] = ()) -> Batch:
         """The batch of these records, and of earlier ones that have arrived since."""
         rank = self.rank
-        rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
-        values: list[tuple[tuple[Any, ...], previews.Copy]] = []  # the begin of a row, and what it is of
+        rows: dict[str, Any] = {name: [] for name in TABLES}
+        values: list[tuple[tuple[int, int, int, int], previews.Copy]] = []  # the begin of a row, and what it is of
         tensors: list[Tensor] = []
         records, self._late = [*self._late, *records], []
         for record in records:
@@ -104,7 +105,7 @@ class Rows:
         if waiting:  # a moment later than the operation; the copies were queued before it
             for one in waiting:
                 one[1].event.synchronize()
-        rows["value"] = self._values(values)
+        rows["value"] = self._values(values) if values else []
         rows["resource"] = list(resources)
         new, self._new = self._new, {}
         return Batch(
@@ -112,7 +113,7 @@ class Rows:
             stream=os.getpid(),
             dropped=dropped,
             texts=new,
-            tables={name: np.array(some, TABLES[name]) for name, some in rows.items() if some},
+            tables={name: np.array(some, TABLES[name]) for name, some in rows.items() if len(some)},
             tensors=tuple(tensors),
         )
 
@@ -219,25 +220,13 @@ class Rows:
             self._thread(span.thread),
         )
 
-    def _values(self, values: Sequence[tuple[tuple[Any, ...], previews.Copy]]) -> list[tuple[Any, ...]]:
-        facts = previews.facts_of([copy for _, copy in values])
-        return [
-            (
-                *begin[:3],
-                self._text(_dtype(copy.dtype)),
-                begin[3],
-                copy.numel,
-                one.looked_at,
-                one.low,
-                one.high,
-                one.mean,
-                one.nans,
-                one.infs,
-                one.first_count,
-                one.first,
-            )
-            for (begin, copy), one in zip(values, facts, strict=True)
-        ]
+    def _values(self, values: Sequence[tuple[tuple[int, int, int, int], previews.Copy]]) -> TableRows:
+        rows = previews.rows_of([copy for _, copy in values])
+        whose = np.array([begin for begin, _ in values], np.int64).reshape(-1, 4)
+        for column, name in enumerate(("rank", "call", "side", "name")):
+            rows[name] = whose[:, column]
+        rows["dtype"] = [self._text(_dtype(copy.dtype)) for _, copy in values]
+        return rows
 
     # ---- texts
 

@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,7 +132,7 @@ class Tape:
         call.tells_its_end = True
         if call.marks is not None:
             future.then(call.marks.end)  # on a stream that waits for the operation
-        future.add_done_callback(lambda done: self._on_future(call, done))
+        future.add_done_callback(partial(self._on_future, call))
 
     def _on_future(self, call: Call, future: Any) -> None:
         """In a thread of gloo's, before anybody who waits goes on. With NCCL at once, while the device works on."""
