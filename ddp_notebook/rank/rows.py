@@ -44,7 +44,7 @@ class Rows:
         self._describe = describe
         self._texts: dict[str, int] = {"": 0}
         self._new: dict[int, str] = {}
-        self._sites: dict[tuple[Any, Any, int], str] = {}
+        self._sites: dict[tuple[int, ...], tuple[str, Site]] = {}
         self._shapes: dict[tuple[torch.Size, ...], int] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._threads = {threading.main_thread().ident: 0}
@@ -255,22 +255,24 @@ class Rows:
         return number
 
     def _site(self, site: Site, title: int) -> str:
-        if site.code is None:
+        code, cell = site.code, site.cell
+        if code is None:
             return ""
-        key = (site.code, site.instruction, title)
-        words = self._sites.get(key)
-        if words is None:
+        # A code object's own hash takes 2 us.
+        key = (id(code), site.instruction, title, *((id(cell[0]), cell[1]) if cell else ()))
+        found = self._sites.get(key)
+        if found is None:
             if len(self._sites) > 10_000:
                 self._sites.clear()
             calls = [
-                (code.co_filename, _line(code, instruction), code.co_name)
-                for code, instruction in filter(None, ((site.code, site.instruction), site.cell))
+                (of.co_filename, _line(of, instruction), of.co_name)
+                for of, instruction in filter(None, ((code, site.instruction), cell))
             ]
             words = self._describe(calls, title)
-            if not words and calls:  # a script's
+            if not words:  # a script's
                 words = f"{os.path.basename(calls[0][0])}:{calls[0][1]} in {calls[0][2]}"
-            self._sites[key] = words
-        return words
+            found = self._sites[key] = (words, site)  # which keeps the objects of these ids
+        return found[0]
 
     def _thread(self, ident: int) -> int:
         return self._threads.setdefault(ident, len(self._threads))

@@ -31,7 +31,7 @@ def test_every_form_of_a_call(session, in_thread):
             assert [forms.row_of(one) for one in mine] == form.of(rank), f"rank {rank}: {form.line}"
             for one in mine:
                 assert one.state == "done" and one.end_ns is not None and one.end_ns > one.issue_ns, one
-                assert 0 <= one.blocked_ns <= one.end_ns - one.issue_ns + 5_000_000, one
+                assert one.blocked_ns > 0, one
                 assert one.ranks == ((rank,) if one.group.startswith("only") else (0, 1)), one
         assert len(found) == sum(len(form.of(rank)) for form in forms.FORMS), "all of them have their line"
         rows = recording.collectives(cell=cell, rank=rank).rows
@@ -79,9 +79,9 @@ def test_how_long_a_caller_was_blocked(session):
     recording, cell = session.recording, cell_of_last(session)
     for at, (line, op) in enumerate(WAITS.items()):
         place = f"cell line {4 + 2 * at}"
-        ms = [
-            sum(one.blocked_ns / 1e6 for one in operations(recording, cell, rank) if one.site.startswith(place))
-            for rank in range(2)
-        ]
-        assert op in {one.op for one in operations(recording, cell, 0) if one.site.startswith(place)}, line
-        assert 50 < ms[0] < 100 and ms[1] < 30, f"{line}: blocked for {ms} ms"
+        mine = [[one for one in operations(recording, cell, rank) if one.site.startswith(place)] for rank in range(2)]
+        assert op in {one.op for one in mine[0]}, line
+        blocked, late = [sum(one.blocked_ns for one in some) / 1e6 for some in mine]
+        lasted = sum((one.end_ns or 0) - one.issue_ns for one in mine[0]) / 1e6
+        assert blocked > 50 and blocked > lasted - 10, f"{line}: {blocked} ms of {lasted}"
+        assert late < blocked - 20, f"{line}: {late} ms on the rank that is late"

@@ -10,10 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 
 from ddp_notebook.codec import Batch
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.rank.drain import Drain
+from ddp_notebook.rank.recorder import Recorder
 from ddp_notebook.rank.tape import Tape
 from ddp_notebook.run.options import what_to_record
 from tests.conftest import wait_until
@@ -227,7 +230,8 @@ def test_resources_once_a_second(ranks):
 def test_the_processor_time_is_that_of_the_rank(ranks):
     ranks.run("import time\nuntil = time.monotonic() + 2.3 * rank\nwhile time.monotonic() < until: pass", quiet=True)
     rows = ranks.recording.resources[-6:]
-    assert rows[rows["rank"] == 1]["cpu_percent"].max() > 50 > rows[rows["rank"] == 0]["cpu_percent"][-2:].min()
+    busy, idle = (rows[rows["rank"] == rank]["cpu_percent"] for rank in (1, 0))
+    assert busy.max() > 10 + 3 * idle[-2:].min(), "also where the machine has other things to do"
 
 
 # ---- how much is recorded
@@ -299,8 +303,42 @@ def test_a_flush_waits_for_a_batch_in_the_making():
     threading.Timer(0.2, go_on.set).start()
     drain._rows.batch = lambda *_: Batch(rank=0, stream=1)  # type: ignore[method-assign]  # nothing more
     drain.flush()
+    is_through = go_on.is_set()
     thread.join()
-    assert go_on.is_set()
+    assert is_through
+
+
+def test_the_line_that_a_function_of_a_module_was_called_from(ranks, tmp_path):
+    (tmp_path / "helper.py").write_text("import torch.distributed as dist\ndef add(x):\n    dist.all_reduce(x)\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import helper\nx = torch.ones(1)"
+    code += 2 * "\nhelper.add(x)"
+    ranks.run(code, quiet=True)
+    sites = [call.site for call in ranks.recording.collectives(op="all_reduce", rank=0)[-2:]]
+    assert sites == [f"helper.py:3 in add, from cell line {line}" for line in (3, 4)]
+
+
+def test_a_call_on_the_tape_does_not_keep_its_tensors():
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    recorder = Recorder()
+    recorder.install()
+    recorder.tape = Tape({})
+    try:
+        for is_async in (False, True):
+            x = torch.ones(1 << 20)
+            storage = x.untyped_storage()
+            if is_async:
+                work = dist.all_reduce(x, async_op=True)
+                assert work is not None
+                work.wait()
+                del work
+            else:
+                dist.all_reduce(x)
+            del x
+            wait_until(lambda one=storage: torch._C._storage_Use_Count(one._cdata) <= 1, what="the tensor is let go")
+        assert len(recorder.tape) == 2
+    finally:
+        recorder.remove()
+        dist.destroy_process_group()
 
 
 # ---- one rank alone
