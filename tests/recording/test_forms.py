@@ -31,7 +31,7 @@ def test_every_form_of_a_call(session, in_thread):
             assert [forms.row_of(one) for one in mine] == form.of(rank), f"rank {rank}: {form.line}"
             for one in mine:
                 assert one.state == "done" and one.end_ns is not None and one.end_ns > one.issue_ns, one
-                assert one.blocked_ns > 0, one
+                assert one.blocked_ns > 0 or one.origin == "functional", one  # which may be over when it is used
                 assert one.ranks == ((rank,) if one.group.startswith("only") else (0, 1)), one
         assert len(found) == sum(len(form.of(rank)) for form in forms.FORMS), "all of them have their line"
         rows = recording.collectives(cell=cell, rank=rank).rows
