@@ -45,7 +45,7 @@ class Store:
         self.tensors: OrderedDict[Key, tuple[Tensor, ...]] = OrderedDict()
         self._tensor_bytes = 0
         self._tensor_lock = threading.Lock()
-        self._processes: dict[int, _Process] = {}  # by rank
+        self._processes: dict[tuple[int, int], _Process] = {}  # by rank and stream
 
     def feed(self, batch: Batch) -> None:
         """Take in a batch. Its rows are copied."""
@@ -65,11 +65,11 @@ class Store:
 
     def learn(self, batch: Batch) -> _Process:
         """Take in all of a batch but its rows: what is left of one that had to be dropped."""
-        process = self._processes.get(batch.rank)
+        process = self._processes.get((batch.rank, batch.stream))
         if process is None:
-            process = self._processes[batch.rank] = _Process(batch.stream, self.texts, 0)
-        elif process.stream != batch.stream:
-            process = self._processes[batch.rank] = _Process(batch.stream, self.texts, process.next_base())
+            before = [one for (rank, _), one in self._processes.items() if rank == batch.rank]
+            base = max((one.next_base() for one in before), default=0)
+            process = self._processes[batch.rank, batch.stream] = _Process(self.texts, base)
         process.translate.learn(batch.texts)
         if batch.dropped:
             self.dropped[batch.rank] += batch.dropped
@@ -127,8 +127,7 @@ class Store:
 class _Process:
     """One process of a rank, which counts texts, calls and spans from 1."""
 
-    def __init__(self, stream: int, texts: Texts, base: int) -> None:
-        self.stream = stream
+    def __init__(self, texts: Texts, base: int) -> None:
         self.translate = Translation(texts)
         self.base = base  # added to its counts, so that a rank's calls are told apart when its process was replaced
         self._highest = 0

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ddp_notebook.channel import bulk
+from ddp_notebook.rank.metrics import is_log
 from ddp_notebook.rank.values import CannotSendError
 
-_EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "log", "In", "Out"})
+_EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "In", "Out"})
 
 
 def read(
@@ -35,6 +36,7 @@ def read(
         raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
     chosen = names or [name for name in namespace if not (name.startswith("_") or name in hidden)]
     values = {name: namespace[name] for name in chosen if names or name not in _EVERY_RANK_HAS}
+    values = {name: value for name, value in values.items() if not is_log(value)}
     # what is told of them are the first ones
     values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], types.ModuleType | types.FunctionType)))
     left: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """The recorder's own thread: takes what the tape holds, makes batches of it, and passes them on.
 
-It sleeps as long as nothing is recorded, so that a rank that does nothing costs nothing. Where the receiver cannot
+It sleeps as long as nothing is recorded, but for a look at memory and load once a second. Where the receiver cannot
 keep up the records stay on the tape, which drops its oldest with a count.
 """
 
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ddp_notebook.codec import Batch, encode
+from ddp_notebook.codec import encode
 from ddp_notebook.rank.resources import Resources
 from ddp_notebook.rank.rows import Rows
 from ddp_notebook.rank.tape import OFF, Tape
@@ -46,6 +46,7 @@ class Drain:
         self._closed = False
 
     def start(self) -> None:
+        os.register_at_fork(after_in_child=self._tape.leave)
         threading.Thread(target=self._run, name="ddp-record", daemon=True).start()
 
     def flush(self, deadline_s: float = 1.0) -> None:
@@ -81,7 +82,12 @@ class Drain:
         with self._lock:
             tape = self._tape
             dropped, tape.dropped = tape.dropped, 0
-            batch = self._rows.batch(tape.take(_MOST_RECORDS), dropped)
+            records = tape.take(_MOST_RECORDS)
+            try:
+                batch = self._rows.batch(records, dropped)
+            except Exception:
+                tape.dropped += dropped + len(records)
+                raise
             if batch.tables or dropped:
                 self._send(encode(batch))
         if self._rows.has_late:
@@ -89,12 +95,16 @@ class Drain:
 
     def _look_at_resources(self) -> None:
         now = time.monotonic()
-        if self._tape.level == OFF or now - self._looked_s < _RESOURCES_S * 0.9 or self._is_busy():
+        if (
+            self._tape.level == OFF
+            or self._rows.rank < 0
+            or now - self._looked_s < _RESOURCES_S * 0.9
+            or self._is_busy()
+        ):
             return
         self._looked_s = now
         if self._resources is None:
             self._resources = Resources()
-        batch: Batch
         with self._lock:
             batch = self._rows.batch((), resources=[self._resources.look(self._rows.rank)])
             self._send(encode(batch))

@@ -43,6 +43,7 @@ from ddp_notebook.events import (
 from ddp_notebook.rank import check, copying, kernel_api, tutorials, values
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.inbox import Inbox
+from ddp_notebook.rank.metrics import is_log
 from ddp_notebook.rank.network import Network
 from ddp_notebook.rank.recording import Recording
 from ddp_notebook.rank.runner import Runner
@@ -171,8 +172,10 @@ class Rank:
             device=torch.device(place.device),
             torch=torch,
             dist=dist,
-            log=self._recording.metrics.log,
         )
+        names = RankEngine.instance().kernel.shell.user_ns
+        if "log" not in names or is_log(names["log"]):  # else it is the user's, from math for example
+            names["log"] = self._recording.metrics.log
 
     async def _pull(self, message: Pull) -> None:
         shell = RankEngine.instance().kernel.shell

@@ -18,7 +18,7 @@ import torch
 
 NOTEBOOK_MAGICS = (
     *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_heal", "ddp_check"),
-    *("ddp_auto", "ddp_pull", "ddp_push", "on_all_ranks"),
+    *("ddp_auto", "ddp_pull", "ddp_push", "on_all_ranks", "ddp_record", "ddp_report", "ddp_trace"),
 )
 _OURS = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep

@@ -83,7 +83,10 @@ class Metrics:
                 scope = frame.f_globals
                 if frame.f_code.co_name == "<module>":
                     break
-                found.update(_numbers(missing, frame.f_locals))
+                variables = frame.f_locals
+                found.update(_numbers(missing, variables))
+                if sys.version_info < (3, 13):
+                    variables.clear()  # a copy, which would keep the function's variables alive after their `del`
                 missing = [name for name in missing if name not in found]
             frame = frame.f_back
         found.update(_numbers(missing, scope))  # behind all functions: it may be of an earlier cell
@@ -93,6 +96,11 @@ class Metrics:
 
 def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: scope[name] for name in names if name in scope and _is_number(scope[name])}
+
+
+def is_log(value: object) -> bool:
+    """Whether this is `log` as ranks find it."""
+    return getattr(value, "__func__", None) is Metrics.log
 
 
 def _is_number(value: Any) -> bool:
@@ -121,7 +129,7 @@ def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Lo
         if value.is_complex():
             raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
         if value.is_cuda:
-            pinned = torch.empty((), dtype=value.dtype, pin_memory=True)
+            pinned = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
             pinned.copy_(value.detach().reshape(()), non_blocking=True)
             event = torch.cuda.Event()
             event.record()

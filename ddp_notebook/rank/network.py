@@ -92,6 +92,7 @@ class Network:
         self._cell = None
         release = self.release
         release.end()
+        self.recorder.unwaited.clear()  # of a call that was stopped before its wait
         unwaited = list(self.recorder.live.values())  # by nobody in Python: in DDP's backward
         if unwaited:
             self.recorder.prune()

@@ -19,6 +19,7 @@ from ddp_notebook.records import FIRST_BYTES, SAMPLE, VALUE, Rows
 
 _STRIDED = torch.strided
 _FIRST = FIRST_BYTES  # elements that are in every sample: as many as may be shown
+_READABLE = {torch.Tensor, torch.nn.Parameter}
 _MOST_TENSORS = 8  # of a list that are looked at
 _PLAIN = frozenset(  # types of real numbers that NumPy has too
     getattr(torch, name)
@@ -48,13 +49,15 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
     if len(tensors) == 1:
         tensor = tensors[0]
         numel = tensor.numel()
-        if numel <= SAMPLE and tensor.is_cpu and tensor.layout is _STRIDED:
+        if numel <= SAMPLE and tensor.is_cpu and tensor.layout is _STRIDED and type(tensor) in _READABLE:
             part = tensor.detach().clone() if tensor.requires_grad else tensor.clone()
             return Copy(numel, [part], None)
     elif not tensors:
         return None
     numel, parts, event = 0, [], None
     for at, tensor in enumerate(tensors):
+        if type(tensor) not in _READABLE or tensor.is_meta or tensor.is_quantized:
+            return None  # of torch.compile's, or nothing that has values
         numel += tensor.numel()
         if at < _MOST_TENSORS:
             part = _sample(tensor.detach())
@@ -91,7 +94,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """To pinned memory, in the order of the current stream: a later operation cannot overwrite what is copied."""
-    pinned = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    pinned = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
     pinned.copy_(part, non_blocking=True)
     event = torch.cuda.Event()
     event.record()

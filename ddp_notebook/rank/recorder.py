@@ -303,10 +303,11 @@ class Kernel:
             ):  # the next thing that this thread does is to wait
                 unwaited[thread] = call
             else:
-                call.work = work = unbox_work(work)
-                by_work[id(work)] = call
+                work = unbox_work(work)
                 if call.moment is not None:
                     tape.issued(call, work)  # type: ignore[union-attr]
+                call.work = work  # from now on another thread may see that it is over, and forget it
+                by_work[id(work)] = call
             if len(live) >= recorder.prune_at:
                 recorder.prune()
             return out
@@ -393,6 +394,7 @@ class Recorder:
             group.sent.clear()
         self.live.clear()
         self.by_work.clear()
+        self.unwaited.clear()
         self.failed = None
 
     def prune(self) -> None:
@@ -408,6 +410,7 @@ class Recorder:
     def _forget(self, key: int, call: Call) -> None:
         self.live.pop(key, None)
         self.by_work.pop(id(call.work), None)
+        call.work = None  # which holds its tensors
         if call.moment is not None and self.tape is not None:
             self.tape.forgotten(call)
 
@@ -430,10 +433,10 @@ class Recorder:
                 call = unwaited.pop(thread, None)
                 if call is None:  # of a group that is not recorded
                     return wait(work) if timeout is None else wait(work, timeout)
+                call.is_waited_for = True  # first: another thread may see that it is over, and forget it
                 call.work = work
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
-            waiting[thread] = call
             if timeout is None and call.kernel.spec.kind != "collective":
                 # gloo would take the timeout that its group was formed with, whatever it was set to since.
                 group = call.group.reference()
@@ -441,6 +444,7 @@ class Recorder:
             call.is_waited_for = not call.end_ns
             failed, began_ns = True, monotonic_ns()
             try:
+                waiting[thread] = call
                 done = wait(work) if timeout is None else wait(work, timeout)
                 failed = False
                 if call.check is not None:
@@ -468,9 +472,9 @@ class Recorder:
             if call is None:
                 return wait(keys & after, tensor)
             thread, failed, began_ns = threading.get_ident(), True, time.monotonic_ns()
-            waiting[thread] = call
             call.is_waited_for = not call.end_ns
             try:
+                waiting[thread] = call
                 out = wait(keys & after, tensor)
                 failed = False
                 return out
@@ -488,6 +492,8 @@ class Recorder:
 
     def _that_fills(self, tensor: torch.Tensor) -> Call | None:
         """The operation under way that a tensor is the output of."""
+        if type(tensor) is not torch.Tensor:  # of torch.compile's, which has no data
+            return None
         at_data = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
         for call in reversed(list(self.live.values())) if at_data else ():
             arguments, at_output = call.arguments, call.kernel.at_output

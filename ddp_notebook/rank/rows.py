@@ -17,17 +17,20 @@ import torch
 
 from ddp_notebook.codec import Batch, Tensor
 from ddp_notebook.rank import previews
+from ddp_notebook.rank.buckets import Layout
+from ddp_notebook.rank.comm_hooks import Hooked
 from ddp_notebook.rank.gpu_times import GpuClock
 from ddp_notebook.rank.metrics import Logged
 from ddp_notebook.rank.origin import REDUCER, Site
 from ddp_notebook.rank.recorder import Call, Group, nbytes
 from ddp_notebook.rank.tape import Moment
-from ddp_notebook.rank.training import Gradient, Hooked, Layout, Span
+from ddp_notebook.rank.training import Gradient, Span
 from ddp_notebook.records import ORIGINS, REDUCE_OPS, TABLES
 from ddp_notebook.records import Rows as TableRows
 
 _ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
 _REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}
+_MOST_TEXTS = 200_000  # that a process numbers
 _INSIDE = {"_engine_run_backward": "backward", "_call_impl": "forward"}  # what users call them
 
 
@@ -70,7 +73,7 @@ class Rows:
         for record in records:
             kind = type(record)
             if kind is Call:
-                if record.marks is not None and not record.marks.has_happened:
+                if not _has_arrived(record):
                     self._late.append(record)
                     continue
                 rows["call"].append(self._call(rank, record))
@@ -79,8 +82,6 @@ class Rows:
                         values.append(((rank, record.serial, side, 0), copy))
                 for side, whole in record.whole:
                     (part,) = whole.parts
-                    if whole.event is not None:  # of a GPU
-                        whole.event.synchronize()
                     data, dtype = previews.array_of(part).tobytes(), _dtype(part.dtype)
                     tensors.append(
                         Tensor(call=record.serial, side=side, dtype=dtype, shape=tuple(part.shape), data=data)
@@ -94,6 +95,8 @@ class Rows:
                     rows["metric"].append((rank, name, moment.cell, record.step, float(record.value), record.time_ns))
             elif kind is Span:
                 rows["span"].append(self._span(rank, record))
+            elif kind is Gradient and not previews.has_arrived(record.copy):
+                self._late.append(record)
             elif kind is Gradient:
                 values.append(((rank, record.span, record.side, self._text(record.name)), record.copy))
             elif kind is Hooked:
@@ -101,10 +104,6 @@ class Rows:
             elif kind is Layout:
                 model, buckets = self._text(record.model), self._text(record.buckets)
                 rows["layout"].append((rank, record.time_ns, model, buckets, record.is_rebuilt))
-        waiting = [one for one in values if not previews.has_arrived(one[1])]
-        if waiting:  # a moment later than the operation; the copies were queued before it
-            for one in waiting:
-                one[1].event.synchronize()
         rows["value"] = self._values(values) if values else []
         rows["resource"] = list(resources)
         new, self._new = self._new, {}
@@ -232,6 +231,9 @@ class Rows:
 
     def _text(self, text: str) -> int:
         number = self._texts.get(text)
+        if number is None and len(self._texts) >= _MOST_TEXTS:
+            text = "(too many different texts)"
+            number = self._texts.get(text)
         if number is None:
             number = self._texts[text] = len(self._texts)
             self._new[number] = text
@@ -276,6 +278,14 @@ class Rows:
 
     def _thread(self, ident: int) -> int:
         return self._threads.setdefault(ident, len(self._threads))
+
+
+def _has_arrived(call: Call) -> bool:
+    """Whether all that a GPU is to tell of it is there."""
+    if call.marks is not None and not call.marks.has_happened:
+        return False
+    copies = (call.input, call.output, *(one for _, one in call.whole))
+    return all(copy is None or previews.has_arrived(copy) for copy in copies)
 
 
 def _end_ns(end_ns: int, moment: Moment) -> int:

@@ -158,7 +158,7 @@ class Runner:
             self._handlers.put_back()
         duration_s = time.perf_counter() - started
         try:
-            self._recording.end_cell()
+            self._end_recording()
             if result is not None:
                 failure = result.error_before_exec or result.error_in_exec
             done = CellDone(
@@ -181,6 +181,12 @@ class Runner:
                 cell=cell.cell, status="error", duration_s=duration_s, ename=name, evalue="", traceback=lines
             )
         return done
+
+    def _end_recording(self) -> None:
+        try:
+            self._recording.end_cell()
+        except Exception as error:  # no space for a profile, for example: the cell is none the worse for it
+            print(f"what was to be recorded of this cell beside could not be: {error}", file=sys.stderr)
 
     async def _execute(self, code: str) -> ExecutionResult:
         """What `run_cell` of the shell does, on the loop that runs already."""

@@ -21,12 +21,14 @@ from ddp_notebook.rank.origin import REDUCER, Sites
 from ddp_notebook.rank.recorder import Call, flat
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.training import Backward
+    from ddp_notebook.rank.buckets import Backward
 
 OFF, META, VALUES = range(3)
 LEVELS = ("off", "meta", "values")
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # of `records.STATES`
-_MOST = 10_000  # records that wait for the recorder's thread: 160 MB at most, with all their copies
+# Records that wait for the recorder's thread. Not more: a small copy that stays may keep the C library from using the
+# place of a freed large tensor again (10 MB for each, measured where all_reduces of fresh 10 MB tensors are recorded).
+_MOST = 2_000
 
 
 class Moment:
@@ -86,6 +88,12 @@ class Tape:
     def __len__(self) -> int:
         return len(self._records)
 
+    def leave(self) -> None:
+        """In a child that the user has forked: nobody empties this tape, and its locks may be held for ever."""
+        self.level = OFF
+        self.filled = threading.Event()
+        self._records.clear()
+
     def next_span(self) -> int:
         """The number of a span that begins."""
         return next(self._spans)
@@ -132,7 +140,10 @@ class Tape:
         call.tells_its_end = True
         if call.marks is not None:
             future.then(call.marks.end)  # on a stream that waits for the operation
-        future.add_done_callback(partial(self._on_future, call))
+        if future.done():  # its callback would run here, where it swallows an interrupt
+            self._on_future(call, future)
+        else:
+            future.add_done_callback(partial(self._on_future, call))
 
     def _on_future(self, call: Call, future: Any) -> None:
         """In a thread of gloo's, before anybody who waits goes on. With NCCL at once, while the device works on."""
@@ -157,12 +168,14 @@ class Tape:
         elif not call.is_waited_for:
             return
         call.is_waited_for = False
+        call.work = None  # which holds its tensors
         self.put(call)
 
     def forgotten(self, call: Call) -> None:
         """Nobody has waited for it, and it does not tell its end."""
-        if not call.tells_its_end and call.state == ISSUED:
+        if not call.tells_its_end and not call.is_waited_for and call.state == ISSUED:
             call.compact()
+            call.marks = None
             call.state = UNWAITED
             self.put(call)
 
@@ -175,10 +188,13 @@ class Tape:
             call.compact()
 
     def _copy(self, call: Call, side: int, value: Any) -> previews.Copy | None:
-        tensors = flat(value)
-        if self.full_bytes:
-            call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))
-        return previews.copy(tensors)
+        try:
+            tensors = flat(value)
+            if self.full_bytes:
+                call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))
+            return previews.copy(tensors)
+        except RuntimeError:  # of a tensor that cannot be copied: the user's call must go on
+            return None
 
 
 _HAS_DEVICES = torch.cuda.is_available()
