@@ -17,7 +17,7 @@ from ddp_notebook.codec import Batch
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.rank.drain import Drain
 from ddp_notebook.rank.recorder import Recorder
-from ddp_notebook.rank.tape import Tape
+from ddp_notebook.rank.tape import DONE, Tape
 from ddp_notebook.run.options import what_to_record
 from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
@@ -317,28 +317,48 @@ def test_the_line_that_a_function_of_a_module_was_called_from(ranks, tmp_path):
     assert sites == [f"helper.py:3 in add, from cell line {line}" for line in (3, 4)]
 
 
-def test_a_call_on_the_tape_does_not_keep_its_tensors():
+@pytest.fixture
+def recorder():
+    """Of a group of one rank in this process."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
-    recorder = Recorder()
-    recorder.install()
-    recorder.tape = Tape({})
-    try:
-        for is_async in (False, True):
-            x = torch.ones(1 << 20)
-            storage = x.untyped_storage()
-            if is_async:
-                work = dist.all_reduce(x, async_op=True)
-                assert work is not None
-                work.wait()
-                del work
-            else:
-                dist.all_reduce(x)
-            del x
-            wait_until(lambda one=storage: torch._C._storage_Use_Count(one._cdata) <= 1, what="the tensor is let go")
-        assert len(recorder.tape) == 2
-    finally:
-        recorder.remove()
-        dist.destroy_process_group()
+    made = Recorder()
+    made.install()
+    yield made
+    made.remove()
+    dist.destroy_process_group()
+
+
+def test_a_call_on_the_tape_does_not_keep_its_tensors(recorder):
+    tape = recorder.tape = Tape({})
+    for is_async in (False, True):
+        x = torch.ones(1 << 20)
+        storage = x.untyped_storage()
+        work = dist.all_reduce(x, async_op=is_async)
+        if work is not None:
+            work.wait()
+        del x, work
+        wait_until(lambda one=storage: torch._C._storage_Use_Count(one._cdata) <= 1, what="the tensor is let go")
+    assert len(tape) == 2
+
+
+def test_a_call_that_another_thread_forgets_is_left_once(recorder):
+    """It is over while its caller still waits for the interpreter, or before it has left it at all."""
+
+    class Forgetful(Tape):
+        def issued(self, call: Any, work: Any) -> None:
+            wait_until(work.is_completed)
+            recorder.prune()
+            super().issued(call, work)
+
+    tape = recorder.tape = Forgetful({})
+    recorder.guard = lambda call: setattr(call, "check", recorder.prune)
+    dist.all_reduce(torch.ones(1))
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+    left = tape.take(10)
+    assert [(call.number, call.state) for call in left] == [(1, DONE), (2, DONE)]
+    assert recorder.live == recorder.by_work == recorder.unwaited == {}
 
 
 # ---- one rank alone

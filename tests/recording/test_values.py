@@ -44,7 +44,7 @@ LARGE = {
     "transposed matrix": "torch.randn(300, 200, generator=g).t()",
     "thin": "torch.randn(20_000, 2, generator=g).t()",
     "bool": "torch.rand(5000, generator=g) > 0.5",
-    "with one nan": "torch.where(torch.arange(3000) == 7, float('nan'), torch.randn(3000, generator=g))",
+    "with one nan": "torch.where(torch.arange(3000) == 0, float('nan'), torch.randn(3000, generator=g))",
 }
 COMPLEX = {
     "complex64": "torch.randn(20, generator=g, dtype=torch.complex64)",
