@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import sys
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -80,7 +80,6 @@ class Training:
         self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self._prepared: list[Model] = []
-        self._named: Counter[str] = Counter()  # models and optimizers, by kind
         self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: when they began, and the batch
         self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -178,14 +177,10 @@ class Training:
     def _model(self, model: DistributedDataParallel) -> Model:
         known = self._models.get(model)
         if known is None:
-            known = self._models[model] = Model(model, self._name(model.module))
+            known = self._models[model] = Model(
+                model, _new_name(model.module, {one.name for one in self._models.values()})
+            )
         return known
-
-    def _name(self, one: object) -> str:
-        """ "Net", then "Net 2": numbers are not given twice, though the first may be gone."""
-        kind = type(one).__name__
-        self._named[kind] += 1
-        return kind if self._named[kind] == 1 else f"{kind} {self._named[kind]}"
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _pre_forward(state: Any, module: Any, args: Any, named: Any) -> Any:
@@ -275,7 +270,7 @@ class Training:
             return
         name = self._optimizers.get(optimizer)
         if name is None:
-            name = self._optimizers[optimizer] = self._name(optimizer)
+            name = self._optimizers[optimizer] = _new_name(optimizer, set(self._optimizers.values()))
         self.put(OPTIMIZER, name, began_ns)
         self._tape.count_step()
         for call in self.on_step:
@@ -319,6 +314,13 @@ def _samples(values: Any) -> int:
         if isinstance(value, torch.Tensor) and value.dim():
             return int(value.shape[0])
     return -1
+
+
+def _new_name(one: object, taken: Container[str]) -> str:
+    """ "Net", then "Net 2": of those that live no two have the same."""
+    kind = type(one).__name__
+    names = itertools.chain([kind], (f"{kind} {number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _depth() -> int:
