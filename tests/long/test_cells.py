@@ -11,6 +11,7 @@ from tests.long.watching import SUM, expect_sums, pids_of_ranks, send, start_ran
 pytestmark = pytest.mark.long
 
 _GO = "%%on_all_ranks\nimport asyncio, time\nprint(f'go {rank}.')\n"
+STOPPED = "the cell was stopped\n  ranks 0-3 were interrupted at cell line 3"
 AWAITS = [
     "await asyncio.sleep(60)",
     "while True: await asyncio.sleep(0)",
@@ -43,7 +44,7 @@ def test_interrupting_an_await_ends_no_rank(kernel, tally):
         wait_for_ranks(kernel, "go {rank}.")
         kernel.interrupt()
         reply = kernel.finish(message, timeout_s=15)
-        assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "interrupted: ranks 0-3")
+        assert reply.ename == "KeyboardInterrupt" and reply.evalue.startswith(STOPPED), reply
         assert pids_of_ranks(kernel) == pids
     expect_sums(kernel.run(SUM))
 
@@ -65,7 +66,7 @@ def test_a_cell_right_after_an_interrupted_one(kernel, tally):
         queued = send(kernel, SUM) if n % 2 else ""
         kernel.interrupt()
         reply = kernel.finish(interrupted, timeout_s=15)
-        assert (reply.ename, reply.evalue) == ("KeyboardInterrupt", "interrupted: ranks 0-3")
+        assert reply.ename == "KeyboardInterrupt" and reply.evalue.startswith(STOPPED), reply
         expect_sums(kernel.finish(queued or send(kernel, SUM)))
 
 

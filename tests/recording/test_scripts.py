@@ -69,7 +69,8 @@ def test_torchrun_of_a_script_that_knows_nothing_of_it(tmp_path):
         "import sys, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\nprint(sys.argv)"
     )
     ran = _torchrun(records, "-m", "ddp_notebook.record", str(path), "--lr", "0.1")
-    assert (ran.returncode, ran.stdout) == (0, f"{[str(path), '--lr', '0.1']}\n" * 2), ran.stderr
+    # The two write into one pipe, and one's line may end behind the other's.
+    assert (ran.returncode, ran.stdout.count(str([str(path), "--lr", "0.1"]))) == (0, 2), ran
     assert [call.op for call in ddp_notebook.load(records).collectives()] == ["barrier", "barrier"]
 
 
