@@ -4,6 +4,7 @@ and the fallback is tried where there is one."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 
 import torch
@@ -145,6 +146,10 @@ def test_torch_lets_training_be_seen():
     from torch.utils.data import dataloader
 
     assert callable(_disable_dynamo)
+    assert callable(importlib.import_module("torch._dynamo.trace_rules").add)
+    assert torch.ops._c10d_functional.wait_tensor.default._schema.arguments[0].name == "tensor"
+    assert "parameters_to_ignore" in inspect.getsource(DistributedDataParallel.__init__)
+    assert callable(torch._C._distributed_c10d.Logger.set_runtime_stats_and_log)
     for name in ("_pre_forward", "_post_forward"):
         assert callable(getattr(_fsdp_state.FSDPState, name))
     assert "iter_forward_root" in inspect.getsource(_fsdp_state)

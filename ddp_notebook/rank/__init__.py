@@ -14,6 +14,29 @@
     comms       the rank's half of widgets
     values      variables as bytes
 
+    recorder    every collective, send and receive, as it happens
+    origin      whose call one is, and from which line
+    guard       do all ranks call the same?
+    release     ends what the main thread waits in
+    connections gloo's sockets, cut and made anew behind the groups (sockets: told by their ports)
+    network     ties these together
+    keeping     destroyed groups live on for a while
+    progress    optimizer steps of a cell
+    check       what is to agree between ranks (entries: of which parts)
+    copying     variables for a replaced rank
+
+    recording   what a rank records, put together
+    tape        what the threads that train leave behind
+    previews    small copies of tensors
+    training    the stretches of a step (buckets, comm_hooks: of DDP)
+    metrics     `log`, and variables that are watched
+    resources   memory and load
+    gpu_times   when work on a GPU began and ended
+    rows        records made into rows
+    drain       the recorder's thread
+    profile     torch's profiler around a cell
+    solo        a cell on one rank alone
+
     kernel_api  every private interface of ipykernel that a rank needs, in one place
 
 Imports nothing of the notebook's side.
