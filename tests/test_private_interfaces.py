@@ -116,7 +116,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
     from torch.distributed import distributed_c10d as c10d
 
-    from ddp_notebook.rank.recorder import SPECS
+    from ddp_notebook.rank.calls import SPECS
 
     missing = [name for name in SPECS if not hasattr(torch.ops.c10d, name)]
     assert not missing
@@ -127,6 +127,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
         assert all(arguments.index(one) < arguments.index("process_group") for one in tensors)
     assert torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     assert callable(torch.library.Library._destroy)
+    assert callable(torch.ops.c10d.allreduce_.default._handle.redispatch_boxed)
     assert all(callable(getattr(kind, "unbox", None)) for kind in (ProcessGroup, Work))
     for name in ("pg_map", "pg_names", "group_count"):
         assert hasattr(c10d._world, name)

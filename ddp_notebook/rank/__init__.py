@@ -14,7 +14,7 @@
     comms       the rank's half of widgets
     values      variables as bytes
 
-    recorder    every collective, send and receive, as it happens
+    recorder    every collective, send and receive, as it happens (calls: what is kept of one)
     origin      whose call one is, and from which line
     guard       do all ranks call the same?
     release     ends what the main thread waits in

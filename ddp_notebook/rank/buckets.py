@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.rank.recorder import Call, nbytes
+from ddp_notebook.rank.calls import Call, nbytes
 
 
 class Layout(NamedTuple):

@@ -27,8 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.events import Form
 from ddp_notebook.rank import sockets
+from ddp_notebook.rank.calls import Group, timeout_of
 from ddp_notebook.rank.guard import make_twin
-from ddp_notebook.rank.recorder import Group, Recorder, timeout_of
+from ddp_notebook.rank.recorder import Recorder
 
 _DEFAULT = "0"  # torch's name of the default group
 _Ports = frozenset[tuple[int, int]]

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
+from ddp_notebook.rank.calls import Call
 from ddp_notebook.rank.origin import USER, origin
-from ddp_notebook.rank.recorder import Call
 from ddp_notebook.words import group_by_value, name_ranks
 
 _UNCHECKED = {"monitored_barrier"}  # is such a check itself

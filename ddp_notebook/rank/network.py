@@ -11,10 +11,11 @@ import torch
 
 from ddp_notebook.events import Form, Listening, Lost, Message, Peers
 from ddp_notebook.rank import group
+from ddp_notebook.rank.calls import Call
 from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.progress import Progress
-from ddp_notebook.rank.recorder import Call, Recorder
+from ddp_notebook.rank.recorder import Recorder
 from ddp_notebook.rank.release import Doing, RankLostError, Release
 from ddp_notebook.rank.where import Where
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from types import FrameType
 
 from ddp_notebook.operation import Operation
+from ddp_notebook.rank.calls import Call, Group
 from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.cpp_log import quiet
-from ddp_notebook.rank.recorder import Call, Group, Recorder
+from ddp_notebook.rank.recorder import Recorder
 from ddp_notebook.rank.where import Where
 from ddp_notebook.signals import RELEASE, wait_for_release
 

@@ -18,11 +18,11 @@ import torch
 from ddp_notebook.codec import Batch, Tensor
 from ddp_notebook.rank import previews
 from ddp_notebook.rank.buckets import Layout
+from ddp_notebook.rank.calls import Call, Group, nbytes
 from ddp_notebook.rank.comm_hooks import Hooked
 from ddp_notebook.rank.gpu_times import GpuClock
 from ddp_notebook.rank.metrics import Logged
 from ddp_notebook.rank.origin import REDUCER, Site
-from ddp_notebook.rank.recorder import Call, Group, nbytes
 from ddp_notebook.rank.tape import Moment
 from ddp_notebook.rank.training import Gradient, Span
 from ddp_notebook.records import ORIGINS, REDUCE_OPS, TABLES

@@ -21,7 +21,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ddp_notebook.rank.recorder import Kernel, flat
+from ddp_notebook.rank.calls import Operator, flat
 
 
 class EnoughStepsError(BaseException):
@@ -61,7 +61,7 @@ class Solo:
         if self._steps <= 0 or time.monotonic() > self._until:
             raise EnoughStepsError
 
-    def run(self, kernel: Kernel, arguments: tuple[Any, ...]) -> Any:
+    def run(self, kernel: Operator, arguments: tuple[Any, ...]) -> Any:
         """What an operator returns that sends nothing."""
         _answer_oneself(kernel, arguments)
         out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
@@ -80,7 +80,7 @@ class Solo:
             put_back()
 
 
-def _answer_oneself(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
+def _answer_oneself(kernel: Operator, arguments: tuple[Any, ...]) -> None:
     at_in, at_out = kernel.at_input, kernel.at_output
     if at_in is None or at_out is None or at_in == at_out:
         return

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp_notebook.rank import previews
+from ddp_notebook.rank.calls import Call, flat
 from ddp_notebook.rank.gpu_times import Marks
 from ddp_notebook.rank.origin import REDUCER, Sites
-from ddp_notebook.rank.recorder import Call, flat
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.buckets import Backward
