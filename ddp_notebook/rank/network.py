@@ -95,6 +95,7 @@ class Network:
         release.end()
         self.recorder.unwaited.clear()  # of a call that was stopped before its wait
         unwaited = list(self.recorder.live.values())  # by nobody in Python: in DDP's backward
+        failed_call = None if failure is None else next((call for call in unwaited if call.has_failed), None)
         if unwaited:
             self.recorder.prune()
             for call in self.recorder.live.values():
@@ -105,7 +106,7 @@ class Network:
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return {}
         was_freed = failure is not None and self._is_for_want_of_others(failure)
-        doing = release.doing or self._failed_in(failure, unwaited if was_freed else [])
+        doing = release.doing or self._failed_in(failure, failed_call if was_freed else None)
         self.recorder.failed = None  # and with it the frames of its traceback
         return {
             "place": doing.place or self._place_of(failure),
@@ -135,13 +136,12 @@ class Network:
             "steps": self._progress.steps,
         }
 
-    def _failed_in(self, failure: BaseException | None, unwaited: list[Call]) -> Doing:
+    def _failed_in(self, failure: BaseException | None, unwaited: Call | None) -> Doing:
         """Where a cell has failed, and in what: the operation that raised, or the first of those that has failed."""
         failed, place = self.recorder.failed, self._place_of(failure)
         if failed is not None and any(error is failed.error for error in _chain(failure)):
             return Doing(place, failed.call.describe())
-        call = next((call for call in unwaited if call.has_failed), None)
-        return Doing(place, None if call is None else call.describe())
+        return Doing(place, None if unwaited is None else unwaited.describe())
 
     def _place_of(self, failure: BaseException | None) -> str:
         return self.where.of_traceback(None if failure is None else failure.__traceback__)
