@@ -1,6 +1,6 @@
 """What was in a tensor: a small copy, taken where the tensor is used, and later what it says.
 
-A copy costs its caller 2 us. Of more than `SAMPLE` elements only so many are copied: the first ones, and evenly spread
+A copy costs its caller 2 us. Of more than `SAMPLE` elements only some are copied: the first ones, and evenly spread
 ones of the rest.
 A tensor of a GPU is copied to pinned memory behind the work that is queued there; nobody waits for that copy until the
 recorder's thread reads it.
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ddp_notebook.records import FIRST_BYTES, SAMPLE, VALUE, Rows
+from ddp_notebook.records import FIRST_BYTES, SAMPLE, SAMPLE_OF_LARGE, VALUE, Rows
 
 _STRIDED = torch.strided
 _FIRST = FIRST_BYTES  # elements that are in every sample: as many as may be shown
@@ -83,7 +83,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     numel = tensor.numel()
     if numel <= SAMPLE:
         return tensor.clone()
-    step = -(-(numel - _FIRST) // (SAMPLE - _FIRST))
+    step = -(-(numel - _FIRST) // (SAMPLE_OF_LARGE - _FIRST))
     if tensor.is_contiguous():
         flat = tensor.view(-1)
         return torch.cat((flat[:_FIRST], flat[_FIRST::step]))
