@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import threading
 import time
@@ -42,6 +41,7 @@ from ddp_notebook.launch import warm
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
+from ddp_notebook.observe.alone import alone
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import Report
@@ -107,7 +107,6 @@ class Session:
         self._ready = False
         self._host_ended = False  # closed, or given back
         self._level = "values"  # how much ranks record
-        self._alone: set[int] = set()  # cells that rank 0 ran alone, to compare with
         self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         with _current_lock:
             if _current is not None:
@@ -497,11 +496,7 @@ class Session:
         Example:
             >>> print(session.report())  # doctest: +SKIP
         """
-        recording = self.recording
-        if cell is None and self._alone:  # the last one may be the comparison itself
-            cells = {step.cell for step in recording.steps(rank=0)}
-            cell = max(cells - self._alone, default=None)
-        return recording.report(cell)
+        return self.recording.report(cell)
 
     def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
         """Write the recording as one Chrome trace, which https://ui.perfetto.dev opens, with what torch's profiler has
@@ -540,8 +535,8 @@ class Session:
             UsageError: no cell has trained.
             RankError: the cell cannot run alone.
         """
-        trained = max({step.cell for step in self.recording.steps(rank=0)} - self._alone, default=None)
-        code = None if trained is None else self._cells.code_of(trained)
+        trained = max((step.cell for step in self.recording.steps(rank=0)), default=0)
+        code = self._cells.code_of(trained)
         if code is None:
             raise UsageError("no cell has taken an optimizer step on rank 0: run the one that trains first")
         try:
@@ -549,23 +544,14 @@ class Session:
         except RankError as error:
             if error.result is None or not error.result[0].error.startswith("EnoughStepsError"):
                 raise
-        mine = self.recording.steps(rank=0)
-        own = max((step.cell for step in mine), default=0)
-        if own in (0, trained) or own in self._alone:
+        finally:
+            recording = self.recording
+            taken = [step for step in recording.steps(rank=0) if step.cell > trained]
+            if taken:
+                recording.set_aside(taken[0].cell)
+        if not taken:
             raise UsageError("the cell took no optimizer step on rank 0 alone")
-        self._alone.add(own)
-        alone = [step for step in mine if step.cell == own]
-        settled = alone[2:] or alone  # the first ones allocate
-        step_ns = statistics.median(step.duration_ns for step in settled)
-        samples = [step.samples for step in settled if step.samples is not None]
-        per_s = statistics.median(samples) / step_ns * 1e9 if samples else 0.0
-        self._observer.recording.baseline = {
-            "cell": trained,
-            "own_cell": own,
-            "step_ns": step_ns,
-            "samples_per_s": per_s,
-            "world_size": 1,
-        }
+        recording.baseline = {"cell": trained, **alone(taken)}
 
     def status(self) -> Status:
         """Every rank's host, process, device, memory and state."""

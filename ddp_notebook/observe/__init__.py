@@ -16,6 +16,7 @@ steps       what the time of a training step went into
 cycles      where steps begin and end
 bandwidth   bytes per second by operation and size
 report      a training cell in words, and what to try
+alone       what one rank reached by itself
 advice      its verdict and what to try
 units       numbers with their units
 figures     the same as pictures

@@ -48,6 +48,7 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
         "version": VERSION,
         "world_size": recording.world_size,
         "baseline": None if recording.baseline is None else dict(recording.baseline),
+        "aside": sorted(recording.aside),
         "dropped": sorted(recording.store.dropped.items()),
         "clock": recording.clock.to_json(),
         "texts": recording.store.texts.all(),
@@ -128,6 +129,7 @@ def _saved(arrays: Any) -> Recording:
         clock=Clock.from_json(head["clock"]),
     )
     recording.baseline = head["baseline"]
+    recording.aside.update(head.get("aside", ()))
     data, at = arrays["tensors"].tobytes(), 0
     tensors = []
     for rank, call, side, own_call, dtype, shape, nbytes in head["tensors"]:

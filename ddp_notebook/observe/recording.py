@@ -55,6 +55,7 @@ class Recording:
         self.world_size = world_size
         self.clock = clock or Clock()
         self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
+        self.aside: set[int] = set()  # cells that are told of no more
         self.store = Store(capacity)
         self._groups: dict[int, dict[str, Any]] = {}
 
@@ -234,11 +235,17 @@ class Recording:
         if table not in TABLES:
             raise UsageError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
         rows, end, lost = self.store.rings[table].since(index)
+        if self.aside and "cell" in (TABLES[table].names or ()):
+            rows = rows[~np.isin(rows["cell"], list(self.aside))]
         for rank in self.clock.shifted() if TIMES[table] else ():
             mine = np.flatnonzero(rows["rank"] == rank)
             for column in TIMES[table] if len(mine) else ():
                 rows[column][mine] = self.clock.to_notebook(rank, rows[column][mine])
         return rows, end, lost
+
+    def set_aside(self, cell: int) -> None:
+        """Tell nothing more of a cell: it ran for a comparison only."""
+        self.aside.add(cell)
 
     def text(self, number: int) -> str:
         """The text that a column of type `records.TEXT` means."""

@@ -264,35 +264,20 @@ class Recorder:
                 by_work.pop(id(work), None)
                 if call.moment is not None and (tape := self.tape) is not None:
                     tape.ended(call, failed, monotonic_ns() - began_ns)
-                    call.work = None  # it holds the tensors, and the call may be on the tape for a while
             return done
 
         return recorded_wait
 
     def _around_wait_tensor(self, after: Any) -> Callable[..., torch.Tensor]:
-        """Functional collectives, and with them DTensor, are waited for by their output, in C++."""
-        waiting, live, wait = self.waiting, self.live, torch.ops._c10d_functional.wait_tensor.default.redispatch
+        """Functional collectives, and with them DTensor, are waited for by their output, in C++, which finds them over
+        when they were waited for here."""
+        wait = torch.ops._c10d_functional.wait_tensor.default.redispatch
 
         def wait_tensor(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
             call = self._that_fills(tensor)
-            if call is None:
-                return wait(keys & after, tensor)
-            thread, failed, began_ns = threading.get_ident(), True, time.monotonic_ns()
-            call.is_waited_for = not call.end_ns
-            try:
-                waiting[thread] = call
-                out = wait(keys & after, tensor)
-                failed = False
-                return out
-            except BaseException as error:
-                self.failed = Failure(call, error, time.monotonic_ns())
-                raise
-            finally:
-                waiting.pop(thread, None)
-                live.pop(id(call), None)
-                self.by_work.pop(id(call.work), None)
-                if call.moment is not None and self.tape is not None:
-                    self.tape.ended(call, failed, time.monotonic_ns() - began_ns)
+            if call is not None and (work := call.work) is not None:
+                work.wait()
+            return wait(keys & after, tensor)
 
         return wait_tensor
 

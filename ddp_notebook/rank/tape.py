@@ -160,6 +160,7 @@ class Tape:
     def ended(self, call: Call, failed: bool, blocked_ns: int) -> None:
         """Somebody has waited for it, or it has failed to begin."""
         call.blocked_ns += blocked_ns
+        call.work = None  # which holds its tensors, while the call may be on the tape for a while
         if not call.end_ns:
             call.end_ns = time.monotonic_ns()
             if call.marks is not None:
@@ -168,7 +169,6 @@ class Tape:
         elif not call.is_waited_for:
             return
         call.is_waited_for = False
-        call.work = None  # which holds its tensors
         self.put(call)
 
     def forgotten(self, call: Call) -> None:

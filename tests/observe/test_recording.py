@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from ddp_notebook.codec import Tensor
 from ddp_notebook.errors import MissingPackageError, UsageError
 from ddp_notebook.observe import store
+from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records import ORIGINS, SIDES, SPANS, STATES
 from tests.observe.batches import Rank, there
@@ -313,6 +315,30 @@ def test_the_same_rows_come_out_as_went_in():
                 words = [recording.text(number) for number in ours[column].tolist()]
                 assert words == [run.text(number) for number in theirs[column].tolist()]
     assert ours["start_ns"].tolist() == theirs["start_ns"].tolist()
+
+
+def test_a_cell_that_was_set_aside_is_told_of_no_more(tmp_path):
+    run, recording = simulate(world_size=2, steps=12), Recording(2)
+    for batch in run.batches():
+        recording.feed(batch)
+    assert recording.steps() and len(recording.collectives())
+    (cell,) = {step.cell for step in recording.steps()}
+    recording.set_aside(cell)
+    for one in (recording, load(recording.save(tmp_path / "run.npz"))):
+        assert one.steps() == [] and one.straggler() is None and len(one.collectives()) == 0
+        assert one.report().steps == 0
+
+
+def test_every_picture_can_be_asked_of_a_recording(tmp_path):
+    run, recording = simulate(world_size=2, steps=12), Recording(2)
+    for batch in run.batches():
+        recording.feed(batch)
+    for plot in (recording.plot_steps, recording.plot_buckets, recording.plot_bandwidth):
+        assert plot().get_suptitle(), plot
+    with pytest.raises(UsageError, match="log"):
+        recording.plot_loss()
+    trace = recording.save_trace(tmp_path / "run.json")
+    assert json.loads(trace.read_text())["traceEvents"]
 
 
 def test_without_pandas_its_package_is_named(monkeypatch):

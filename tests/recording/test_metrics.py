@@ -423,8 +423,12 @@ def test_a_baseline_leaves_everything_as_it_was(trained):
     trained.run("x = torch.ones(1); dist.all_reduce(x); step(torch.randn(8, 4)); dist.barrier()", quiet=True)
     assert [float(x) for x in trained["x"].values()] == [2.0, 2.0]
     assert trained.epoch == epoch, "the ranks are in step, and nothing had to be formed anew"
-    alone = trained.recording.baseline
-    own = [step for step in trained.recording.steps() if step.cell == alone["own_cell"]]
+    recording = trained.recording
+    alone, (aside,) = recording.baseline, recording.aside
+    assert not [step for step in recording.steps() if step.cell == aside], "it is no training of the user's"
+    recording.aside.clear()
+    own = [step for step in recording.steps() if step.cell == aside]
+    recording.set_aside(aside)
     assert len(own) == 7, "two optimizers step in each"
     assert {step.rank for step in own} == {0}
     assert min(step.duration_ns for step in own) <= alone["step_ns"] <= max(step.duration_ns for step in own)
@@ -448,6 +452,8 @@ def test_a_cell_that_fails_alone_says_so_and_leaves_nothing(trained):
         trained.baseline(steps=50)
     trained.run("x, same = torch.ones(1), _plain(model.state_dict()) == _before; dist.all_reduce(x)", quiet=True)
     assert float(trained["x"][0]) == 2.0, "operations are real again"
+    recording = trained.recording
+    assert {step.cell for step in recording.steps(rank=0)} == {step.cell for step in recording.steps(rank=1)}
     assert trained["same"] == {0: True, 1: True}
 
 
