@@ -57,6 +57,7 @@ from ddp_notebook.run.options import check_timeout
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.ranks import RankSet, parse_ranks
 from ddp_notebook.run.result import CellResult
+from ddp_notebook.run.transfers import Transfers
 from ddp_notebook.run.values import RankValues
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.words import list_ranks, name_ranks
@@ -152,8 +153,9 @@ class Session:
                 hang_after_s=self.options.hang_after_s,
                 heals=self.options.heal,
             )
-            self._exchange = Exchange(cluster, self._cells, self._questions, self._check, self._check_rank)
-            self._healing = Healing(cluster, self._cells, self._questions)
+            transfers = Transfers(cluster, self._check_rank)
+            self._exchange = Exchange(self._cells, self._questions, transfers, self._check)
+            self._healing = Healing(cluster, self._cells, self._questions, transfers)
             self._comms = Comms(self._tell_widget)
             self._observer = Observer(self.world_size, cluster.send, lambda: cluster.alive)
             self._cluster = cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import tempfile
 import time
@@ -62,6 +63,11 @@ def _sockets() -> int:
         with contextlib.suppress(OSError):
             links.append(os.readlink(fd))
     return sum(link.startswith("socket:") for link in links)
+
+
+def pytest_unconfigure() -> None:
+    """A thread that a failed test has left would keep this process for ever; say where it is, and end."""
+    faulthandler.dump_traceback_later(_LEFTOVER_DEADLINE_S * 6, exit=True, file=2)
 
 
 @pytest.fixture(scope="session", autouse=True)

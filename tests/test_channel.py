@@ -363,17 +363,37 @@ def test_a_fetch_is_given_up_when_its_check_raises():
         assert w.bulk.fetch("local/1", living.bulk.hold(data), len(data)) == data
 
 
+def test_closing_ends_a_fetch_that_nobody_answers():
+    with wire() as w:
+        w.invite()  # and nobody comes
+        failed: list[BaseException] = []
+
+        def fetch() -> None:
+            try:
+                w.bulk.fetch(PEER, 1, 3_000_000, lambda: begun.set())
+            except ConnectionAbortedError as error:
+                failed.append(error)
+
+        begun = threading.Event()
+        fetcher = threading.Thread(target=fetch, daemon=True)
+        fetcher.start()
+        assert begun.wait(5)
+        w.bulk.close()
+
+        fetcher.join(timeout=5)
+        assert [str(error) for error in failed] == [f"closed while 3000000 bytes were moved from or to {PEER}"]
+
+
 def test_a_fetch_goes_on_after_a_cut():
     data = os.urandom(20_000_000)
     with wire() as w, proxy(w.bulk.url) as between:
         rank = w.join_at(replace(w.invite(), bulk=between.url))
         fetched = []
         transfer = rank.bulk.hold(data)
+        between.swallow_after("out", 3_000_000)
         fetcher = threading.Thread(target=lambda: fetched.append(w.bulk.fetch(PEER, transfer, len(data))))
         fetcher.start()
 
-        wait_until(lambda: between.passed["out"] > 3_000_000)
-        between.swallow()
         wait_until(lambda: between.swallowed["out"] > 0)
         between.cut()
         between.mend()
@@ -433,11 +453,10 @@ def test_a_put_goes_on_after_a_cut():
     with wire() as w, proxy(w.bulk.url) as between:
         rank = w.join_at(replace(w.invite(), bulk=between.url))
         transfers: list[int] = []
+        between.swallow_after("in", 3_000_000)
         putter = threading.Thread(target=lambda: transfers.append(w.bulk.put(PEER, data)))
         putter.start()
 
-        wait_until(lambda: between.passed["in"] > 3_000_000)
-        between.swallow()
         wait_until(lambda: between.swallowed["in"] > 0)
         between.cut()
         between.mend()

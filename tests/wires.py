@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from ddp_notebook.channel import Address, BulkFetcher, BulkServer, Endpoint, Key
 from ddp_notebook.events import Message, Pull
 
 LOOPBACK = "127.0.0.1"
+_ALL = math.inf
 
 
 def numbered(count: int, text: str = "") -> list[Pull]:
@@ -110,8 +112,8 @@ class Proxy:
         self._lock = threading.Lock()
         self._near: list[socket.socket] = []  # ends towards the ranks
         self._far: list[socket.socket] = []  # ends towards the notebook
-        self._swallows = self._refuses = False
-        self._keeps_far = False
+        self._refuses = self._keeps_far = False
+        self._most = {"out": _ALL, "in": _ALL}
         self.passed = {"out": 0, "in": 0}  # bytes; "out" is from the rank to the notebook
         self.swallowed = {"out": 0, "in": 0}
         self.refused = 0  # connections
@@ -120,7 +122,11 @@ class Proxy:
 
     def swallow(self) -> None:
         """Connections stay, and nothing comes through."""
-        self._swallows = True
+        self._most = {"out": 0.0, "in": 0.0}
+
+    def swallow_after(self, way: str, nbytes: int) -> None:
+        """Connections stay; nothing more comes through on this way once so many bytes have."""
+        self._most[way] = nbytes
 
     def cut(self) -> None:
         """End all connections and accept no new one."""
@@ -135,7 +141,8 @@ class Proxy:
 
     def mend(self) -> None:
         """Accept new connections and pass on what they carry."""
-        self._swallows = self._refuses = False
+        self._refuses = False
+        self._most = {"out": _ALL, "in": _ALL}
 
     def close(self) -> None:
         self._refuses = True
@@ -179,7 +186,7 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, way: str) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if self._swallows:
+                if self.passed[way] >= self._most[way]:
                     self.swallowed[way] += len(data)
                 else:
                     target.sendall(data)

@@ -109,6 +109,7 @@ class BulkFetcher:
         keyring.guard(self._socket)
         self._socket.bind(f"tcp://{host}:*")
         self._lock = threading.Lock()
+        self._is_closing = False
         self._numbers = itertools.count(2, 2)
         self._to_drop: deque[tuple[bytes, int]] = deque()
 
@@ -125,6 +126,9 @@ class BulkFetcher:
             transfer: the number that its `BulkServer.hold` returned.
             nbytes: its size.
             check: called several times a second; raises to give up (the peer died, the user interrupted).
+
+        Raises:
+            ConnectionAbortedError: this end was closed meanwhile.
         """
         data = bytearray(nbytes)
 
@@ -196,6 +200,8 @@ class BulkFetcher:
                         asked[offset] = now
                         self._socket.send_multipart([identity, *ask(offset)])
                     check()
+                    if self._is_closing:
+                        raise ConnectionAbortedError(f"closed while {nbytes} bytes were moved from or to {peer}")
                     if not self._socket.poll(100):
                         continue
                     sender, header, *piece = self._socket.recv_multipart()
@@ -216,7 +222,8 @@ class BulkFetcher:
                 self._lock.release()
 
     def close(self) -> None:
-        """Close the socket. Before the endpoint is closed, whose Context it shares."""
+        """End what is on its way, and close the socket. Before the endpoint is closed, whose Context it shares."""
+        self._is_closing = True
         with self._lock:
             self._socket.close(linger=0)
 

@@ -15,10 +15,10 @@ from typing import Any
 from ddp_notebook.channel import bulk
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.events import Pull, Pulled, Push, Pushed
-from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.run.cells import Cells
-from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt, uninterrupted
+from ddp_notebook.run.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.transfers import Transfers
 from ddp_notebook.run.values import RankValues
 from ddp_notebook.words import group_by_value, name_ranks
 
@@ -27,26 +27,17 @@ class Exchange:
     """Pulls and pushes variables, in turn with the cells.
 
     Args:
-        cluster: the ranks.
         cells: whose turn it may be.
         questions: to ask the ranks.
+        transfers: for what is large.
         check: raises when the ranks cannot answer.
-        check_rank: raises when this one cannot.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        cells: Cells,
-        questions: Questions,
-        check: Callable[[], object],
-        check_rank: Callable[[int], None],
-    ) -> None:
-        self._cluster = cluster
+    def __init__(self, cells: Cells, questions: Questions, transfers: Transfers, check: Callable[[], object]) -> None:
         self._cells = cells
         self._questions = questions
+        self._transfers = transfers
         self._check = check
-        self._check_rank = check_rank
 
     # ---- from the ranks
 
@@ -66,10 +57,7 @@ class Exchange:
             _raise_errors(answers)
             values = {}
             for rank, answer in answers.items():
-                data = answer.pickle
-                if answer.transfer:
-                    with self._interruptible(rank) as check:
-                        data = self._cluster.fetch(rank, answer.transfer, answer.nbytes, check)
+                data = self._transfers.fetch(rank, answer)
                 del asked[rank]
                 try:
                     values[rank] = _loads(data)
@@ -83,7 +71,7 @@ class Exchange:
 
     def _drop_pulled(self, rank: int, answer: Future[Pulled]) -> None:
         if transfer := answer.result().transfer:
-            self._cluster.drop(rank, transfer)
+            self._transfers.drop(rank, transfer)
 
     # ---- to the ranks
 
@@ -113,15 +101,14 @@ class Exchange:
                 if len(data) <= bulk.INLINE_BYTES:
                     messages[rank] = _with_number(Push(request=0, pickle=data))
                     continue
-                with self._interruptible(rank) as check:
-                    transfers[rank] = self._cluster.put(rank, data, check)
+                transfers[rank] = self._transfers.put(rank, data)
                 messages[rank] = _with_number(Push(request=0, transfer=transfers[rank]))
             with uninterrupted():
                 asked = {rank: self._questions.ask(rank, message) for rank, message in messages.items()}
             return {rank: self._questions.wait_for(rank, future) for rank, future in asked.items()}
         except BaseException:
             for rank, transfer in transfers.items():
-                self._cluster.drop(rank, transfer)
+                self._transfers.drop(rank, transfer)
             raise
 
     # ---- both
@@ -136,21 +123,6 @@ class Exchange:
         except KeyboardInterrupt as error:
             error.__traceback__ = None  # IPython keeps the last error: not the frames, and the data in them
             raise keyboard_interrupt("interrupted: the transfer was dropped, the ranks go on") from None
-
-    @contextmanager
-    def _interruptible(self, rank: int) -> Iterator[Callable[[], None]]:
-        """A check for a transfer, which raises an interrupt between two messages: inside one it would tear it apart,
-        and the socket would give the rest of it to the next transfer."""
-        with Interrupts(lambda: None) as interrupts:
-
-            def check() -> None:
-                self._check_rank(rank)
-                if interrupts.count:
-                    raise KeyboardInterrupt
-
-            yield check
-        if interrupts.count:  # behind the last piece
-            raise KeyboardInterrupt
 
 
 def check_name(name: object) -> str:

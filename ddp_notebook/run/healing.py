@@ -13,6 +13,7 @@ from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.exchange import check_name
 from ddp_notebook.run.interrupt import uninterrupted
 from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.transfers import Transfers
 from ddp_notebook.words import list_ranks
 
 _MOST_NAMED = 8
@@ -25,12 +26,14 @@ class Healing:
         cluster: the ranks.
         cells: whose turn it may be.
         questions: to ask the ranks.
+        transfers: for what is large.
     """
 
-    def __init__(self, cluster: Cluster, cells: Cells, questions: Questions) -> None:
+    def __init__(self, cluster: Cluster, cells: Cells, questions: Questions, transfers: Transfers) -> None:
         self._cluster = cluster
         self._cells = cells
         self._questions = questions
+        self._transfers = transfers
 
     def heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
         """See `Session.heal`."""
@@ -68,11 +71,7 @@ class Healing:
         answer: Pulled = self._questions.wait_for(from_rank, asked)
         if answer.error:
             raise DDPNotebookError(f"rank {from_rank}: {answer.error}")
-        data: bytes | bytearray = answer.pickle
-        if answer.transfer:
-            with uninterrupted():
-                data = self._cluster.fetch(from_rank, answer.transfer, answer.nbytes, lambda: None)
-        return answer, bytes(data)
+        return answer, bytes(self._transfers.fetch(from_rank, answer))
 
     def _copy(self, from_rank: int, read: tuple[Pulled, bytes], to: Sequence[int]) -> list[str]:
         answer, data = read
@@ -80,8 +79,7 @@ class Healing:
         for rank in to:
             push = partial(Push, pickle=data)
             if answer.transfer:
-                with uninterrupted():
-                    push = partial(Push, transfer=self._cluster.put(rank, data, lambda: None))
+                push = partial(Push, transfer=self._transfers.put(rank, data))
             answers[rank] = self._questions.wait_for(
                 rank,
                 self._questions.ask(rank, lambda n, push=push: push(request=n)),  # type: ignore[misc]
