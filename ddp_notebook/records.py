@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.void]  # (n,) of one of the dtypes below
 TEXT = "<u4"
 FIRST_BYTES = 128  # of the first elements of a tensor: 8 of complex128, 32 of float32
 SAMPLE = 1024  # elements up to which all are looked at
-SAMPLE_OF_LARGE = 256  # of a larger tensor, evenly spread: each is a cache line of its own, and mostly a page
+SAMPLE_OF_LARGE = 256  # of a larger tensor, in evenly spread stretches
 
 # ---- codes
 

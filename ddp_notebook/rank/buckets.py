@@ -100,11 +100,12 @@ class Backward:
         prepared: models whose gradients it may synchronise, in the order of their forwards.
     """
 
-    __slots__ = ("_prepared", "end_ns", "number")
+    __slots__ = ("_prepared", "calls", "end_ns", "number")
 
     def __init__(self, number: int, prepared: list[Model]) -> None:
         self.number = number
         self.end_ns = 0  # once it is over
+        self.calls: list[Call] = []  # that reducers have begun in it
         self._prepared = prepared
 
     def bucket_of(self, call: Call) -> tuple[str, int] | None:

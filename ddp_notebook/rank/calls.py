@@ -141,7 +141,7 @@ class Call:
     output: Copy | None = None
     whole: tuple[tuple[int, Copy], ...] = ()
     marks: Marks | None = None
-    tells_its_end = is_waited_for = False
+    tells_its_end = is_waited_for = is_of_backward = False
 
     def __init__(
         self, kernel: Operator, group: Group, number: int, arguments: tuple[Any, ...], thread: int, since_ns: int

@@ -1,14 +1,14 @@
 """What was in a tensor: a small copy, taken where the tensor is used, and later what it says.
 
-A copy costs its caller 2 us. Of more than `SAMPLE` elements only some are copied: the first ones, and evenly spread
-ones of the rest.
+A copy costs its caller 2 us. Of more than `SAMPLE` elements only some are copied: eight stretches, evenly spread from
+the first to the last. (As many elements one by one are each on a page of their own: 3 % of a training step.)
 A tensor of a GPU is copied to pinned memory behind the work that is queued there; nobody waits for that copy until the
 recorder's thread reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ import torch
 from ddp_notebook.records import FIRST_BYTES, SAMPLE, SAMPLE_OF_LARGE, VALUE, Rows
 
 _STRIDED = torch.strided
-_FIRST = FIRST_BYTES  # elements that are in every sample: as many as may be shown
+_STRETCH = 32  # elements; the first of them are shown
+_STRETCHES = SAMPLE_OF_LARGE // _STRETCH
 _READABLE = {torch.Tensor, torch.nn.Parameter}
 _MOST_TENSORS = 8  # of a list that are looked at
 _PLAIN = frozenset(  # types of real numbers that NumPy has too
@@ -35,10 +36,6 @@ class Copy(NamedTuple):
     numel: int  # of all of them
     parts: list[torch.Tensor]  # on the CPU, or on their way there
     event: Any  # of the GPU, when they have arrived; None: they are there
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.parts[0].dtype
 
 
 # ---- the calling thread
@@ -83,13 +80,12 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     numel = tensor.numel()
     if numel <= SAMPLE:
         return tensor.clone()
-    step = -(-(numel - _FIRST) // (SAMPLE_OF_LARGE - _FIRST))
+    step = (numel - _STRETCH) // (_STRETCHES - 1)
     if tensor.is_contiguous():
-        flat = tensor.view(-1)
-        return torch.cat((flat[:_FIRST], flat[_FIRST::step]))
+        return tensor.as_strided((_STRETCHES, _STRETCH), (step, 1)).clone()
     device = tensor.device
-    places = torch.cat((torch.arange(_FIRST, device=device), torch.arange(_FIRST, numel, step, device=device)))
-    return tensor[torch.unravel_index(places, tensor.shape)]
+    places = torch.arange(_STRETCHES, device=device)[:, None] * step + torch.arange(_STRETCH, device=device)
+    return tensor[torch.unravel_index(places.view(-1), tensor.shape)]
 
 
 def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -132,55 +128,61 @@ def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
     return (flat.abs() if flat.is_complex() else flat).float().numpy()
 
 
-def rows_of(copies: Sequence[Copy]) -> Rows:
-    """What many copies say, worked out together: a row of `records.VALUE` for each, with all but whose it is.
+def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> Rows:
+    """What many copies say: a row of `records.VALUE` for each, with all but whose it is. Those of one type and size, as
+    a training loop brings them again and again, are worked out together.
 
     Args:
         copies: all of which have arrived.
+        number_of: gives the number of the text for a type.
     """
     rows = np.zeros(len(copies), VALUE)
-    firsts, numbers, sizes = [], [], []
-    for copy in copies:
-        arrays = [array_of(part) for part in copy.parts]
-        firsts.append(_first(arrays))
-        mine = [_numbers_of(part, array) for part, array in zip(copy.parts, arrays, strict=True)]
-        numbers += mine
-        sizes.append(sum(map(len, mine)))
     rows["numel"] = [copy.numel for copy in copies]
-    rows["looked_at"] = looked_at = np.array(sizes, np.int64)
-    rows["first_count"] = [count for _, count in firsts]
-    rows["first"] = np.frombuffer(b"".join(data for data, _ in firsts), rows["first"].dtype)
     for name in ("low", "high", "mean"):
         rows[name] = np.nan
-    full = np.flatnonzero(looked_at)
-    if not len(full):
-        return rows
-    flat = np.concatenate(numbers, dtype=np.float64, casting="unsafe")
-    starts = np.concatenate(([0], np.cumsum(looked_at[full])[:-1]))
-    nan = np.isnan(flat)
-    nans = np.add.reduceat(nan, starts, dtype=np.int64)
-    rows["nans"][full] = nans
-    rows["infs"][full] = np.add.reduceat(np.isinf(flat), starts, dtype=np.int64)
-    any_nan = bool(nan.any())
-    lows = np.minimum.reduceat(np.where(nan, np.inf, flat) if any_nan else flat, starts)
-    highs = np.maximum.reduceat(np.where(nan, -np.inf, flat) if any_nan else flat, starts)
-    with np.errstate(invalid="ignore"):  # inf - inf
-        sums = np.add.reduceat(np.where(nan, 0.0, flat) if any_nan else flat, starts)
-    counts = looked_at[full] - nans
-    some = counts > 0
-    rows["low"][full[some]], rows["high"][full[some]] = lows[some], highs[some]
-    rows["mean"][full[some]] = sums[some] / counts[some]
+    alike: dict[tuple[torch.dtype, torch.Size], list[tuple[int, torch.Tensor]]] = {}
+    for number, copy in enumerate(copies):
+        part = copy.parts[0]
+        if len(copy.parts) > 1:
+            part = torch.cat([one.reshape(-1).to(part.dtype) for one in copy.parts])
+        alike.setdefault((part.dtype, part.shape), []).append((number, part))
+    for (dtype, _), some in alike.items():
+        at = np.array([at for at, _ in some])
+        rows["dtype"][at] = number_of(dtype)
+        _describe(rows, at, torch.stack([part for _, part in some]))
     return rows
 
 
-def _first(arrays: Sequence[Array]) -> tuple[bytes, int]:
-    """The first elements, in the bytes of their type and filled up to `FIRST_BYTES`, and how many."""
-    itemsize = arrays[0].itemsize
-    most = FIRST_BYTES // itemsize
-    data = arrays[0][:most].tobytes()
-    for array in arrays[1:]:
-        if len(data) >= most * itemsize:
-            break
-        data += array[:most].tobytes()
-    data = data[: most * itemsize]
-    return data.ljust(FIRST_BYTES, b"\0"), len(data) // itemsize
+def _describe(rows: Rows, at: npt.NDArray[np.int64], tensors: torch.Tensor) -> None:
+    """Fill the rows of these places.
+
+    Args:
+        tensors: (places, ...) what was copied.
+    """
+    rows["looked_at"][at] = width = tensors[0].numel()
+    if not width:
+        return
+    array = array_of(tensors).reshape(len(at), -1)  # (places, width)
+    count = min(width, FIRST_BYTES // array.itemsize)
+    if (rows["numel"][at] > width).any():
+        count = min(count, _STRETCH)
+    first = np.zeros((len(at), FIRST_BYTES), np.uint8)
+    first[:, : count * array.itemsize] = np.ascontiguousarray(array[:, :count]).view(np.uint8)
+    rows["first_count"][at], rows["first"][at] = count, first.view(rows["first"].dtype)[:, 0]
+    numbers = _numbers_of(tensors, array).reshape(len(at), -1).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        sums = numbers.sum(1)
+    lows = highs = numbers
+    counts = np.full(len(at), width)
+    if not np.isfinite(sums).all():
+        nan = np.isnan(numbers)
+        rows["nans"][at] = nans = nan.sum(1)
+        rows["infs"][at] = np.isinf(numbers).sum(1)
+        lows, highs = np.where(nan, np.inf, numbers), np.where(nan, -np.inf, numbers)
+        with np.errstate(invalid="ignore"):
+            sums = np.where(nan, 0.0, numbers).sum(1)
+        counts -= nans
+    some = counts > 0
+    at, counts = at[some], counts[some]
+    rows["low"][at], rows["high"][at] = lows.min(1)[some], highs.max(1)[some]
+    rows["mean"][at] = sums[some] / counts

@@ -124,11 +124,13 @@ class Tape:
         call.moment = moment = self.moment
         site = call.site = self._site(2)
         kernel, arguments = call.kernel, call.arguments
-        if site[0] is REDUCER and moment.backward is not None and self.bucket is None:
-            call.bucket = moment.backward.bucket_of(call)
+        if site[0] is REDUCER and (backward := moment.backward) is not None and self.bucket is None:
+            call.bucket = backward.bucket_of(call)
+            backward.calls.append(call)
+            call.is_of_backward = True
         if self.level == VALUES and (at := kernel.at_input) is not None:
             call.input = self._copy(call, 0, arguments[at])
-        if _HAS_DEVICES and kernel.at_tensors is not None:
+        if HAS_DEVICES and kernel.at_tensors is not None:
             call.marks = _marks(arguments[kernel.at_tensors])
 
     def issued(self, call: Call, work: Any) -> None:
@@ -140,10 +142,11 @@ class Tape:
         call.tells_its_end = True
         if call.marks is not None:
             future.then(call.marks.end)  # on a stream that waits for the operation
+        on_future = _note_end if call.is_of_backward and call.marks is None else self._on_future
         if future.done():  # its callback would run here, where it swallows an interrupt
-            self._on_future(call, future)
+            on_future(call, future)
         else:
-            future.add_done_callback(partial(self._on_future, call))
+            future.add_done_callback(partial(on_future, call))
 
     def _on_future(self, call: Call, future: Any) -> None:
         """In a thread of gloo's, before anybody who waits goes on. With NCCL at once, while the device works on."""
@@ -156,6 +159,22 @@ class Tape:
         self._keep_output(call, failed)
         if not call.is_waited_for:  # else whoever waits for it knows how long, and puts it
             self.put(call)
+
+    def end_backward(self, backward: Backward, failed: bool) -> None:
+        """A backward has ended, and with it what DDP's reducer has begun in it: it has waited for that, and nobody has
+        used the tensors yet. What is done here is not done in gloo's threads, which would begin the next bucket later.
+        """
+        for call in backward.calls:
+            if call.state != ISSUED or call.marks is not None:
+                continue  # it could not begin, or a GPU will tell
+            if failed and call.work is not None and not call.is_done:
+                call.is_of_backward = False
+                self.issued(call, call.work)
+                continue
+            call.end_ns = call.end_ns or backward.end_ns
+            self._keep_output(call, failed and call.has_failed)
+            self.put(call)
+        backward.calls.clear()
 
     def ended(self, call: Call, failed: bool, blocked_ns: int) -> None:
         """Somebody has waited for it, or it has failed to begin."""
@@ -197,7 +216,12 @@ class Tape:
             return None
 
 
-_HAS_DEVICES = torch.cuda.is_available()
+def _note_end(call: Call, _: Any) -> None:
+    """In a thread of gloo's."""
+    call.end_ns = time.monotonic_ns()
+
+
+HAS_DEVICES = torch.cuda.is_available()
 
 
 def _marks(value: Any) -> Marks | None:

@@ -211,8 +211,10 @@ class Training:
                 return original(*args, **named)
             began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
             tape.go_back(backward)
+            failed = True
             try:
                 out = original(*args, **named)
+                failed = False
                 while self._gradients:
                     span, name, parameter = self._gradients.pop()
                     if parameter.grad is not None:
@@ -220,6 +222,7 @@ class Training:
                 return out
             finally:
                 backward.end_ns = time.monotonic_ns()
+                tape.end_backward(backward, failed)
                 self._gradients.clear()
                 self.put(BACKWARD, "", began_ns, number=backward.number)
                 self._prepared[:] = [model for model in self._prepared if not model.at]
