@@ -55,7 +55,7 @@ class Guard:
         kernel, group = call.kernel, call.group
         if kernel.spec.kind != "collective" or kernel.spec.name in _UNCHECKED or len(group.ranks) < 2:
             return
-        if origin(_FRAMES_OF_OURS) != USER:
+        if (call.site[0] if call.site else origin(_FRAMES_OF_OURS)) != USER:
             return
         if (twin := group.twin) is None:
             return

@@ -80,6 +80,8 @@ class Kernel(Operator):
             key = id(call)
             live[key] = waiting[thread] = call
             tape = recorder.tape
+            if tape is not None and tape.level:
+                call.site = tape.site(1)
             try:
                 if is_send:
                     to = kernel.root_of(arguments[at + 1 :])

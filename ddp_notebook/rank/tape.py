@@ -58,7 +58,7 @@ class Tape:
         self.dropped = 0
         self.puts = 0  # records so far
         self.filled = threading.Event()  # wakes the recorder's thread
-        self._site = Sites(cells).site
+        self.site = Sites(cells).site
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
         self._spans = itertools.count(1)
@@ -118,11 +118,11 @@ class Tape:
 
     def begin(self, call: Call) -> None:
         """An operation is about to begin."""
-        if self.level == OFF:
+        if self.level == OFF or call.site is None:
             return
         call.serial = next(self._calls)
         call.moment = moment = self.moment
-        site = call.site = self._site(2)
+        site = call.site
         kernel, arguments = call.kernel, call.arguments
         if site[0] is REDUCER and (backward := moment.backward) is not None and self.bucket is None:
             call.bucket = backward.bucket_of(call)

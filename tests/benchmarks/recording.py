@@ -6,7 +6,8 @@ call       processor time that a collective of four floats takes longer, with th
 drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time of a step in DDP, with the recorder and without (its kernels taken away, nothing recorded): blocks
-           of 20 steps take turns on the same ranks
+           of 20 steps take turns on the same ranks. And with kernels that only call the operator: the least that a
+           recorder in Python can cost
 readable   from a `log()` on a rank until the notebook can read it
 
 Of processor times the least of the blocks counts: what else the machine does only adds.
@@ -106,7 +107,11 @@ _model, _shape = MODEL
 _model = DistributedDataParallel(_model, bucket_cap_mb=1.0)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken, _level = torch.randn(_shape), [], _tape.level
-_is_on = True
+from ddp_notebook.rank.recorder import Kernel
+_whole = Kernel.make
+def make(kernel):
+    redispatch, after = kernel.redispatch, kernel._after
+    return lambda keys, *arguments: redispatch(keys & after, *arguments)
 def _block(steps):
     dist.barrier()
     began = time.perf_counter()
@@ -115,20 +120,20 @@ def _block(steps):
         _model(_x).square().mean().backward()
         _optimizer.step()
     return (time.perf_counter() - began) / steps * 1e3
-def _switch(is_on):
-    global _is_on
-    if is_on and not _is_on: _recorder.install()
-    if _is_on and not is_on: _recorder.remove()
-    _is_on = is_on
-    _tape.level = _level if is_on else 0
+def _switch(mode):
+    _recorder.remove()
+    Kernel.make = make if mode == "empty" else _whole
+    if mode != "bare": _recorder.install()
+    _tape.level = _level if mode == "recorded" else 0
 _block(20)
-for _pair in range(PAIRS):
+_modes = ["recorded", "empty", "bare"]
+for _turn in range(PAIRS):
     _ms = {}
-    for _on in (True, False) if _pair % 2 else (False, True):
-        _switch(_on)
-        _ms[_on] = _block(STEPS)
-    _taken.append((_ms[True], _ms[False]))
-_switch(True)
+    for _mode in _modes[_turn % 3:] + _modes[:_turn % 3]:
+        _switch(_mode)
+        _ms[_mode] = _block(STEPS)
+    _taken.append(_ms)
+_switch("recorded")
 if rank == 0: print(json.dumps(_taken))
 """
 _LOGS = """
@@ -145,7 +150,7 @@ def measure(blocks: int = 12, pairs: int = 30) -> list[Figure]:
     figures = _calls(blocks)
     for world_size in WORLD_SIZES:
         with ddp_notebook.start(world_size) as session:
-            figures += [_steps(session, model, pairs) for model in _MODELS]
+            figures += [figure for model in _MODELS for figure in _steps(session, model, pairs)]
             if world_size == min(WORLD_SIZES):
                 figures.append(_readable(session))
     return figures
@@ -176,21 +181,23 @@ def _least(what: str, blocks: list[float], bar: float) -> Figure:
     return Figure(what=what, value=min(blocks), unit="us", bar=bar, blocks=tuple(blocks))
 
 
-def _steps(session: Any, model: str, pairs: int) -> Figure:
+def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
     code = f"MODEL, PAIRS, STEPS = ({_MODELS[model]}), {pairs}, 20\n{_STEPS}"
     result = session.run(code, quiet=True, timeout=600)
-    taken: list[tuple[float, float]] = json.loads(result[0].stdout)
-    off_ms = median(off for _, off in taken)
-    ratio = median(on / off for on, off in taken)
-    return Figure(
-        what=f"a step of {model} on {session.world_size} ranks, recorded; median of {len(taken)} ratios, each of two "
-        "blocks of 20 steps",
-        value=ratio * off_ms,
-        unit="ms",
-        bar=BAR_STEP,
-        baseline=off_ms,
-        against="not recorded",
-    )
+    taken: list[dict[str, float]] = json.loads(result[0].stdout)
+    bare_ms = median(one["bare"] for one in taken)
+    return [
+        Figure(
+            what=f"a step of {model} on {session.world_size} ranks, {words}; median of {len(taken)} ratios, each of "
+            "two blocks of 20 steps",
+            value=bare_ms * median(one[mode] / one["bare"] for one in taken),
+            unit="ms",
+            bar=BAR_STEP,
+            baseline=bare_ms,
+            against="not recorded",
+        )
+        for mode, words in (("recorded", "recorded"), ("empty", "with kernels in Python that do nothing"))
+    ]
 
 
 def _readable(session: Any, count: int = 300) -> Figure:
