@@ -47,7 +47,7 @@ class BuildError(Exception):
     """The bundle cannot be made; says what to do."""
 
 
-class BundleHook(BuildHookInterface):  # type: ignore[misc]  # hatchling's is untyped where it is not installed
+class BundleHook(BuildHookInterface):  # type: ignore[type-arg]  # of the builder's configuration, which is not read
     """hatchling's way in."""
 
     def dependencies(self) -> list[str]:

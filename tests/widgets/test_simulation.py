@@ -10,7 +10,7 @@ import pytest
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe import matching
 from ddp_notebook.records import TABLES
-from ddp_notebook.widgets.simulate import simulate
+from ddp_notebook.widgets.simulation import simulate
 from tests.conftest import wait_until
 
 
