@@ -5,6 +5,8 @@
  * order in which they came. So every point that is kept was logged, and a spike outlives any number of thinnings.
  */
 
+const SAME_MS = 2e-3; // times travel rounded, not always to the same
+
 export class Series {
   /** @param {number} limit points, a multiple of 8 */
   constructor(limit) {
@@ -31,7 +33,7 @@ export class Series {
     while (at > 0 && this.steps[at - 1] > step) at--;
     // A snapshot brings again what is known.
     for (let known = at - 1; known >= 0 && this.steps[known] === step; known--) {
-      if (this.times[known] === time) return false;
+      if (Math.abs(this.times[known] - time) < SAME_MS) return false;
     }
     if (this.length === this.limit) {
       this.#thin();

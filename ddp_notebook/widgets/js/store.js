@@ -12,8 +12,19 @@ import { COLLECTIVE, Entry, Index, makeTables } from "./tables.js";
 import { unpack } from "./wire.js";
 
 const MOST_METRICS = 48;
-const MOST_OPEN = 20000;
-const HELLO_AGAIN_MS = 2000;
+const MOST_OPEN = 2000; // spans of a rank
+const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
+
+/**
+ * What a span is known by when it comes again. Times travel rounded, not always to the same, so a part of a step is
+ * known by its step and what it starts after; a call by its number.
+ * @param {Record<string, any>} columns
+ * @param {number} at
+ */
+function spanKey({ rank, kind, call, start, thread }, at) {
+  if (kind[at] >= COLLECTIVE) return `${rank[at]} ${call[at]}`;
+  return `${rank[at]} ${kind[at]} ${thread[at]} ${Math.round(start[at] * 100)}`;
+}
 
 class StepEntry extends Entry {
   /** @param {Store} store @param {number} cell @param {number} step */
@@ -81,6 +92,7 @@ export class Store {
     this.missed = 0; // messages that never came
     this.catchingUp = false;
     this.askedAt = -Infinity;
+    this.askAgainMs = HELLO_AGAIN_MS;
     this.version = 0;
     /** @type {Map<number, string>} */
     this.texts = new Map();
@@ -105,7 +117,8 @@ export class Store {
     /** @type {number[][]} */
     this.spansOfRank = []; // row numbers
     this.forgottenSpan = 0;
-    this.open = new Map(); // row numbers of spans that may come again
+    /** @type {Map<string, number>[]} */
+    this.openOfRank = []; // row numbers of spans that may come again
     /** @type {Map<number, Record<string, any>>} */
     this.answers = new Map();
     this.frozen = null;
@@ -203,15 +216,24 @@ export class Store {
     const { span } = this.tables;
     const { start, end, latest, replaced } = span.columns;
     const limit = this.frozen?.ends.span ?? Infinity;
-    const newest = this.spansOfRank[rank];
-    if (!newest) return;
-    for (let at = newest.length - 1; at >= 0; at--) {
-      const index = span.find(newest[at]);
+    const own = this.spansOfRank[rank] ?? [];
+    // The few that are open come first, as their ends do not tell where to stop.
+    if (!this.frozen) {
+      for (const number of this.openOfRank[rank]?.values() ?? []) {
+        const index = span.find(number);
+        if (index >= 0 && Number.isNaN(end[index]) && start[index] <= t1) yield index;
+      }
+    }
+    for (let at = own.length - 1; at >= 0; at--) {
+      const index = span.find(own[at]);
       if (index < 0) break;
-      if (newest[at] >= limit || (replaced[index] && replaced[index] < limit)) continue;
-      // Rows come in the order of their ends: before this one none reaches into the window.
-      if (latest[index] < t0) break;
-      if (start[index] <= t1 && !(end[index] < t0)) yield index;
+      if (own[at] >= limit || (replaced[index] && replaced[index] < limit)) continue;
+      if (this.frozen) {
+        if (start[index] <= t1 && !(end[index] < t0)) yield index;
+      } else {
+        if (latest[index] < t0) break; // no row up to this one ends within the window
+        if (start[index] <= t1 && end[index] >= t0) yield index;
+      }
     }
   }
 
@@ -291,7 +313,7 @@ export class Store {
     const now = performance.now();
     if (message.kind === "answer") {
       if (message.tables || buffers.length) this.#take(message, unpack(message, buffers), true);
-      if (message.request !== undefined) this.answers.set(message.request, { message, rows: unpack(message, buffers), at: now });
+      if (message.request !== undefined) this.answers.set(message.request, { message, rows: unpack(message, buffers), buffers, at: now });
       while (this.answers.size > 8) this.answers.delete(this.answers.keys().next().value);
       this.#tell("data");
       return false;
@@ -318,7 +340,9 @@ export class Store {
     }
     this.#take(message, unpack(message, buffers), isSnapshot);
     this.#tell("data");
-    if (!this.catchingUp || now - this.askedAt < HELLO_AGAIN_MS) return false;
+    if (!this.catchingUp) this.askAgainMs = HELLO_AGAIN_MS;
+    if (!this.catchingUp || now - this.askedAt < this.askAgainMs) return false;
+    this.askAgainMs = Math.min(60e3, this.askedAt > 0 ? 2 * this.askAgainMs : this.askAgainMs);
     this.askedAt = now;
     return true;
   }
@@ -407,25 +431,26 @@ export class Store {
   /** @param {import("./wire.js").Rows} rows @param {boolean} mayBeKnown */
   #takeSpans(rows, mayBeKnown) {
     const { span } = this.tables;
-    const known = mayBeKnown ? this.#knownSpans(rows) : this.open;
+    const known = mayBeKnown ? this.#knownSpans(rows) : null;
     const begin = span.append(rows);
     const { rank, kind, start, end, wait, group, number, op, latest, replaced } = span.columns;
     for (let at = begin; at < span.end; at++) {
       const rowNumber = span.moved + at;
-      const key = `${rank[at]}:${kind[at]}:${start[at]}`;
-      const before = known.get(key) ?? this.open.get(key);
+      const key = spanKey(span.columns, at);
+      const open = (this.openOfRank[rank[at]] ??= new Map());
+      const before = open.get(key) ?? known?.get(key);
       if (before !== undefined) {
         const index = span.find(before);
         if (index >= 0) replaced[index] = rowNumber;
-        this.open.delete(key);
+        open.delete(key);
       }
       replaced[at] = 0;
       const isCall = kind[at] >= COLLECTIVE;
-      if (Number.isNaN(end[at]) || (isCall && Number.isNaN(wait[at]))) this.open.set(key, rowNumber);
+      if (Number.isNaN(end[at]) || (isCall && Number.isNaN(wait[at]))) open.set(key, rowNumber);
+      if (open.size > MOST_OPEN) open.delete(open.keys().next().value);
       const own = (this.spansOfRank[rank[at]] ??= []);
       const last = own.length ? span.find(own[own.length - 1]) : -1;
-      const itsEnd = Number.isNaN(end[at]) ? Infinity : end[at];
-      latest[at] = Math.max(itsEnd, last >= 0 ? latest[last] : -Infinity);
+      latest[at] = Math.max(Number.isNaN(end[at]) ? -Infinity : end[at], last >= 0 ? latest[last] : -Infinity);
       own.push(rowNumber);
       if (kind[at] === COLLECTIVE) this.#collective(group[at], number[at], op[at], start[at], rowNumber).spans.set(rank[at], rowNumber);
     }
@@ -439,8 +464,8 @@ export class Store {
     const { span } = this.tables;
     const known = new Map();
     for (let at = span.first; at < span.end; at++) {
-      const { rank, kind, start, replaced } = span.columns;
-      if (start[at] >= from && !replaced[at]) known.set(`${rank[at]}:${kind[at]}:${start[at]}`, span.moved + at);
+      const { start, replaced } = span.columns;
+      if (start[at] >= from - 1 && !replaced[at]) known.set(spanKey(span.columns, at), span.moved + at);
     }
     return known;
   }
@@ -506,9 +531,6 @@ export class Store {
         this.collectiveIndex.delete(`${entry.group}:${entry.number}`);
       }
       this.collectiveVersion++;
-    }
-    if (this.open.size > MOST_OPEN) {
-      for (const key of [...this.open.keys()].slice(0, MOST_OPEN / 2)) this.open.delete(key);
     }
   }
 }

@@ -39,7 +39,7 @@ export class Table {
    * Append all rows of a message, and say at which index they begin. Columns that the message lacks are NaN or 0.
    * @param {import("./wire.js").Rows} rows
    */
-  append({ rows, columns }) {
+  append({ rows, columns, widths }) {
     const count = Math.min(rows, this.limit);
     const skipped = rows - count;
     this.#makeRoom(count);
@@ -47,8 +47,15 @@ export class Table {
     for (const [name, , width = 1] of this.types) {
       const into = this.columns[name];
       const from = columns[name];
-      if (from) into.set(from.subarray(skipped * width, rows * width), begin * width);
-      else into.fill(into instanceof Float64Array || into instanceof Float32Array ? NaN : 0, begin * width, (begin + count) * width);
+      const own = widths?.[name] ?? width;
+      if (from && own === width) into.set(from.subarray(skipped * width, rows * width), begin * width);
+      else if (from) {
+        // As wide as the fullest row of the message.
+        into.fill(NaN, begin * width, (begin + count) * width);
+        for (let row = 0; row < count; row++) {
+          into.set(from.subarray((skipped + row) * own, (skipped + row + 1) * own), (begin + row) * width);
+        }
+      } else into.fill(into instanceof Float64Array || into instanceof Float32Array ? NaN : 0, begin * width, (begin + count) * width);
     }
     this.end += count;
     this.first = Math.max(0, this.end - this.limit);
