@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.ring import Ring
 from ddp_notebook.observe.store import keys_of
-from ddp_notebook.records import CALL, RESOURCE, SPAN, Rows
+from ddp_notebook.records import CALL, RESOURCE, SPAN, TIMES, Rows
 from ddp_notebook.widgets import rows as wire
 from ddp_notebook.widgets.budget import Thinning
 from ddp_notebook.widgets.tables import TEXTS, WIRE, empty, pack
@@ -30,6 +31,7 @@ _HISTORY = 20_000  # rows of the timeline that are read when the recording is th
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
 _SNAPSHOT = {"metric": 1000, "step": 240, "bucket": 400, "span": 350, "value": 64}  # rows that a snapshot has
 _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": ("group", "number")}  # of whole ones
+_EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
 _OWN_TEXTS = 1 << 12  # that are known: one that comes again later gets another number
 _CELLS = 4  # whose rows may still come
 
@@ -66,7 +68,7 @@ class Feed:
         self.is_live = is_live
         self.run = secrets.token_hex(4)
         self.seq = 0
-        self.start_ns = _start_ns(recording)
+        self.start_ns, self.end_ns = bounds_ns(recording)
         self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
         self.resources = np.zeros(recording.world_size, RESOURCE)  # and how it was
         self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
@@ -249,9 +251,7 @@ class Feed:
             return empty("value")
         found = np.array(rows)
         order = np.argsort(calls["rank"], kind="stable")
-        return wire.values(
-            self.recording, found, calls[order[np.searchsorted(calls["rank"][order], found["rank"])]]
-        )
+        return wire.values(self.recording, found, calls[order[np.searchsorted(calls["rank"][order], found["rank"])]])
 
     # ---- what is there already
 
@@ -314,8 +314,9 @@ class Feed:
         for rank, time_ns, model, buckets in rows[["rank", "time_ns", "model", "buckets"]].tolist():
             known = self.recording.store.texts.parsed(buckets)
             if known:
+                time_ms = (time_ns - self.start_ns) / 1e6
                 one = found.setdefault(
-                    (model, buckets), {"model": model, "ranks": [], "time": (time_ns - self.start_ns) / 1e6, "buckets": known}
+                    (model, buckets), {"model": model, "ranks": [], "time": time_ms, "buckets": known}
                 )
                 if rank not in one["ranks"]:
                     one["ranks"].append(rank)
@@ -365,13 +366,17 @@ def _numbers(tables: Mapping[str, Rows], layouts: Any) -> list[int]:
     return [number for number in found if number]
 
 
-def _start_ns(recording: Recording) -> int:
-    """The first time that a recording knows; now, where it knows none."""
-    import time
-
+def bounds_ns(recording: Recording) -> tuple[int, int]:
+    """The first and the last time that a recording knows, as far as its first and last rows tell; now, where it knows
+    none."""
     found = []
-    for table, column in (("resource", "time_ns"), ("metric", "time_ns"), ("call", "issue_ns"), ("span", "start_ns")):
-        times = recording.rows(table)[column][:4096]
-        if len(times := times[times >= 0]):
-            found.append(int(times.min()))
-    return min(found, default=time.monotonic_ns())
+    for table, columns in TIMES.items():
+        end = recording.store.rings[table].end
+        for since in (0, max(0, end - _EDGE)) if columns else ():
+            rows, _, _ = recording.follow(table, since, _EDGE)
+            for column in columns:
+                times = rows[column][rows[column] >= 0]
+                if len(times):
+                    found += [int(times.min()), int(times.max())]
+    now_ns = time.monotonic_ns()
+    return min(found, default=now_ns), max(found, default=now_ns)

@@ -210,7 +210,7 @@ def _pack(column: npt.NDArray[Any]) -> Any:
     low, high = float(numbers.min()), float(numbers.max())
     if not np.isfinite(high - low):
         return _Raw(np.ascontiguousarray(column))
-    scales = (1,) if (numbers == np.rint(numbers)).all() else _RESOLUTIONS
+    scales: tuple[float, ...] = (1,) if (numbers == np.rint(numbers)).all() else _RESOLUTIONS
     for scale in scales:
         if (high - low) / scale < 4e9:
             return _narrow(np.rint((column - low) / scale), (high - low) / scale, scale, low, column)

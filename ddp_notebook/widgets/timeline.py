@@ -90,6 +90,19 @@ class Timeline:
             self._forget(np.full(self._recording.world_size, np.iinfo(np.int64).max))
         return tables, whole
 
+    def all_of(self, step: int, spans: Rows, calls: Rows) -> dict[str, Rows]:
+        """One step on all ranks, of a cell whose rows are all here."""
+        cutter = self._cutter
+        cutter.add(spans)
+        steps, buckets = cutter.measure(np.array([step]), spans, calls, self._start_ns)
+        spans = spans[cutter.numbers(spans["rank"], spans["start_ns"]) == step]
+        self._calls = calls[cutter.numbers(calls["rank"], calls["issue_ns"]) == step]
+        self._call_sent, self._came_s = np.zeros(len(self._calls), bool), np.zeros(len(self._calls))
+        found = wire.spans(spans[spans["kind"] != _CELL], self._start_ns)
+        if len(self._calls):
+            found = np.concatenate((found, self._matched(2 * _LATE_S)[1]))
+        return {"step": steps, "bucket": buckets, "span": found}
+
     def _thinned(self, spans: Rows, calls: Rows, now_s: float) -> tuple[Rows, Rows]:
         """Without the steps that are left out."""
         has_steps = self._cutter.has_steps
