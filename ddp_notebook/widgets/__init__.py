@@ -10,6 +10,9 @@ publisher  the one thread that sends
 monitor    the widget
 live       where views come and go: under a running cell, at %ddp_monitor
 summary    the text and the picture that stay
+page       a recording as one page, without a kernel
+simulation ranks that are not there
+simulated  what they do
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_notebook.widgets.monitor import Monitor
-    from ddp_notebook.widgets.simulate import simulate  # type: ignore[import-not-found,unused-ignore]
+    from ddp_notebook.widgets.simulation import simulate
 
 __all__ = ["Monitor", "simulate"]
-_LAZY = {"Monitor": "ddp_notebook.widgets.monitor", "simulate": "ddp_notebook.widgets.simulate"}
+_LAZY = {"Monitor": "ddp_notebook.widgets.monitor", "simulate": "ddp_notebook.widgets.simulation"}
 
 
 def __getattr__(name: str) -> Any:

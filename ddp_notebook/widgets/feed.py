@@ -265,6 +265,7 @@ class Feed:
             rows = rows[rows["rank"] < self.recording.world_size]
             found[table] = (rows if self.only is None else rows[rows["cell"] == self.only])[-_HISTORY:]
         self._read_layouts()
+        self._ends["resource"] = 0
         self._read_resources()
         spans, calls = found["span"], found["call"]
         if len(calls):
@@ -347,9 +348,10 @@ class Feed:
         return self._texts(new)
 
     def _texts(self, numbers: list[int]) -> list[list[Any]]:
-        return [[number, self._text(number)] for number in numbers]
+        return [[number, self.text(number)] for number in numbers]
 
-    def _text(self, number: int) -> str:
+    def text(self, number: int) -> str:
+        """What a number in these tables stands for; of a group its title."""
         if number >= OWN_TEXTS:
             return self._own_texts.get(number, "")
         text = self.recording.text(number)
