@@ -141,8 +141,8 @@ def draw_by_step(
             axes.bar(x, column, bottom=base, width=0.86 * together, **style)
         elif column.any():  # one area instead of many bars, which take ten times as long
             outline = np.append(x - together / 2, x[-1] + together / 2)
-            areas = [np.append(one, one[-1]) for one in (base, base + column)]
-            axes.fill_between(outline, *areas, step="post", **style | {"linewidth": 0.0})
+            low, high = (np.append(one, one[-1]) for one in (base, base + column))
+            axes.fill_between(outline, low, high, step="post", **style | {"linewidth": 0.0})
         base += column
     axes.set_ylim(bottom=0)
     top = 1.15 * float(np.percentile(base, 90))

@@ -64,6 +64,7 @@ def picture(
     columns: Sequence[float] = (1.0,),
     *,
     layout: Literal["constrained", "none"] = "constrained",
+    title_pt: float = 11.0,
 ) -> tuple[Picture, list[Axes]]:
     """An empty figure on a transparent ground.
 
@@ -75,7 +76,9 @@ def picture(
         layout: "none" where the caller places the axes, which takes a third of the time.
     """
     figure = Picture(figsize=(_WIDTH, height), layout=layout, facecolor="none")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True, parse_math=False)
+    figure.suptitle(
+        title, x=0.01, ha="left", fontsize=title_pt, fontweight="bold", color=INK, wrap=True, parse_math=False
+    )
     ratios: dict[str, Any] = {"height_ratios": list(rows), "width_ratios": list(columns)}
     axes: list[Axes] = list(figure.subplots(len(rows), len(columns), squeeze=False, **ratios).ravel())
     for one in axes:
@@ -112,14 +115,16 @@ def fill_style(meaning: str) -> dict[str, Any]:
     }
 
 
-def key(
-    figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), place: str = "outside lower left"
-) -> None:
-    """What the colours mean, in rows under the picture."""
+def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *, is_placed: bool = False) -> None:
+    """What the colours mean, in rows under the picture.
+
+    Args:
+        is_placed: the caller has left room for it.
+    """
     patches = [Patch(label=FILLS[meaning].words, **fill_style(meaning)) for meaning in meanings]
     legend = figure.legend(
         handles=[*patches, *more],
-        loc=place,
+        loc="lower left" if is_placed else "outside lower left",
         ncols=4,
         frameon=False,
         fontsize=_LABEL_PT,

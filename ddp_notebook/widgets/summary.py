@@ -216,9 +216,7 @@ def _draw(facts: _Facts) -> Picture:
     has_steps = len(set(numbers)) > 1
     columns = [1.0] * ((facts.metric is not None) + has_steps)
     height = _HEIGHT if columns else 0.4  # a line of text, and nothing below it
-    figure, found = picture(facts.words(), height, columns=columns or [1.0], layout="none")
-    if figure._suptitle is not None:
-        figure._suptitle.set(fontsize=10, y=1 - 0.05 / height)
+    figure, found = picture(facts.words(), height, columns=columns or [1.0], layout="none", title_pt=10)
     if not columns:
         found[0].remove()
         return figure
@@ -228,7 +226,7 @@ def _draw(facts: _Facts) -> Picture:
         found[-1].set_ylabel("time of a step (ms)")
         if min(numbers):
             found[-1].set_xlabel(f"the last {len(set(numbers))} steps")
-        key(figure, shown, place="lower left")
+        key(figure, shown, is_placed=True)
     if facts.metric is not None:
         lines, _ = curves.lines_of(facts.metric, None)
         ends = curves.draw_metric(found[0], facts.metric.name, lines, _MOST_LINES)

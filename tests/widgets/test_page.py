@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ EVIL = "</script><script>document.title='taken'</script><!--<script> & $title"
 
 
 @contextmanager
-def opened(path, *, scripts: bool = True, scheme: str = "light"):
+def opened(path, *, scripts: bool = True, scheme: Literal["light", "dark"] = "light"):
     """The page in Chromium, without a network. Any word of its console fails the test."""
     said: list[str] = []
     with sync_playwright() as playwright:
@@ -144,11 +145,11 @@ def test_without_scripts_the_picture_and_the_text_stand_there(saved, recording):
 
 def test_the_packed_data_are_the_message(saved, recording):
     text = saved.read_text()
-    data = re.search(r'id="data">([^<]*)<', text)
-    header = re.search(r'id="header">([^<]*)<', text)
+    (data,) = re.findall(r'id="data">([^<]*)<', text)
+    (header,) = re.findall(r'id="header">([^<]*)<', text)
     found = page.message(recording)
-    assert gzip.decompress(base64.b64decode(data[1])) == found.data
-    assert json.loads(header[1]) == found.header
+    assert gzip.decompress(base64.b64decode(data)) == found.data
+    assert json.loads(header) == found.header
 
 
 def test_an_empty_recording_has_a_page_too(tmp_path):

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets import summary
@@ -28,8 +29,8 @@ def recorded(**arguments):
     return recording
 
 
-def opened(data: bytes) -> Image.Image:
-    with Image.open(io.BytesIO(data)) as image:
+def opened(data: bytes) -> PngImageFile:
+    with PngImageFile(io.BytesIO(data)) as image:
         image.load()
         return image
 
