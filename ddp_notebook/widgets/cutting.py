@@ -54,8 +54,13 @@ class Cutter:
         spans = spans[(spans["end_ns"] >= 0) & (spans["kind"] != _CELL) & (spans["rank"] < len(self._edges))]
         np.minimum.at(self._begin_ns, spans["rank"], spans["start_ns"])
         ends = spans[spans["kind"] == _OPTIMIZER]
-        for rank in np.unique(ends["rank"]).tolist():
-            self._step(rank, outermost(ends[ends["rank"] == rank]))
+        if (ends["name"] != ends["name"][:1]).any():  # one around another steps once
+            ranks = np.unique(ends["rank"]).tolist()
+            ends = np.concatenate([outermost(ends[ends["rank"] == rank]) for rank in ranks])
+        order = np.lexsort((ends["end_ns"], ends["rank"]))
+        ranks, firsts = np.unique(ends["rank"][order], return_index=True)
+        for rank, own in zip(ranks.tolist(), np.split(ends[order], firsts[1:]), strict=False):
+            self._step(rank, own)
 
     def _step(self, rank: int, ends: Rows) -> None:
         if self._thread[rank] < 0:

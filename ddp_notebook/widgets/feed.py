@@ -22,17 +22,21 @@ from ddp_notebook.widgets.budget import Thinning
 from ddp_notebook.widgets.tables import TEXTS, WIRE, empty, pack
 from ddp_notebook.widgets.timeline import Timeline
 
-TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, VALUE_BYTES_PER_S = 26_000.0, 14_000.0, 7_000.0
+# What may travel: with the headers and what the ranks do, less than 60 kB in any second.
+TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, VALUE_BYTES_PER_S = 27_000.0, 12_000.0, 5_000.0
+_BURST_BYTES = 8_000.0  # of the timeline that may go at once
+_TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, measured by tests/benchmarks/monitor.py
 OWN_TEXTS = 1 << 24  # texts that are not the recording's are numbered from here
 _METRIC_BYTES = 13.0  # of a row, measured by tests/benchmarks/monitor.py
 _VALUE_BYTES = 24.0  # and four for each first value
 _LOOKS = 4  # looks at values in which those of a call have come
 _HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
-_SNAPSHOT = {"metric": 1000, "step": 240, "bucket": 400, "span": 350, "value": 64}  # rows that a snapshot has
+_SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
 _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": ("group", "number")}  # of whole ones
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
 _OWN_TEXTS = 1 << 12  # that are known: one that comes again later gets another number
+_MOST_WAITING_S = 4.0  # that a row may wait
 _CELLS = 4  # whose rows may still come
 
 
@@ -75,7 +79,9 @@ class Feed:
         self._value_ends: deque[int] = deque([self._ends["value"]], maxlen=_LOOKS)
         self._timelines: dict[int, Timeline] = {}
         self._thin_metrics = Thinning(METRIC_BYTES_PER_S)
-        self._value_allowance = 2 * VALUE_BYTES_PER_S
+        self._value_allowance = VALUE_BYTES_PER_S
+        self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
+        self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
         self._rows_left_out = 0
         self._kept = {name: Ring(WIRE[name], count) for name, count in _KEPT.items()}
@@ -93,8 +99,10 @@ class Feed:
     def has_news(self) -> bool:
         """Whether rows have come, or wait for those of other ranks. Of memory and load only `present` tells."""
         rings = self.recording.store.rings
-        return any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "layout")) or any(
-            timeline.is_waiting for timeline in self._timelines.values()
+        return (
+            any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "layout"))
+            or any(timeline.is_waiting for timeline in self._timelines.values())
+            or any(map(len, self._waiting.values()))
         )
 
     def delta(self, now_ns: int, head: Mapping[str, Any], ranks: Rows | None = None) -> Message | None:
@@ -183,6 +191,8 @@ class Feed:
             self._read_layouts()
         self._read_resources()
         tables, whole = self._timelines_take(spans, calls, now_s)
+        if self.is_live:
+            tables = self._paced(tables, seconds)
         tables["metric"] = wire.metrics(metrics, self.start_ns)
         tables["value"] = self._values(whole, seconds)
         for name in _KEPT:
@@ -205,13 +215,29 @@ class Feed:
         found, whole = [], [np.zeros(0, CALL)]
         for cell, timeline in self._timelines.items():
             if cell in cells or timeline.is_waiting:
-                tables, calls_whole = timeline.take(spans[spans["cell"] == cell], calls[calls["cell"] == cell], now_s)
+                is_all = cells == {cell}
+                own_spans = spans if is_all else spans[spans["cell"] == cell]
+                own_calls = calls if is_all else calls[calls["cell"] == cell]
+                tables, calls_whole = timeline.take(own_spans, own_calls, now_s)
                 found.append(tables)
                 whole.append(calls_whole)
         names = ("span", "step", "bucket")
         if not found:
             return {name: empty(name) for name in names}, whole[0]
         return {name: np.concatenate([one[name] for one in found]) for name in names}, np.concatenate(whole)
+
+    def _paced(self, tables: dict[str, Rows], seconds: float) -> dict[str, Rows]:
+        """As much of the timeline as may go now, steps first; the rest waits: a whole step of many ranks is a lot."""
+        self._allowance = min(self._allowance + TIMELINE_BYTES_PER_S * seconds, _BURST_BYTES)
+        going = {}
+        for name, nbytes in _TIMELINE_BYTES.items():
+            rows = np.concatenate((self._waiting[name], tables[name])) if len(self._waiting[name]) else tables[name]
+            count = min(len(rows), max(0, int(self._allowance / nbytes)))
+            self._allowance -= count * nbytes
+            most = int(_MOST_WAITING_S * TIMELINE_BYTES_PER_S / nbytes)
+            self._rows_left_out += max(0, len(rows) - count - most)
+            going[name], self._waiting[name] = rows[:count], rows[count:][-most:]
+        return going
 
     def _timeline(self, cell: int, bytes_per_s: float | None) -> Timeline:
         before = next(reversed(self._timelines.values()), None)
@@ -224,7 +250,7 @@ class Feed:
         store = self.recording.store
         since = self._value_ends[0]
         self._value_ends.append(store.rings["value"].end)
-        self._value_allowance = min(self._value_allowance + VALUE_BYTES_PER_S * seconds, 2 * VALUE_BYTES_PER_S)
+        self._value_allowance = min(self._value_allowance + VALUE_BYTES_PER_S * seconds, VALUE_BYTES_PER_S)
         found = [empty("value")]
         while len(calls) and self._value_allowance > 0:
             newest = calls[np.argmax(calls["issue_ns"])]

@@ -53,7 +53,6 @@ class Live:
         self._publisher: Publisher | None = None
         self._shown: _View | None = None  # of %ddp_monitor
         self._under: _View | None = None  # the cell that runs
-        self._is_closed = False
 
     def prepare(self) -> None:
         """Import what the first view needs, in a thread, while nobody waits for it."""
@@ -102,11 +101,10 @@ class Live:
 
     def close(self) -> None:
         """The session ends: what is shown becomes static."""
-        self._is_closed = True
         views = [view for view in (self._under, self._shown) if view is not None]
         self._under = self._shown = None
         if self._publisher is not None:
-            self._publisher.close()
+            self._publisher.close(session_ends=True)
         for view in views:
             self._freeze(view, view.cell)
         self._publisher = None

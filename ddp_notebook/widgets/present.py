@@ -59,11 +59,16 @@ class Present:
         self._next_s = 0.0
         self._cell = feed.only or 0
         self._state, self._why = "recorded" if session is None else "idle", ""
+        self._has_ended = False
+
+    def end(self) -> None:
+        """The session ends."""
+        self._has_ended = self._session is not None
 
     def head(self) -> dict[str, Any]:
         """What the header of a message says of the session."""
         session, state, cell = self._session, self._state, self._cell
-        if session is not None and not session.is_running:
+        if session is not None and (self._has_ended or not session.is_running):
             state = "stopped"
         elif session is not None:
             run = session.under_way

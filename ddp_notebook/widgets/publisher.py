@@ -76,8 +76,10 @@ class Publisher:
         with self._lock:
             return ask(self._feed, self._now_ns())
 
-    def close(self) -> None:
-        """Tell the views that the session has ended, and end the thread."""
+    def close(self, *, session_ends: bool = False) -> None:
+        """Tell the views what is left to tell, and end the thread."""
+        if session_ends:
+            self._present.end()
         self._closing.set()
         self._news.set()
         thread, self._thread = self._thread, None

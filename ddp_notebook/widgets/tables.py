@@ -196,8 +196,8 @@ def _pack(column: npt.NDArray[Any]) -> Any:
     if (column == first).all() and first - first == 0:  # JSON has no infinity
         return first
     if column.dtype.kind != "f":
-        low = int(column.min())
-        return _narrow(column.astype(np.int64) - low, int(column.max()) - low, 1, low, column)
+        least = int(column.min())
+        return _narrow(column.astype(np.int64) - least, int(column.max()) - least, 1, least, column)
     is_number = column == column
     if not is_number.all():
         numbers = column[is_number]
@@ -210,8 +210,8 @@ def _pack(column: npt.NDArray[Any]) -> Any:
     low, high = float(numbers.min()), float(numbers.max())
     if not np.isfinite(high - low):
         return _Raw(np.ascontiguousarray(column))
-    scales: tuple[float, ...] = (1,) if (numbers == np.rint(numbers)).all() else _RESOLUTIONS
-    for scale in scales:
+    is_whole = bool((numbers == np.rint(numbers)).all())
+    for scale in (1,) if is_whole else _RESOLUTIONS:
         if (high - low) / scale < 4e9:
             return _narrow(np.rint((column - low) / scale), (high - low) / scale, scale, low, column)
     return _Raw(np.ascontiguousarray(column))

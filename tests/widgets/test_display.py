@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import queue
 import time
 from typing import Any
@@ -32,6 +33,12 @@ if not monitor.BUNDLE.exists():  # what is drawn is the browser tests' business
 
 class Browser(FrontEnd):
     """A front end that keeps what monitors are told."""
+
+    def read(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """The next message, kept as it came: what shows it changes it."""
+        message = super().read(timeout_s)
+        self.messages[-1] = {**message, "content": copy.deepcopy(message["content"])}
+        return message
 
     def told(self, comm_id: str) -> list[tuple[dict[str, Any], bytes]]:
         """What a monitor was told, oldest first: header and data."""
@@ -158,7 +165,7 @@ def test_requests_are_answered(browser):
     comm_id = browser.monitors()[-1]
     header, data = browser.told(comm_id)[0]
     span = [row for row in unpack(header, data)["span"] if row["op"]][-1]
-    asks = {
+    asks: dict[str, dict[str, Any]] = {
         "spans": {"t0": float(span["start"]) - 1, "t1": float(span["end"]) + 1, "ranks": [int(span["rank"])]},
         "values": {"group": int(span["group"]), "number": int(span["number"])},
         "metrics": {},
@@ -246,7 +253,7 @@ def make_subshell(browser: Browser) -> str:
 
 
 def in_subshell(browser: Browser, subshell: str) -> dict[str, Any]:
-    header = browser.kernel.client.session.msg_header("comm_msg")
+    header: dict[str, Any] = browser.kernel.client.session.msg_header("comm_msg")
     return {**header, "subshell_id": subshell}
 
 
