@@ -183,6 +183,7 @@ export class Store {
 
   /** The steps that are kept, oldest first; without a cell those of all cells. @param {number} [cell] */
   steps(cell) {
+    if (!this.frozen && cell === undefined) return this.stepIndex.all();
     const limit = this.frozen?.ends.step ?? Infinity;
     return this.stepIndex.all().filter((one) => one.since < limit && (cell === undefined || one.cell === cell));
   }
@@ -248,6 +249,7 @@ export class Store {
 
   /** The collectives that are kept, newest last. */
   collectives() {
+    if (!this.frozen) return this.#sortedCollectives();
     const limit = this.frozen?.ends.span ?? Infinity;
     const values = this.frozen?.ends.value ?? Infinity;
     return this.#sortedCollectives().filter((one) => one.since < (one.spans.size ? limit : values));
