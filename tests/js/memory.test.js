@@ -72,7 +72,7 @@ test("a series outlives its limit: every point was logged, spikes and numbers th
   const series = new Series(256);
   const logged = new Map();
   for (let at = 0; at < 5000; at++) {
-    const value = at === 17 ? 1000 : at === 1203 ? NaN : at === 2222 ? -1000 : Math.sin(at / 30);
+    const value = at === 17 ? 1000 : at === 1203 ? NaN : at === 4300 ? -1000 : Math.sin(at / 30);
     logged.set(at, value);
     series.add(at, value, at * 10);
   }
@@ -81,5 +81,5 @@ test("a series outlives its limit: every point was logged, spikes and numbers th
   assert.equal(series.length + series.thinned, 5000);
   steps.forEach((at, index) => assert.ok(Object.is(values[index], logged.get(at)), `step ${at}`));
   assert.deepEqual([...steps], [...steps].sort((a, b) => a - b));
-  for (const at of [17, 1203, 2222, 4999]) assert.ok(steps.includes(at), `step ${at} is kept`);
+  for (const at of [17, 1203, 4300, 4999]) assert.ok(steps.includes(at), `step ${at} is kept`);
 });

@@ -63,11 +63,22 @@ export class Series {
     for (let at = 0; at < half; at += 4) {
       let low = at;
       let high = at;
+      let broken = -1; // a value that is no number is the news: it stays, whatever its neighbours are
+      let sum = 0;
       for (let one = at; one < at + 4; one++) {
-        // A value that is no number is the news: it stays whatever its neighbours are.
-        if (!Number.isFinite(this.values[one])) low = one;
-        else if (this.values[one] < this.values[low]) low = one;
-        if (this.values[one] > this.values[high]) high = one;
+        const value = this.values[one];
+        if (!Number.isFinite(value)) {
+          broken = one;
+          continue;
+        }
+        sum += value;
+        if (!(value >= this.values[low])) low = one;
+        if (!(value <= this.values[high])) high = one;
+      }
+      if (broken >= 0) {
+        const mean = sum / 3;
+        if (Math.abs(this.values[low] - mean) > Math.abs(this.values[high] - mean)) high = low;
+        low = broken;
       }
       if (low === high) high = low === at ? at + 3 : at;
       for (const one of low < high ? [low, high] : [high, low]) this.#move(one, to++);
