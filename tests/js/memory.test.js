@@ -81,5 +81,7 @@ test("a series outlives its limit: every point was logged, spikes and numbers th
   assert.equal(series.length + series.thinned, 5000);
   steps.forEach((at, index) => assert.ok(Object.is(values[index], logged.get(at)), `step ${at}`));
   assert.deepEqual([...steps], [...steps].sort((a, b) => a - b));
+  const first = steps.filter((at) => at < 1000).length;
+  assert.ok(first > 10 && first < 40, `${first} points of the first 1000 steps: the course is equally dense`);
   for (const at of [17, 1203, 4300, 4999]) assert.ok(steps.includes(at), `step ${at} is kept`);
 });

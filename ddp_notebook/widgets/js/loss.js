@@ -62,7 +62,7 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
     if (found.each > 1) notes.push(`of every ${found.each} steps the lowest and the highest are drawn`);
   }
   if (smoothing > 0) notes.push(`smoothed: exponential average, weight ${smoothing.toFixed(2)}`);
-  if (thinned) notes.push("of the oldest steps the lowest and the highest of each four are kept");
+  if (thinned) notes.push("of older steps only the lowest and the highest of neighbours are kept");
   if (log) {
     const dropped = drawn.reduce((sum, line) => sum + line.values.filter((value) => value !== null && value !== undefined && value <= 0).length, 0);
     if (dropped) notes.push(`${plural(dropped, "point")} at or below 0 cannot be drawn on a logarithmic axis`);

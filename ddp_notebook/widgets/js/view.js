@@ -166,7 +166,7 @@ class View {
     }
     list.onkeydown = (event) => {
       const names = [...this.tabs.keys()];
-      const at = names.indexOf(this.panelName);
+      const at = names.findIndex((name) => this.tabs.get(name).tab === event.target);
       const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: names.length - 1 }[event.key];
       if (to === undefined) return;
       event.preventDefault();
