@@ -16,14 +16,23 @@ const MOST_OPEN = 2000; // spans of a rank
 const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
 
 /**
- * What a span is known by when it comes again. Times travel rounded, not always to the same, so a part of a step is
- * known by its step and what it starts after; a call by its number.
+ * What a span is known by when it comes again: a call by its number, a part of a step by its start. Times travel
+ * rounded, not always to the same: `shift` is for the neighbours.
  * @param {Record<string, any>} columns
  * @param {number} at
  */
-function spanKey({ rank, kind, call, start, thread }, at) {
+function spanKey({ rank, kind, call, start, thread }, at, shift = 0) {
   if (kind[at] >= COLLECTIVE) return `${rank[at]} ${call[at]}`;
-  return `${rank[at]} ${kind[at]} ${thread[at]} ${Math.round(start[at] * 100)}`;
+  return `${rank[at]} ${kind[at]} ${thread[at]} ${Math.round(start[at] * 100) + shift}`;
+}
+
+/** The key under which a map has the span, if it has. @param {Map<string, number>} map @param {Record<string, any>} columns @param {number} at */
+function knownKey(map, columns, at) {
+  for (const shift of columns.kind[at] >= COLLECTIVE ? [0] : [0, -1, 1]) {
+    const key = spanKey(columns, at, shift);
+    if (map.has(key)) return key;
+  }
+  return undefined;
 }
 
 class StepEntry extends Entry {
@@ -438,11 +447,12 @@ export class Store {
       const rowNumber = span.moved + at;
       const key = spanKey(span.columns, at);
       const open = (this.openOfRank[rank[at]] ??= new Map());
-      const before = open.get(key) ?? known?.get(key);
+      const openKey = open.size ? knownKey(open, span.columns, at) : undefined;
+      const before = openKey !== undefined ? open.get(openKey) : known?.get(knownKey(known, span.columns, at) ?? "");
       if (before !== undefined) {
         const index = span.find(before);
         if (index >= 0) replaced[index] = rowNumber;
-        open.delete(key);
+        if (openKey !== undefined) open.delete(openKey);
       }
       replaced[at] = 0;
       const isCall = kind[at] >= COLLECTIVE;
