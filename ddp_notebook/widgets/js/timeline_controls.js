@@ -156,7 +156,7 @@ export class Asking {
     if (!missing.length) return "";
     const name = ({ cell, step }) => `${cell}.${step}`;
     const isChosen = this.store.choice.window !== null; // while following the next picture is another one
-    const canAsk = isChosen && view.t1 - view.t0 <= MOST_ASKED_MS && this.env.send;
+    const canAsk = isChosen && view.t1 - view.t0 <= MOST_ASKED_MS && this.env.ask;
     if (!canAsk) {
       this.words = isChosen ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
       return "not sent|…";
@@ -164,10 +164,9 @@ export class Asking {
     const fresh = missing.filter((one) => !this.requests.has(name(one)));
     if (fresh.length) {
       this._timer = setTimeout(() => {
-        const request = Math.floor(Math.random() * 2 ** 31);
+        const request = this.env.ask({ kind: "ask", what: "spans", t0: fresh[0].start, t1: Math.max(...fresh.map((one) => one.end)), ranks });
         for (const one of fresh) this.requests.set(name(one), request);
         this.sentAt.set(request, performance.now());
-        this.env.send({ kind: "ask", request, what: "spans", t0: fresh[0].start, t1: Math.max(...fresh.map((one) => one.end)), ranks });
         setTimeout(redraw, PATIENCE_MS + 50);
         redraw();
       }, 150);

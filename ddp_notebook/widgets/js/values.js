@@ -84,9 +84,11 @@ export function shapeOf(text, numel) {
   if (!Array.isArray(parsed) || !parsed.length) return { shape: [numel], words: `[${numel}]` };
   const one = (shape) => `[${shape.join(", ")}]`;
   if (parsed.length === 1) {
-    // Of the output of a gather there is no shape on the wire but that of the input.
-    const fits = parsed[0].reduce((product, size) => product * size, 1) === numel;
-    return fits ? { shape: parsed[0], words: one(parsed[0]) } : { shape: [numel], words: `${numel / 1} elements` };
+    const own = parsed[0].reduce((product, size) => product * size, 1);
+    if (own === numel) return { shape: parsed[0], words: one(parsed[0]) };
+    // The wire has the input's shape: what was gathered is several of it, what was scattered a part.
+    const times = numel / own;
+    return Number.isInteger(times) ? { shape: [times, ...parsed[0]], words: `${times} × ${one(parsed[0])}` } : { shape: [numel], words: `[${numel}]` };
   }
   const areSame = parsed.every((shape) => one(shape) === one(parsed[0]));
   return { shape: [numel], words: areSame ? `${parsed.length} × ${one(parsed[0])}` : `${parsed.length} tensors` };
