@@ -79,10 +79,14 @@ export class TensorSource {
     return found;
   }
 
+  get canAsk() {
+    return !!this.env.ask && this.env.canSend !== false;
+  }
+
   /** Asks for the whole tensors, once. @param {{group: number, number: number, op: number}} one */
   ask(one) {
     const name = `${one.group}:${one.number}`;
-    if (this.requests.has(name) || !this.env.ask) return;
+    if (this.requests.has(name) || !this.canAsk) return;
     this.requests.set(name, this.env.ask({ kind: "ask", what: "values", group: one.group, number: one.number, op: one.op }));
     if (this.requests.size > 64) this.requests.delete(/** @type {string} */ (this.requests.keys().next().value));
   }

@@ -13,15 +13,21 @@
 
 import { Surface } from "./canvas.js";
 import { make, show } from "./dom.js";
-import { bytes, plural, ranksInWords } from "./format.js";
+import { bytes, percent, plural, ranksInWords } from "./format.js";
 import { colourMap, scaleOf } from "./heat.js";
 import { TensorSource } from "./tensor_source.js";
-import { LABEL, LINE, drawScale, drawTiles } from "./tensors_draw.js";
+import { LABEL, LINE, NARROW, drawScale, drawTiles } from "./tensors_draw.js";
 import { block, elementAt, indexOf, tilesAcross } from "./tiles.js";
 import { tooltip } from "./timeline_controls.js";
 import { acrossRanks, differences, element, exactly, isSame, range } from "./values.js";
 
 const GAP = 12, SCALE = 26, MARGIN = 26; // px between tiles, for the scale, for "in" and "out"
+const LETTER = 5.7; // px of a letter in the words below a tensor
+
+/** @param {Uint8Array} marks */
+const part = (marks) => marks.reduce((sum, one) => sum + one, 0) / Math.max(marks.length, 1);
+/** @param {any} tensor @param {number} width */
+const linesOf = (tensor, width) => Math.min(3, Math.ceil((range(tensor).length * LETTER) / Math.max(width, 1)));
 
 /**
  * @param {HTMLElement} el
@@ -50,6 +56,7 @@ export function tensorsPanel(el, store, env) {
   let layoutName = "", contentHeight = 260, isByKey = false;
   let scale = { limit: 1, isClipped: false };
   let palette = { colours: null, map: null };
+  let changedInWords = "";
   let told = [null, null]; // by side, what is known across ranks
   let drawn = {};
 
@@ -84,11 +91,12 @@ export function tensorsPanel(el, store, env) {
   function place(found) {
     const across = tilesAcross(found.size, width);
     const tileWidth = Math.floor((width + GAP) / across) - GAP;
-    const isNarrow = tileWidth < 150;
-    const words = isNarrow ? 4 : 3 * LINE + 6;
-    // Two maps below each other in a height that fits a screen, whatever the number of rows.
     const rows = Math.ceil(found.size / across);
-    const room = Math.max(24, Math.min(tileWidth - MARGIN, rows > 1 ? Math.max(40, 560 / rows / 2 - LABEL) : 190));
+    const isNarrow = tileWidth < NARROW;
+    // Both sides of all ranks in a height that fits a screen, whatever the number of rows.
+    const room = Math.max(24, isNarrow ? Math.max(44, 480 / rows - LABEL) : Math.min(tileWidth - MARGIN, rows > 1 ? Math.max(40, 560 / rows / 2 - LABEL) : 190));
+    const margin = isNarrow ? 0 : MARGIN;
+    const sideWidth = isNarrow ? (tileWidth - 4) / 2 : tileWidth - MARGIN;
     tiles = [];
     let y = 0, rowHeight = 0;
     [...found.keys()].sort((a, b) => a - b).forEach((rank, i) => {
@@ -97,27 +105,42 @@ export function tensorsPanel(el, store, env) {
         rowHeight = 0;
       }
       const x = (i % across) * (tileWidth + GAP);
-      let top = y + LABEL;
+      let top = y + LABEL, bottom = top;
       const [input, output] = found.get(rank);
       const sides = [input, output].map((tensor, side) => {
         if (!tensor) return null;
-        const own = block(tensor.data.length === tensor.numel ? tensor.shape : [tensor.data.length], tensor.data.length, tileWidth - MARGIN, room);
-        own.x = x + MARGIN;
-        own.y = top;
-        top += Math.max(own.height, 16) + words;
+        const own = block(tensor.data.length === tensor.numel ? tensor.shape : [tensor.data.length], tensor.data.length, sideWidth, room);
+        // In narrow tiles side by side, in others the output below the input and its words.
+        own.x = x + margin + (isNarrow && side ? sideWidth + 4 : 0);
+        own.y = isNarrow ? y + LABEL : top;
+        top = own.y + Math.max(own.height, isNarrow ? 0 : 16) + (isNarrow ? 2 : LINE * linesOf(tensor, tileWidth - MARGIN) + 10);
+        bottom = Math.max(bottom, top);
         return { ...tensor, block: own, changed: side ? differences(output, input) : null, differs: told[side]?.marks ?? null };
       });
+      top = bottom;
       rowHeight = Math.max(rowHeight, top - y);
       tiles.push({ rank, x, y, width: tileWidth, height: top - y, sides });
     });
-    for (const side of [0, 1]) {
-      // Where all of it differs, or all has changed, marks on each element would tell nothing: the words do.
-      const every = (name) => tiles.every((tile) => !tile.sides[side]?.data.length || tile.sides[side][name]?.every(Boolean));
-      for (const name of ["changed", "differs"]) {
-        if (tiles.length && every(name)) for (const tile of tiles) if (tile.sides[side]?.data.length > 4) tile.sides[side][name] = null;
-      }
+    changedInWords = changed();
+    // Where nearly all of it differs, marks on each element would hide what they mark: the words say it.
+    for (const name of ["changed", "differs"]) {
+      const marked = tiles.flatMap((tile) => tile.sides).filter((tensor) => tensor?.[name] && tensor.data.length > 4);
+      const share = marked.reduce((sum, tensor) => sum + part(tensor[name]), 0) / Math.max(marked.length, 1);
+      if (share > 0.5) for (const tensor of marked) tensor[name] = null;
     }
     contentHeight = y + rowHeight + (tiles.length ? SCALE : 0);
+  }
+
+  /** What the collective has changed. */
+  function changed() {
+    const outputs = tiles.map((tile) => tile.sides[1]).filter((tensor) => tensor?.changed);
+    if (!outputs.length) return "";
+    const shares = outputs.map((tensor) => part(tensor.changed));
+    if (shares.every((one) => one === 0)) return "nothing changed";
+    if (shares.every((one) => one === 1)) return "all elements changed";
+    const kept = outputs.filter((_, at) => shares[at] === 0).map((tensor) => tensor.rank);
+    const some = outputs.length - kept.length;
+    return `changed: ${percent(shares.reduce((sum, one) => sum + one, 0) / outputs.length)} of the elements${kept.length && some ? `, none on ${kept.length <= 4 ? ranksInWords(kept) : plural(kept.length, "rank")}` : ""}`;
   }
 
   const tensorAt = ({ rank, side }) => tiles.find((tile) => tile.rank === rank)?.sides[side] ?? null;
@@ -131,7 +154,7 @@ export function tensorsPanel(el, store, env) {
     surface.clear();
     const how = { colours: env.colours, dpr: env.dpr, map: palette.map, ...scale, pointed };
     const counts = drawTiles(pen, tiles, how);
-    if (tiles.length) drawScale(pen, MARGIN, contentHeight - SCALE + 4, how);
+    if (tiles.length) drawScale(pen, MARGIN, contentHeight - SCALE + 6, { ...how, isSideBySide: tiles[0].width < NARROW });
     else surface.write(nothing(), 0, 20, { colour: env.colours.soft });
     say();
     const at = pointed && tensorAt(pointed);
@@ -153,11 +176,11 @@ export function tensorsPanel(el, store, env) {
     const name = current ? `${store.text(current.op)} #${current.number}` : "";
     const span = current ? [...current.spans.values()].map((number) => store.tables.span.find(number)).find((index) => index >= 0) : undefined;
     const row = span === undefined ? null : store.tables.span.row(span);
-    const words = [groupName(), row && row.nbytes > 0 ? bytes(row.nbytes) : "", row ? `step ${row.step}` : "", row ? store.text(row.site) : "", ...acrossInWords()].filter(Boolean).join(" · ");
+    const words = [groupName(), row && row.nbytes > 0 ? bytes(row.nbytes) : "", row ? `step ${row.step}` : "", row ? store.text(row.site) : "", ...acrossInWords(), changedInWords].filter(Boolean).join(" · ");
     if (title.textContent !== name) title.textContent = name;
     if (about.textContent !== words) about.textContent = words;
     const isPartial = tiles.some((tile) => tile.sides.some((tensor) => tensor && tensor.data.length < tensor.numel));
-    show(button, isPartial && !!env.ask && source.asked(current) === "");
+    show(button, isPartial && source.canAsk && source.asked(current) === "");
   }
 
   function groupName() {
@@ -305,7 +328,7 @@ export function tensorsPanel(el, store, env) {
     if (!current) return "No collective has been recorded yet.";
     const name = `${store.text(current.op)} number ${current.number}`;
     if (!tiles.length) return `${name}: ${nothing()}`;
-    const words = acrossInWords().filter(Boolean).join("; ");
+    const words = [...acrossInWords(), changedInWords].filter(Boolean).join("; ");
     const at = pointed && tensorAt(pointed);
     const { sides } = tiles[0];
     const shapes = sides.map((tensor, side) => tensor && `${side ? "output" : "input"} ${tensor.words} ${tensor.dtype}`).filter(Boolean).join(", ");
@@ -342,6 +365,7 @@ export function tensorsPanel(el, store, env) {
         limit: scale.limit,
         isClipped: scale.isClipped,
         across: acrossInWords(),
+        changed: changedInWords,
         pointed: pointed && { ...pointed, value: tensorAt(pointed)?.data[pointed.at], words: tensorAt(pointed) && aboutElement(tensorAt(pointed), pointed.at) },
         asked: current ? source.asked(current) : "",
         tiles: tiles.map((tile) => ({

@@ -11,6 +11,7 @@ import { element, range } from "./values.js";
 
 export const LABEL = 17; // height of a tile's name
 export const LINE = 13; // of a line of words
+export const NARROW = 150; // a tile that has its tensors side by side, without words
 const SIDES = ["in", "out"];
 const LEAST_MARK = 9, LEAST_OUTLINE = 5; // px of a cell
 
@@ -33,7 +34,7 @@ export function drawTiles(pen, tiles, how) {
       drawSide(pen, tile, tensor, side, how, counts);
       const { pointed } = how;
       // The same element everywhere: what it became, and what the others have.
-      if (pointed && pointed.at < tensor.data.length) outline(pen, tensor.block, pointed.at, how.colours.ink, pointed.rank === tile.rank && pointed.side === side ? 2.5 : 1);
+      if (pointed && pointed.at < tensor.data.length) outline(pen, tensor.block, pointed.at, how.colours.focus, pointed.rank === tile.rank && pointed.side === side ? 3 : 1.5);
     });
   }
   return counts;
@@ -45,8 +46,8 @@ function drawSide(pen, tile, tensor, side, how, counts) {
   pen.font = font(10);
   pen.textAlign = "left";
   pen.fillStyle = how.colours.soft;
-  const isNarrow = tile.width < 150;
-  pen.fillText(SIDES[side], tile.x, block.y + Math.min(block.height, 16) / 2 + 1);
+  const isNarrow = tile.width < NARROW;
+  if (!isNarrow) pen.fillText(SIDES[side], tile.x, block.y + Math.min(block.height, 16) / 2 + 1);
   if (!tensor.data.length) {
     pen.fillText(tensor.numel ? "values not recorded" : "empty", block.x, block.y + 8);
   } else if (block.asDigits) drawDigits(pen, tensor, how, counts);
@@ -106,7 +107,7 @@ function drawMap(pen, tensor, { colours, dpr, map, limit }, counts) {
 /** What the collective has changed has a frame, what is not the same on all ranks a corner. */
 function mark(pen, block, at, changed, differs, colours, counts) {
   if (changed?.[at]) {
-    outline(pen, block, at, colours.focus, block.asDigits ? 1.5 : 1);
+    outline(pen, block, at, colours.ink, block.asDigits ? 1.5 : 1);
     counts.outlines++;
   }
   if (!differs?.[at]) return;
@@ -144,7 +145,7 @@ function bitmapOf(tensor, limit, map, width, height) {
 }
 
 /** The scale of the colours. @param {CanvasRenderingContext2D} pen */
-export function drawScale(pen, x, y, { map, limit, isClipped, colours }) {
+export function drawScale(pen, x, y, { map, limit, isClipped, colours, isSideBySide }) {
   const width = 128;
   for (let i = 0; i < width; i++) {
     pen.fillStyle = map.css[Math.round((i / (width - 1)) * 256)];
@@ -155,13 +156,13 @@ export function drawScale(pen, x, y, { map, limit, isClipped, colours }) {
   pen.strokeRect(x - 0.5, y - 0.5, width + 1, 9);
   pen.font = font(10);
   pen.fillStyle = colours.soft;
-  const words = element(limit, "", 6);
+  const words = element(limit, "", 5);
   [[`-${words}`, 0], ["0", 0.5], [words, 1]].forEach(([text, part]) => {
     pen.textAlign = "center";
     pen.fillText(String(text), x + Number(part) * width, y + 16);
   });
   pen.textAlign = "left";
-  const more = ["X NaN", "I Inf", isClipped ? "+ - beyond 3σ" : "", "□ changed by it", "◥ not the same on all ranks"].filter(Boolean).join("   ");
+  const more = [isSideBySide ? "left: input, right: output" : "", "X NaN", "I Inf", isClipped ? "+ - beyond 3σ" : "", "□ changed by it", "◥ not the same on all ranks"].filter(Boolean).join("   ");
   pen.fillText(more, x + width + 28, y + 4);
 }
 

@@ -106,7 +106,7 @@ export function range(tensor) {
   const write = (value) => element(value, isInteger(dtype) ? dtype : "", 8);
   if (dtype === "bool") parts.push(Number.isNaN(mean) ? "" : `true ${(100 * mean).toPrecision(3).replace(/\.?0+$/, "")} %`);
   else if (low === high) parts.push(`all ${write(low)}`);
-  else if (!Number.isNaN(low)) parts.push(`${/^complex/.test(dtype) ? "|x|" : "x"}∈[${write(low)}, ${write(high)}]`, `μ=${element(mean, "", 8)}`);
+  else if (!Number.isNaN(low)) parts.push(`${/^complex/.test(dtype) ? "|x|" : "x"}∈[${write(low)}, ${write(high)}]`, `μ=${element(mean, "", 6)}`);
   if (nans) parts.push(`NaN! ${nans}`);
   if (infs) parts.push(`Inf! ${infs}`);
   if (lookedAt < numel) parts.push(`(of a sample of ${lookedAt.toLocaleString("en")})`);
