@@ -8,7 +8,7 @@ import { COMMUNICATION, COMPUTE, FAILED } from "./lanes.js";
 /** The width of the columns into which short operations are merged; twice that in rows that are thin, too. */
 export const MERGE_PX = 2;
 const CROWDED_PX = 6, ROOMY_PX = 9; // per operation of a lane: below, and above which
-const LEAST_SINGLE_PX = 16; // what a bar of its own has in a crowded lane
+const LEAST_SINGLE_PX = 40; // what a bar of its own has in a crowded lane
 
 /**
  * From which width on an operation is a bar of its own. In a crowded lane nearly all are merged: a picture half of bars

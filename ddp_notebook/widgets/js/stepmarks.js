@@ -45,6 +45,11 @@ export class StepMarks {
     this._end = table.moved + table.end;
   }
 
+  /** @param {number} cell @param {number} step */
+  of(cell, step) {
+    return this._byName.get(`${cell}.${step}`);
+  }
+
   /** Steps that touch the window. @param {{t0: number, t1: number}} view @returns {StepMark[]} */
   within({ t0, t1 }) {
     const { marks } = this;

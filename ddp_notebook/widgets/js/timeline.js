@@ -52,6 +52,7 @@ export function timelinePanel(el, store, env) {
   let scene;
   let drawn = { drawMs: 0, draws: 0 };
   let found = null; // under the pointer: {rank, row, which, lane, at, count}
+  let shownStep = store.choice.window && store.choice.step ? `${store.choice.step.cell}.${store.choice.step.step}` : "";
   let chosenCalls = { key: "", calls: [] };
 
   const listeners = new AbortController();
@@ -106,6 +107,7 @@ export function timelinePanel(el, store, env) {
     }
     lanes.sync(store.tables.span);
     steps.sync(store.tables.step);
+    showChosenStep();
     const ranks = store.shownRanks();
     left = ranks.length && height / ranks.length < 16 ? 34 : 52;
     const now = store.now;
@@ -135,13 +137,24 @@ export function timelinePanel(el, store, env) {
       steps: inSight, missing, missingWords, ribbons: [], wordsOf, hoverRow: pointer.isInside ? pointer.row : -1, pointerX: pointer.isInside ? pointer.x : -1,
     };
     found = pointer.isInside ? find(pointer.x, pointer.y) : null;
-    const collected = performance.now() - begun;
+    const collectMs = performance.now() - begun;
     scene.ribbons = ribbons(ranks, layout, seen, now);
     drawScene(scene);
-    bar?.say({ isFollowing: !store.choice.window, isPaused: store.choice.paused, words: note(), length: seen.t1 - seen.t0 });
+    bar?.update(!store.choice.window);
     key.colours(env.colours);
-    showTip();
-    drawn = { collectMs: collected, drawMs: performance.now() - begun, draws: drawn.draws + 1 };
+    tip.show(found && about(found), pointer.x, canvas.offsetTop + pointer.y, width);
+    drawn = { collectMs, drawMs: performance.now() - begun, draws: drawn.draws + 1 };
+  }
+
+  /** A step that was chosen elsewhere, or on the axis, fills the picture. */
+  function showChosenStep() {
+    const { step } = store.choice;
+    const name = step ? `${step.cell}.${step.step}` : "";
+    if (name === shownStep) return;
+    shownStep = name;
+    const mark = step && steps.of(step.cell, step.step);
+    if (!step) setWindow(null);
+    else if (mark) setWindow({ t0: mark.start - (mark.end - mark.start) / 30, t1: mark.end + (mark.end - mark.start) / 30 });
   }
 
   /** What has been left out or drawn together, in words; "" if nothing. */
@@ -254,11 +267,6 @@ export function timelinePanel(el, store, env) {
     if (place.length) lines.push(place.join(", "));
     if (one.count > 1) lines.push(`and ${one.count - 1} more under the pointer: zoom in to see them`);
     return lines;
-  }
-
-  function showTip() {
-    if (!found) return tip.hide();
-    tip.show(about(found), pointer.x, canvas.offsetTop + pointer.y, width);
   }
 
   // ---- pointer
@@ -454,6 +462,7 @@ export function timelinePanel(el, store, env) {
     describe,
     table,
     onKey,
+    notes: () => (scene && note() ? [note()] : []),
     height: () => Math.min(Math.max(store.worldSize * (store.worldSize > 16 ? 9 : store.worldSize > 6 ? 34 : 76), 120), 620) + TOP + (env.compact ? 24 : 64),
     resize(newWidth, newHeight) {
       width = newWidth;
@@ -474,6 +483,7 @@ export function timelinePanel(el, store, env) {
     },
     destroy() {
       listeners.abort();
+      asking.unsubscribe();
       asking.clear();
       el.replaceChildren();
     },

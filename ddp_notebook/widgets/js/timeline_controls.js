@@ -4,12 +4,14 @@
 
 import { colourOf } from "./timeline_draw.js";
 import { MEANINGS } from "./bars.js";
+import { make, show } from "./dom.js";
 import { follow } from "./timewindow.js";
 
 const LENGTHS = [
   ["5000", "last 5 s"], ["500", "last 0.5 s"], ["1000", "last 1 s"], ["2000", "last 2 s"], ["20000", "last 20 s"], ["60000", "last minute"],
   ["1 step", "last step"], ["3 steps", "last 3 steps"], ["10 steps", "last 10 steps"],
 ];
+const GOING_ON = new Set(["running", "stuck", "hang"]);
 const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
 const PATIENCE_MS = 1200;
 
@@ -22,7 +24,7 @@ export class Follow {
   /** The time at which there may be something new. */
   newest(store, lanes) {
     // An idle run does not run away to the left; one that hangs goes on.
-    const isGoingOn = store.state === "running" || store.state === "stuck" || lanes.hasOpen;
+    const isGoingOn = GOING_ON.has(store.state) || lanes.hasOpen;
     return isGoingOn || !lanes.count ? store.now : Math.min(lanes.last, store.now);
   }
 
@@ -44,42 +46,35 @@ export class Follow {
  * @param {{zoomBy: (factor: number) => void, redraw: () => void, setWindow: (wanted: any) => void, whole: () => any}} actions
  */
 export function controls(el, following, { zoomBy, redraw, setWindow, whole }) {
-  const row = el.appendChild(document.createElement("div"));
-  row.className = "ddp-tools";
-  row.style.cssText = "display:flex;flex-wrap:wrap;align-items:center;gap:4px 6px;min-height:26px;margin-bottom:4px;font-size:12px";
-  const button = (text, label, action) => {
-    const made = row.appendChild(document.createElement("button"));
-    made.type = "button";
-    made.textContent = text;
-    made.title = label;
-    if (text.length < 2) made.setAttribute("aria-label", label);
-    made.addEventListener("click", action);
-    return made;
-  };
+  const document = el.ownerDocument;
+  const button = (text, label, onclick) => make(document, "button", { type: "button", textContent: text, title: label, "aria-label": label, onclick });
   const newest = button("Follow", "Follow the newest (F)", () => setWindow(null));
-  const lengths = row.appendChild(document.createElement("select"));
-  lengths.setAttribute("aria-label", "How much of the newest is shown");
-  for (const [value, text] of LENGTHS) lengths.append(new Option(text, value));
-  lengths.addEventListener("change", () => {
+  const onchange = () => {
     following.length = lengths.value;
     setWindow(null);
     redraw();
-  });
-  button("All", "Show everything that is here (Home)", () => setWindow(whole()));
-  button("−", "Zoom out (-)", () => zoomBy(1 / 1.6));
-  button("+", "Zoom in (+)", () => zoomBy(1.6));
-  const words = row.appendChild(document.createElement("span"));
-  words.className = "ddp-note";
-  words.style.cssText = "flex:1 1 12em;opacity:.8;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap";
-  let said = "";
+  };
+  const lengths = make(document, "select", { "aria-label": "How much of the newest is shown", onchange }, ...LENGTHS.map(([value, text]) => new Option(text, value)));
+  const row = make(
+    document,
+    "div",
+    { class: "ddpm-controls", title: "Drag to move. Ctrl and wheel, or a wheel after a click, zooms. Keys: A D, W S, + -, F follows, comma and full stop go from collective to collective" },
+    make(
+      document,
+      "span",
+      { class: "ddpm-field" },
+      newest,
+      lengths,
+      button("All", "Show everything that is here (Home)", () => setWindow(whole())),
+      button("−", "Zoom out (-)", () => zoomBy(1 / 1.6)),
+      button("+", "Zoom in (+)", () => zoomBy(1.6)),
+    ),
+  );
+  row.style.marginBottom = "4px";
+  el.append(row);
   return {
     height: () => row.offsetHeight + 4,
-    say({ isFollowing, isPaused, words: text }) {
-      newest.setAttribute("aria-pressed", String(isFollowing));
-      const all = text || (isFollowing ? (isPaused ? "paused" : "") : "Drag to move; Ctrl and wheel, or + and −, zoom");
-      if (all === said) return;
-      words.textContent = words.title = said = all;
-    },
+    update: (isFollowing) => newest.setAttribute("aria-pressed", String(isFollowing)),
   };
 }
 
@@ -88,16 +83,12 @@ const LEGEND_WORDS = { transfer: "communication", waiting: "waits for the last r
 
 /** @param {HTMLElement} el */
 export function legend(el) {
-  const row = el.appendChild(document.createElement("div"));
-  row.className = "ddp-legend";
-  row.style.cssText = "display:flex;flex-wrap:wrap;gap:0 12px;padding-top:4px;font-size:11px;line-height:16px";
-  const patches = LEGEND.map((name) => {
-    const item = row.appendChild(document.createElement("span"));
-    const patch = item.appendChild(document.createElement("i"));
-    patch.style.cssText = "display:inline-block;width:14px;height:9px;margin-right:4px;border:1px solid transparent;box-sizing:border-box";
-    item.append(LEGEND_WORDS[name] ?? name);
-    return { name, patch };
-  });
+  const document = el.ownerDocument;
+  const patches = LEGEND.map((name) => ({ name, patch: make(document, "i") }));
+  const row = make(document, "ul", { class: "ddpm-legend" }, ...patches.map(({ name, patch }) => make(document, "li", {}, patch, LEGEND_WORDS[name] ?? name)));
+  row.style.padding = "4px 0 0";
+  el.append(row);
+  /** @type {object|null} */
   let shown = null;
   return {
     height: () => row.offsetHeight,
@@ -114,24 +105,18 @@ export function legend(el) {
 
 /** Words beside the pointer. For the eye only: a screen reader has the table. @param {HTMLElement} el */
 export function tooltip(el) {
-  el.style.position = "relative";
-  const box = el.appendChild(document.createElement("div"));
-  box.className = "ddp-tip";
-  box.setAttribute("aria-hidden", "true");
-  box.style.cssText =
-    "position:absolute;z-index:3;pointer-events:none;display:none;max-width:340px;padding:4px 8px;border-radius:3px;font-size:12px;line-height:1.4;white-space:pre-line;" +
-    "background:var(--jp-layout-color0,Canvas);color:var(--jp-content-font-color1,CanvasText);border:1px solid #888;box-shadow:0 1px 4px #0004";
-  let said = "";
+  const box = make(el.ownerDocument, "div", { class: "ddpm-tip", "aria-hidden": "true", hidden: true });
+  box.style.whiteSpace = "pre-line";
+  el.append(box);
   return {
-    hide: () => {
-      box.style.display = "none";
-    },
-    show(lines, x, y, width) {
+    /** @param {string[]|null} lines none: hides it @param {number} x @param {number} y in `el` @param {number} width of `el` */
+    show(lines, x = 0, y = 0, width = 0) {
+      show(box, !!lines);
+      if (!lines) return;
       const text = lines.join("\n");
-      if (text !== said) box.textContent = said = text;
-      box.style.display = "block";
-      const right = x + 14 + box.offsetWidth <= width;
-      box.style.left = `${right ? x + 14 : Math.max(x - 14 - box.offsetWidth, 0)}px`;
+      if (box.textContent !== text) box.textContent = text;
+      const isRight = x + 14 + box.offsetWidth <= width;
+      box.style.left = `${isRight ? x + 14 : Math.max(x - 14 - box.offsetWidth, 0)}px`;
       box.style.top = `${y + 16}px`;
     },
   };
@@ -143,6 +128,8 @@ export class Asking {
     this.store = store;
     this.env = env;
     this.clear();
+    // Also while paused, when nothing else is drawn.
+    this.unsubscribe = store.subscribe(() => this.isWaiting && env.redraw?.());
   }
 
   clear() {
@@ -169,18 +156,17 @@ export class Asking {
     if (!missing.length) return "";
     const name = ({ cell, step }) => `${cell}.${step}`;
     const isChosen = this.store.choice.window !== null; // while following the next picture is another one
-    const canAsk = isChosen && view.t1 - view.t0 <= MOST_ASKED_MS && this.env.send;
-    if (!canAsk) {
+    if (!this.env.ask || this.env.canSend === false) return "not on this page|…";
+    if (!isChosen || view.t1 - view.t0 > MOST_ASKED_MS) {
       this.words = isChosen ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
       return "not sent|…";
     }
     const fresh = missing.filter((one) => !this.requests.has(name(one)));
     if (fresh.length) {
       this._timer = setTimeout(() => {
-        const request = Math.floor(Math.random() * 2 ** 31);
+        const request = this.env.ask({ kind: "ask", what: "spans", t0: fresh[0].start, t1: Math.max(...fresh.map((one) => one.end)), ranks });
         for (const one of fresh) this.requests.set(name(one), request);
         this.sentAt.set(request, performance.now());
-        this.env.send({ kind: "ask", request, what: "spans", t0: fresh[0].start, t1: Math.max(...fresh.map((one) => one.end)), ranks });
         setTimeout(redraw, PATIENCE_MS + 50);
         redraw();
       }, 150);
@@ -193,8 +179,8 @@ export class Asking {
       return "not in the recording any more|not kept";
     }
     const since = Math.min(...waiting.map((one) => this.sentAt.get(this.requests.get(name(one))) ?? Infinity));
-    const isLate = performance.now() - since > PATIENCE_MS;
-    this.words = isLate && this.store.state === "running" ? ": asked the kernel, which answers when the cell is over" : ": asking the kernel";
-    return isLate && this.store.state === "running" ? "asked; the kernel answers after the cell|asked" : "asking the kernel …|asking";
+    const isLate = performance.now() - since > PATIENCE_MS && GOING_ON.has(this.store.state);
+    this.words = isLate ? ": asked the kernel, which answers when the cell is over" : ": asking the kernel";
+    return isLate ? "asked; the kernel answers after the cell|asked" : "asking the kernel …|asking";
   }
 }

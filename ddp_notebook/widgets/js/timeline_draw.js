@@ -31,6 +31,8 @@ import { axis, seconds } from "./timewindow.js";
 
 const FONT = "system-ui, sans-serif";
 const MOST_DRAWN = 2500; // rectangles, above which they are painted as pixels
+// Where bars lie on each other, waiting hides nothing.
+const ORDER = [WAITING, ...MEANINGS.keys()].filter((meaning, at) => meaning !== WAITING || !at);
 const widths = new Map(); // of texts at 10 px
 
 /** The colour of a meaning. @param {import("./colours.js").Palette} colours @param {number} meaning */
@@ -75,11 +77,12 @@ function drawAxis(scene) {
     pen.textAlign = "left";
     pen.fillText(baseLabel, 2, 8);
   }
+  const bottom = Math.min(height, scene.top + scene.layout.total - scene.scroll);
   pen.textAlign = "center";
   for (const { time, label } of marks) {
     const x = xOf(scene, time);
     pen.fillStyle = colours.grid;
-    pen.fillRect(Math.round(x * dpr) / dpr, 15, 1 / dpr, height - 15);
+    pen.fillRect(Math.round(x * dpr) / dpr, 15, 1 / dpr, bottom - 15);
     const half = widthOf(pen, label) / 2;
     if (x - half < (baseLabel ? widthOf(pen, baseLabel) + 8 : left - 30) || x + half > width) continue;
     pen.fillStyle = colours.soft;
@@ -147,7 +150,7 @@ function drawRectangles(scene) {
   const pixel = 1 / dpr;
   const areMany = rectangles.total > MOST_DRAWN;
   if (areMany) paintMany(scene);
-  for (let meaning = areMany ? UNDER_WAY : 0; meaning < MEANINGS.length; meaning++) {
+  for (const meaning of areMany ? [UNDER_WAY] : ORDER) {
     const count = rectangles.counts[meaning];
     if (!count) continue;
     const quads = rectangles.quads[meaning];
@@ -181,7 +184,8 @@ function paintMany({ pen, colours, rectangles, dpr, left, top }) {
   }
   const pixels = new Uint32Array(image.data.buffer);
   pixels.fill(0);
-  for (let meaning = 0; meaning < UNDER_WAY; meaning++) {
+  for (const meaning of ORDER) {
+    if (meaning === UNDER_WAY) continue; // hatched
     const colour = channels(colourOf(colours, meaning)) ?? [128, 128, 128];
     paint(pixels, width, Math.round(top * dpr), Math.round(left * dpr), rectangles.quads[meaning], rectangles.counts[meaning], abgr(colour), dpr);
   }
