@@ -51,7 +51,7 @@ class Live:
         self._title = title
         self._mode = mode
         self._publisher: Publisher | None = None
-        self._shown: _View | None = None  # of %ddp_monitor
+        self._shown: _View | _Still | None = None  # of %ddp_monitor
         self._under: _View | None = None  # the cell that runs
 
     def prepare(self) -> None:
@@ -97,7 +97,7 @@ class Live:
         if has_front_end():
             self._shown = self._view(cell, compact=False)
         else:
-            _show_static(self._recording_now(), cell)
+            self._shown = _Still(self._recording_now(), cell)
 
     def close(self) -> None:
         """The session ends: what is shown becomes static."""
@@ -150,7 +150,7 @@ class Live:
             self._publisher = Publisher(feed, Present(feed, self._cells, self._title))
         return self._publisher
 
-    def _freeze(self, view: _View, cell: int | None) -> None:
+    def _freeze(self, view: _View | _Still, cell: int | None) -> None:
         view.freeze(self._recording_now(), cell)
         if self._publisher is not None and self._under is None and self._shown in (None, view):
             self._publisher.close()  # nobody looks
@@ -241,6 +241,21 @@ class _View:
             self._monitor.close()
 
 
+class _Still:
+    """A picture where nobody looks: of what is there now, and of all when the session ends."""
+
+    def __init__(self, recording: Recording, cell: int | None) -> None:
+        from IPython.display import display
+
+        self.cell = cell
+        self._handle = display(_static(recording, cell), raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+
+    def freeze(self, recording: Recording, cell: int | None) -> None:
+        """Draw it anew."""
+        if self._handle is not None:
+            self._handle.update(_static(recording, cell), raw=True)
+
+
 def has_front_end() -> bool:
     """Whether somebody looks: a notebook's front end. What runs a notebook by itself (nbclient, papermill, nbconvert)
     says that nobody can type; there is no other sign of it."""
@@ -262,12 +277,6 @@ def _static(recording: Recording, cell: int | None) -> dict[str, Any]:
     except Exception:  # a text alone, or nothing, is better than a view that is dead
         _log.exception("no picture of the run could be made")
     return data
-
-
-def _show_static(recording: Recording, cell: int | None) -> None:
-    from IPython.display import display
-
-    display(_static(recording, cell), raw=True)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def _import() -> None:

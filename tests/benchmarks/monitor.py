@@ -92,7 +92,7 @@ class Stream:
         calls = self._step["call"]
         self._values = np.zeros(2 * len(calls), VALUE)
         for side in (0, 1):
-            rows = self._values[side :: 2]
+            rows = self._values[side::2]
             rows["rank"], rows["call"], rows["side"], rows["dtype"] = calls["rank"], calls["call"], side, calls["dtype"]
             rows["numel"], rows["looked_at"], rows["first_count"] = 1 << 18, 256, 32
             rows["low"], rows["high"], rows["mean"] = -1.25, 1.25, 0.125
@@ -162,13 +162,17 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
     opening = publisher.with_feed(lambda f, now_ns: f.snapshot(now_ns, {})).nbytes
     publisher.close()
     begin_s = told[0][0]
-    seconds_told = [sum(n for at, n, _ in told if second <= at - begin_s < second + 1) for second in range(int(seconds))]
+    seconds_told = [
+        sum(n for at, n, _ in told if second <= at - begin_s < second + 1) for second in range(int(seconds))
+    ]
     steady = seconds_told[2:]
     events = 64 * 1000
     print({"notes": told[-1][2].get("notes"), "per table": _per_table(told), "seconds": seconds_told})
     what = f"{world_size} ranks with 1000 events/s each"
     return [
-        Figure(what=f"{what}: bytes in the worst second of {len(steady)}", value=max(steady), unit="B", bar=BAR_BYTES_PER_S),
+        Figure(
+            what=f"{what}: bytes in the worst second of {len(steady)}", value=max(steady), unit="B", bar=BAR_BYTES_PER_S
+        ),
         Figure(what="... bytes of the first second", value=seconds_told[0], unit="B", bar=BAR_BYTES_PER_S),
         Figure(what="... bytes of a snapshot", value=opening, unit="B", bar=40_000),
         Figure(what="... messages a second", value=len(told) / seconds, unit="", bar=20),
@@ -208,7 +212,9 @@ def training(seconds: float = 20.0) -> list[Figure]:
         for one in threads:
             name, _, value = one.rpartition("=")
             by_name[name] = by_name.get(name, 0.0) + float(value)
-    senders_s = sum(value for name, value in by_name.items() if name.startswith(("ddp-record", "ddp-agent", "ddp-wire")))
+    senders_s = sum(
+        value for name, value in by_name.items() if name.startswith(("ddp-record", "ddp-agent", "ddp-wire"))
+    )
     print({"threads": by_name, "publisher_s": publisher.cpu_s, "ranks_s": used_s, "messages": len(nbytes)})
     share = (publisher.cpu_s + senders_s) / used_s
     return [
