@@ -63,7 +63,7 @@ def picture(
     rows: Sequence[float] = (1.0,),
     columns: Sequence[float] = (1.0,),
     *,
-    layout: Literal["constrained", "none"] = "constrained",
+    layout: Literal["constrained"] | None = "constrained",
     title_pt: float = 11.0,
 ) -> tuple[Picture, list[Axes]]:
     """An empty figure on a transparent ground.
@@ -73,7 +73,7 @@ def picture(
         height: inches.
         rows: heights of the axes below each other, relative to one another.
         columns: widths of those beside each other.
-        layout: "none" where the caller places the axes, which takes a third of the time.
+        layout: None where the caller places the axes, which takes a third of the time.
     """
     figure = Picture(figsize=(_WIDTH, height), layout=layout, facecolor="none")
     figure.suptitle(

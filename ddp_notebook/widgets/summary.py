@@ -216,7 +216,7 @@ def _draw(facts: _Facts) -> Picture:
     has_steps = len(set(numbers)) > 1
     columns = [1.0] * ((facts.metric is not None) + has_steps)
     height = _HEIGHT if columns else 0.4  # a line of text, and nothing below it
-    figure, found = picture(facts.words(), height, columns=columns or [1.0], layout="none", title_pt=10)
+    figure, found = picture(facts.words(), height, columns=columns or [1.0], layout=None, title_pt=10)
     if not columns:
         found[0].remove()
         return figure
