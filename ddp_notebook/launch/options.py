@@ -10,9 +10,10 @@ from ddp_notebook.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
 BACKENDS = ("auto", "nccl", "gloo", "mpi")
+LIVE = ("auto", "off")
 USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
-    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal]"
+    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|off]"
 )
 
 
@@ -31,6 +32,7 @@ class StartOptions:
         hang_after_s: how long a rank waits in an operation before the cell says who waits for whom; None: for ever.
         guard: compare what all ranks call before the user's own collectives; None: with gloo only.
         heal: replace a rank that has died at once, without `%ddp_heal`.
+        live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end.
 
     Raises:
         UsageError: a value that cannot be.
@@ -46,6 +48,7 @@ class StartOptions:
     hang_after_s: float | None = 10.0
     guard: bool | None = None
     heal: bool = False
+    live: str = "auto"
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -58,6 +61,8 @@ class StartOptions:
             raise UsageError(f"{self.world_size} ranks cannot be started; give a number from 1 up: %ddp_start 2")
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
+        if self.live not in LIVE:
+            raise UsageError(f"--live is auto or off, not {self.live!r}")
         if not 0 < self.timeout_s <= _LONGEST_S:
             raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait; give seconds, e.g. --timeout 60")
         for name, seconds in (("--grace", self.grace_s), ("--hang-after", self.hang_after_s)):
@@ -88,6 +93,7 @@ def parse(line: str) -> StartOptions:
     parser.add_argument("--hang-after", default="10")
     parser.add_argument("--guard", choices=("on", "off"))
     parser.add_argument("--heal", action="store_true")
+    parser.add_argument("--live", choices=LIVE, default="auto")
     given = parser.parse_line(line)
     n = given.world_size
     return StartOptions(
@@ -101,6 +107,7 @@ def parse(line: str) -> StartOptions:
         hang_after_s=_seconds_or_off(parser, "--hang-after", given.hang_after),
         guard=None if given.guard is None else given.guard == "on",
         heal=given.heal,
+        live=given.live,
     )
 
 

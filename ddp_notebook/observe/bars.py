@@ -22,10 +22,11 @@ from ddp_notebook.records import SPANS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
+PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
 _WORDS = {"compute": "compute", "exposed": "exposed communication"} | {one: one for one in ("input", "optimizer")}
 _LEAST_TOLD = 0.05  # of a step
 _MOST_COLUMNS = 160  # steps side by side; of more, some are drawn together
+_MOST_BARS = 32  # of more it is an area
 _MOST_NAMED = 32  # bars that get a label each
 _ROW = 0.27  # inches
 _NAME_LENGTH = 34
@@ -55,14 +56,14 @@ def steps(recording: Recorded, cell: int | None) -> Picture:
     height = min(max(len(ranks), 3) * _ROW, 6.0)
     figure, (above, below) = picture(title, height + 4.2, (height, 2.2))
     _draw_by_rank(above, ranks, of_rank)
-    _draw_by_step(below, found)
-    shown = [part for at, part in enumerate(_PARTS) if of_rank[:, at].any()]
+    draw_by_step(below, found)
+    shown = [part for at, part in enumerate(PARTS) if of_rank[:, at].any()]
     key(figure, shown)
     return figure
 
 
 def _parts(step: Step) -> tuple[int, ...]:
-    """In the order of `_PARTS`; they add up to the step's duration."""
+    """In the order of `PARTS`; they add up to the step's duration."""
     hidden = min(step.overlapped_ns, step.compute_ns)
     return (
         step.input_ns,
@@ -80,7 +81,7 @@ def _median(found: Sequence[Step]) -> Times:
 
 
 def _told(of_rank: Times, slow: Straggler | None, where: str) -> str:
-    part = dict(zip(_PARTS, of_rank.mean(axis=0).tolist(), strict=True))
+    part = dict(zip(PARTS, of_rank.mean(axis=0).tolist(), strict=True))
     whole = sum(part.values()) or 1.0
     part["compute"] += part.pop("overlapped")
     words = _WORDS | {"waiting": "waiting for each other" if slow is None else f"waiting for rank {slow.rank}"}
@@ -93,12 +94,12 @@ def _told(of_rank: Times, slow: Straggler | None, where: str) -> str:
 def _draw_by_rank(axes: Axes, ranks: Sequence[int], of_rank: Times) -> None:
     left = np.zeros(len(ranks))
     widest = float(of_rank.sum(axis=1).max()) / 1e6
-    for part, ns in zip(_PARTS, of_rank.T, strict=True):
+    for part, ns in zip(PARTS, of_rank.T, strict=True):
         widths = ns / 1e6
         axes.barh(range(len(ranks)), widths, left=left, height=0.78, **fill_style(part))
         for row, width in enumerate(widths):
             if width > 0.06 * widest and part != "overlapped" and len(ranks) <= _MOST_NAMED:
-                whole = width + (of_rank[row, _PARTS.index("overlapped")] / 1e6 if part == "compute" else 0)
+                whole = width + (of_rank[row, PARTS.index("overlapped")] / 1e6 if part == "compute" else 0)
                 _write(axes, left[row] + width / 2, row, f"{whole:.3g}", text_on(part), "center")
         left += widths
     if len(ranks) <= _MOST_NAMED:
@@ -113,22 +114,37 @@ def _draw_by_rank(axes: Axes, ranks: Sequence[int], of_rank: Times) -> None:
     axes.set_xlabel("time per step (ms), median of each part")
 
 
-def _draw_by_step(axes: Axes, found: Sequence[Step]) -> None:
-    numbers = sorted({step.step for step in found})
-    of_number: dict[int, list[tuple[int, ...]]] = {}
-    for step in found:
-        of_number.setdefault(step.step, []).append(_parts(step))
-    parts = np.array([np.mean(of_number[number], axis=0) for number in numbers]) / 1e6  # (steps, parts)
-    together = -(-len(numbers) // _MOST_COLUMNS)
-    edges = range(0, len(numbers), together)
+def draw_by_step(
+    axes: Axes, found: Sequence[Step], numbers: Sequence[int] | None = None, most: int = _MOST_COLUMNS
+) -> list[str]:
+    """What the time of each step went into, mean of the ranks. Returns the parts that are seen, for `key`.
+
+    Args:
+        found: steps of all ranks.
+        numbers: of each of them; None: those in their cell.
+        most: columns; of more steps some are drawn together.
+    """
+    all_numbers = np.array([step.step for step in found] if numbers is None else numbers)
+    unique, of_number, counts = np.unique(all_numbers, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(unique), len(PARTS)))
+    np.add.at(sums, of_number, np.array([_parts(step) for step in found], np.float64))
+    parts = sums / counts[:, None] / 1e6  # (steps, parts)
+    together = -(-len(unique) // most)
+    edges = range(0, len(unique), together)
     heights = np.array([np.median(parts[at : at + together], axis=0) for at in edges])
     # Their middles: the first of each and the last.
-    x = np.array([(numbers[at] + numbers[min(at + together, len(numbers)) - 1]) / 2 for at in edges])
+    x = np.array([(unique[at] + unique[min(at + together, len(unique)) - 1]) / 2 for at in edges])
     base = np.zeros(len(x))
-    for part, column in zip(_PARTS, heights.T, strict=True):
-        style = fill_style(part) | ({"linewidth": 0.0} if len(x) > 60 else {})
-        axes.bar(x, column, bottom=base, width=0.86 * together if len(x) <= 60 else together, **style)
+    for part, column in zip(PARTS, heights.T, strict=True):
+        style = fill_style(part)
+        if len(x) <= _MOST_BARS:
+            axes.bar(x, column, bottom=base, width=0.86 * together, **style)
+        elif column.any():  # one area instead of many bars, which take ten times as long
+            outline = np.append(x - together / 2, x[-1] + together / 2)
+            low, high = (np.append(one, one[-1]) for one in (base, base + column))
+            axes.fill_between(outline, low, high, step="post", **style | {"linewidth": 0.0})
         base += column
+    axes.set_ylim(bottom=0)
     top = 1.15 * float(np.percentile(base, 90))
     if base.max() > 1.5 * top:  # the first step is often much longer than all others, which would not be seen
         axes.set_ylim(0, top)
@@ -138,6 +154,7 @@ def _draw_by_step(axes: Axes, found: Sequence[Step]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step" if together == 1 else f"step ({together} together)")
     axes.set_ylabel("time (ms), mean of ranks")
+    return [part for at, part in enumerate(PARTS) if heights[:, at].any()]
 
 
 def _write(axes: Axes, x: float, y: float, text: str, color: str, align: str) -> None:

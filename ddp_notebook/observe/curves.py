@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.drawing import FAINT, INK, Picture, label_ends, line_style, picture
 from ddp_notebook.observe.units import size
-from ddp_notebook.observe.views import Bandwidth, Metric
+from ddp_notebook.observe.views import Bandwidth, Metric, main_metric
 from ddp_notebook.words import list_ranks
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """What one rank has logged, or several that logged the same."""
 
     ranks: tuple[int, ...]
@@ -45,18 +45,26 @@ class _Line(NamedTuple):
 def loss(metrics: Mapping[str, Metric], name: str | None, cell: int | None) -> Picture:
     """See `figures.loss`."""
     metric = _choose(metrics, name)
-    lines, shown_cell = _lines(metric, cell)
+    lines, shown_cell = lines_of(metric, cell)
     figure, (axes,) = picture(_title(metric.name, lines, shown_cell), 4.2)
-    ends = _draw_ranks(axes, lines) if len(lines) <= _MOST_LINES else _draw_range(axes, lines)
+    ends = draw_metric(axes, metric.name, lines)
+    figure.draw_without_rendering()  # labels are placed by where the axes have come to lie
+    label_ends(axes, ends)
+    return figure
+
+
+def draw_metric(
+    axes: Axes, name: str, lines: Sequence[Line], most: int = _MOST_LINES
+) -> list[tuple[float, float, str, str]]:
+    """A line for each rank, or of more than `most` their range. Returns the ends of the lines for `label_ends`."""
+    ends = _draw_ranks(axes, lines) if len(lines) <= most else _draw_range(axes, lines)
     finite = np.concatenate([line.values[np.isfinite(line.values)] for line in lines])
     if len(finite) and finite.min() > 0 and finite.max() / finite.min() > _LOG_FROM:
         axes.set_yscale("log")
     axes.set_xlabel("step")
-    axes.set_ylabel(metric.name, parse_math=False)
+    axes.set_ylabel(name, parse_math=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.draw_without_rendering()  # labels are placed by where the axes have come to lie
-    label_ends(axes, ends)
-    return figure
+    return ends
 
 
 def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
@@ -65,20 +73,19 @@ def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
             "there is nothing to draw: no metric was recorded; write log(loss=loss) in the cell, "
             "or run it with %%on_all_ranks --watch loss"
         )
-    if name is None:
-        name = next((one for one in metrics if "loss" in one.lower()), next(iter(metrics)))
+    name = name or main_metric(metrics)
     if name not in metrics:
         raise UsageError(f"there is no metric {name!r}; recorded are {', '.join(metrics)}")
     return metrics[name]
 
 
-def _lines(metric: Metric, cell: int | None) -> tuple[list[_Line], int | None]:
-    """The lines, and the cell that they are restricted to."""
+def lines_of(metric: Metric, cell: int | None) -> tuple[list[Line], int | None]:
+    """The lines of a metric, and the cell that they are restricted to."""
     cells = sorted({int(one) for one in metric.cells})
     if cell is not None and cell not in cells:
         where = f"cell{'s' * (len(cells) != 1)} {', '.join(map(str, cells))}"
         raise UsageError(f"{metric.name} was not recorded in cell {cell}, but in {where}")
-    if cell is None and not _follow_each_other(metric):
+    if cell is None and not metric.is_continued:
         cell = cells[-1]
     chosen = np.ones(len(metric.values), bool) if cell is None else metric.cells == cell
     by_values: dict[tuple[bytes, bytes], list[int]] = {}  # all ranks of a metric that was averaged look the same
@@ -88,24 +95,13 @@ def _lines(metric: Metric, cell: int | None) -> tuple[list[_Line], int | None]:
         steps, values = metric.steps[mine].astype(np.int64), metric.values[mine].astype(np.float64)
         by_values.setdefault((steps.tobytes(), values.tobytes()), []).append(rank)
     lines = [
-        _Line(tuple(ranks), np.frombuffer(steps, np.int64), np.frombuffer(values, np.float64))
+        Line(tuple(ranks), np.frombuffer(steps, np.int64), np.frombuffer(values, np.float64))
         for (steps, values), ranks in by_values.items()
     ]
     return lines, cell
 
 
-def _follow_each_other(metric: Metric) -> bool:
-    """Whether each cell goes on from the step at which the one before it ended."""
-    end = None
-    for cell in np.unique(metric.cells):
-        steps = metric.steps[metric.cells == cell]
-        if end is not None and steps.min() <= end:
-            return False
-        end = steps.max()
-    return True
-
-
-def _draw_ranks(axes: Axes, lines: Sequence[_Line]) -> list[tuple[float, float, str, str]]:
+def _draw_ranks(axes: Axes, lines: Sequence[Line]) -> list[tuple[float, float, str, str]]:
     ends = []
     for at, line in enumerate(lines):
         style = line_style(at)
@@ -119,7 +115,7 @@ def _draw_ranks(axes: Axes, lines: Sequence[_Line]) -> list[tuple[float, float, 
     return ends
 
 
-def _draw_range(axes: Axes, lines: Sequence[_Line]) -> list[tuple[float, float, str, str]]:
+def _draw_range(axes: Axes, lines: Sequence[Line]) -> list[tuple[float, float, str, str]]:
     steps, values = _table(lines)
     low, middle, high = np.nanmin(values, axis=0), np.nanmedian(values, axis=0), np.nanmax(values, axis=0)
     ranks = sum(len(line.ranks) for line in lines)
@@ -140,7 +136,7 @@ def _draw_range(axes: Axes, lines: Sequence[_Line]) -> list[tuple[float, float, 
     return [*ends, (float(steps[-1]), float(middle[-1]), "median", INK)]
 
 
-def _table(lines: Sequence[_Line]) -> tuple[Steps, Values]:
+def _table(lines: Sequence[Line]) -> tuple[Steps, Values]:
     """Steps (n,) of which a finite value is known, and values (len(lines), n), NaN where a rank has none."""
     steps = np.unique(np.concatenate([line.steps for line in lines]))
     values = np.full((len(lines), len(steps)), np.nan)
@@ -150,7 +146,7 @@ def _table(lines: Sequence[_Line]) -> tuple[Steps, Values]:
     return (steps[is_known], values[:, is_known]) if is_known.any() else (steps[:1], np.zeros((len(lines), 1)))
 
 
-def _furthest(lines: Sequence[_Line], values: Values, middle: Values) -> list[_Line]:
+def _furthest(lines: Sequence[Line], values: Values, middle: Values) -> list[Line]:
     """Those with values that are none, then those that are on average furthest from the median."""
     distance = np.abs(values - middle)
     known = np.isfinite(distance)
@@ -159,17 +155,17 @@ def _furthest(lines: Sequence[_Line], values: Values, middle: Values) -> list[_L
     return [lines[at] for at in order[:_WORST]]
 
 
-def _label(line: _Line) -> str:
+def _label(line: Line) -> str:
     label = list_ranks(line.ranks)
     wrong = line.values[~np.isfinite(line.values)]
     return f"{label}: {wrong[0]:g} from step {_first_wrong(line)}" if len(wrong) else f"{label}: {line.end:.3g}"
 
 
-def _first_wrong(line: _Line) -> int:
+def _first_wrong(line: Line) -> int:
     return int(line.steps[np.flatnonzero(~np.isfinite(line.values))[0]])
 
 
-def _title(name: str, lines: Sequence[_Line], cell: int | None) -> str:
+def _title(name: str, lines: Sequence[Line], cell: int | None) -> str:
     where = "" if cell is None else f" (cell {cell})"
     wrong = [line for line in lines if not np.isfinite(line.values).all()]
     if wrong:

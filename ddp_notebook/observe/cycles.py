@@ -33,7 +33,7 @@ def cycles(spans: Rows) -> Cycles | None:
         None where no step has ended.
     """
     spans = spans[(spans["end_ns"] >= 0) & (spans["kind"] != _CELL)]
-    optimizers = _outermost(spans[spans["kind"] == _OPTIMIZER])
+    optimizers = outermost(spans[spans["kind"] == _OPTIMIZER])
     if not len(optimizers):
         return None
     threads, counts = np.unique(optimizers["thread"], return_counts=True)
@@ -49,7 +49,7 @@ def cycles(spans: Rows) -> Cycles | None:
     return Cycles(bounds_ns=np.concatenate(([begin], ends)), first=first, thread=thread)
 
 
-def _outermost(spans: Rows) -> Rows:
+def outermost(spans: Rows) -> Rows:
     """Those that lie in no other: an optimizer around another one steps once."""
     spans = spans[np.lexsort((-spans["end_ns"], spans["start_ns"]))]
     ended = np.maximum.accumulate(spans["end_ns"]) if len(spans) else spans["end_ns"]

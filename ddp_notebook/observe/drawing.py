@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -57,18 +57,30 @@ class Picture(Figure):
         return data.getvalue(), {"width": round(width * _DPI / 2), "height": round(height * _DPI / 2)}
 
 
-def picture(title: str, height: float, rows: Sequence[float] = (1.0,)) -> tuple[Picture, list[Axes]]:
+def picture(
+    title: str,
+    height: float,
+    rows: Sequence[float] = (1.0,),
+    columns: Sequence[float] = (1.0,),
+    *,
+    layout: Literal["constrained"] | None = "constrained",
+    title_pt: float = 11.0,
+) -> tuple[Picture, list[Axes]]:
     """An empty figure on a transparent ground.
 
     Args:
         title: the result in words.
         height: inches.
         rows: heights of the axes below each other, relative to one another.
+        columns: widths of those beside each other.
+        layout: None where the caller places the axes, which takes a third of the time.
     """
-    figure = Picture(figsize=(_WIDTH, height), layout="constrained", facecolor="none")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True, parse_math=False)
-    found = figure.subplots(len(rows), 1, squeeze=False, height_ratios=list(rows))[:, 0]
-    axes: list[Axes] = list(found)
+    figure = Picture(figsize=(_WIDTH, height), layout=layout, facecolor="none")
+    figure.suptitle(
+        title, x=0.01, ha="left", fontsize=title_pt, fontweight="bold", color=INK, wrap=True, parse_math=False
+    )
+    ratios: dict[str, Any] = {"height_ratios": list(rows), "width_ratios": list(columns)}
+    axes: list[Axes] = list(figure.subplots(len(rows), len(columns), squeeze=False, **ratios).ravel())
     for one in axes:
         _dress(one)
     return figure, axes
@@ -103,12 +115,16 @@ def fill_style(meaning: str) -> dict[str, Any]:
     }
 
 
-def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = ()) -> None:
-    """What the colours mean, in a row under the picture."""
+def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *, is_placed: bool = False) -> None:
+    """What the colours mean, in rows under the picture.
+
+    Args:
+        is_placed: the caller has left room for it.
+    """
     patches = [Patch(label=FILLS[meaning].words, **fill_style(meaning)) for meaning in meanings]
     legend = figure.legend(
         handles=[*patches, *more],
-        loc="outside lower left",
+        loc="lower left" if is_placed else "outside lower left",
         ncols=4,
         frameon=False,
         fontsize=_LABEL_PT,

@@ -75,15 +75,17 @@ class Ring:
             self._rows[: len(rows) - behind] = rows[behind:]
             self._end = end
 
-    def since(self, index: int) -> tuple[Rows, int, int]:
+    def since(self, index: int, most: int | None = None) -> tuple[Rows, int, int]:
         """What a reader has not seen yet: `(rows, the index to ask from next, rows that were lost to it)`.
 
         Args:
             index: where the reader is, from 0; what it was told at its last call.
+            most: rows; None: all.
         """
         with self._lock:
             begin = min(max(index, self.first, 0), self._end)
-            return self._copy(begin), self._end, max(0, begin - max(index, 0))
+            end = self._end if most is None else min(self._end, begin + most)
+            return self._copy(begin, end), end, max(0, begin - max(index, 0))
 
     def all(self) -> Rows:
         """Every row that is kept, the oldest first."""
@@ -96,8 +98,8 @@ class Ring:
                 return None
             return self._rows[index % len(self._rows)].copy()
 
-    def _copy(self, begin: int) -> Rows:
-        count, size = self._end - begin, len(self._rows)
+    def _copy(self, begin: int, end: int) -> Rows:
+        count, size = end - begin, len(self._rows)
         at = begin % size
         if at + count <= size:
             return self._rows[at : at + count].copy()

@@ -79,7 +79,7 @@ def measure(recording: Recorded, cell: int | None = None, rank: int | None = Non
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     if cell is not None:
         spans = spans[spans["cell"] == cell]
-    waited = _waited(recording, calls)
+    waited = waited_for(recording, calls)
     layouts = _Layouts(recording)
     found: list[Measured] = []
     keys = np.unique(spans[spans["kind"] == SPANS.index("optimizer")][["cell", "rank"]])
@@ -93,7 +93,7 @@ def measure(recording: Recorded, cell: int | None = None, rank: int | None = Non
     return found
 
 
-def _waited(recording: Recorded, calls: Rows) -> Times:
+def waited_for(recording: Recorded, calls: Rows) -> Times:
     """(n,) how long each call waited for the other ranks."""
     waited = np.zeros(len(calls), np.int64)
     for matched in (match_collectives(recording, calls), match_messages(recording, calls)):
@@ -104,40 +104,11 @@ def _waited(recording: Recorded, calls: Rows) -> Times:
 def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, layouts: _Layouts) -> Iterator[Measured]:
     edges, count = bounds.bounds_ns, len(bounds.bounds_ns) - 1
     spans = spans[(spans["end_ns"] >= 0) & (spans["thread"] == bounds.thread)]
-    of_kind = {part: spans[spans["kind"] == SPANS.index(part)] for part in _PARTS}
-    intervals = {part: (rows["start_ns"], rows["end_ns"]) for part, rows in of_kind.items()}
-    calls, waited, begun, ended = _with_ends(calls, waited)
-    blocked_from = _blocked_from(calls, begun, ended, bounds.thread)
-    is_blocking = blocked_from < ended
-    blocked = blocked_from[is_blocking], ended[is_blocking]
-    waiting = blocked[0], np.clip((begun + waited)[is_blocking], *blocked)
-    intervals |= {"communication": (begun, ended), "blocked": blocked, "waiting": waiting}
-
-    cuts = np.unique(np.concatenate([edges, *(side for both in intervals.values() for side in both)]))
-    cuts = cuts[(cuts >= edges[0]) & (cuts <= edges[-1])]
-    lengths, of_step = np.diff(cuts), np.searchsorted(edges, cuts[:-1], "right") - 1
-    covered = {name: _covers(*both, cuts[:-1]) for name, both in intervals.items()}
-
-    def total(mask: npt.NDArray[np.bool_]) -> list[int]:
-        """By step; exact, as sums of nanoseconds stay below 2**53."""
-        return np.bincount(of_step[mask], lengths[mask], count).astype(np.int64).tolist()
-
-    free = ~covered["blocked"]
-    computes = covered["forward"] | covered["backward"]
-    own_backward = total(free & ~covered["input"] & covered["backward"])
-    totals = {
-        "input_ns": total(free & covered["input"]),
-        "forward_ns": total(covered["forward"]),
-        "backward_ns": total(covered["backward"]),
-        "compute_ns": total(free & ~covered["input"] & computes),
-        "optimizer_ns": total(free & ~covered["input"] & ~computes & covered["optimizer"]),
-        "communication_ns": total(covered["communication"]),
-        "overlapped_ns": total(covered["communication"] & free),
-        "waiting_ns": total(covered["waiting"]),
-        "exposed_ns": total(covered["blocked"] & ~covered["waiting"]),
-        "rest_ns": total(free & ~covered["input"] & ~computes & ~covered["optimizer"]),
-    }
-    samples = _samples(of_kind, edges)
+    calls, waited = in_order(calls, waited)
+    times = parts(edges, spans, calls, waited, calls["thread"] == bounds.thread)
+    totals = {f"{name}_ns": values.tolist() for name, values in times.items()}
+    own_forward, own_backward = totals.pop("own_forward_ns"), totals.pop("own_backward_ns")
+    samples = samples_of(spans, edges)
     buckets = _buckets(calls, edges, layouts)
     for at in range(count):
         step = Step(
@@ -150,19 +121,76 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, layouts: 
             buckets=tuple(buckets.get(at, ())),
             **{name: values[at] for name, values in totals.items()},
         )
-        yield Measured(step, step.compute_ns - own_backward[at], own_backward[at])
+        yield Measured(step, own_forward[at], own_backward[at])
 
 
-def _with_ends(calls: Rows, waited: Times) -> tuple[Rows, Times, Times, Times]:
-    """Calls with when they began and ended. One that is not known to have ended lasted as long as it was waited for."""
+def parts(
+    edges: Times, spans: Rows, calls: Rows, waited: Times, is_own: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """What the time between each edge and the next went into, by the names of `Step`, without "_ns".
+
+    Args:
+        edges: (n + 1,) in order.
+        spans: that have ended, of the thread that steps.
+        calls: (m,) in the order of their issue.
+        waited: (m,) for other ranks.
+        is_own: (m,) whether the thread that steps has called it.
+
+    Ranks whose times do not overlap, as they were moved apart, can be measured together.
+    """
+    count = len(edges) - 1
+    of_kind = {part: spans[spans["kind"] == SPANS.index(part)] for part in _PARTS}
+    intervals = {part: (rows["start_ns"], rows["end_ns"]) for part, rows in of_kind.items()}
+    begun, ended = ends_of(calls)
+    blocked_from = _blocked_from(calls, begun, ended, is_own)
+    is_blocking = blocked_from < ended
+    blocked = blocked_from[is_blocking], ended[is_blocking]
+    waiting = blocked[0], np.clip((begun + waited)[is_blocking], *blocked)
+    intervals |= {"communication": (begun, ended), "blocked": blocked, "waiting": waiting}
+
+    cuts = np.unique(np.concatenate([edges, *(side for both in intervals.values() for side in both)]))
+    cuts = cuts[(cuts >= edges[0]) & (cuts <= edges[-1])]
+    lengths, of_step = np.diff(cuts), np.searchsorted(edges, cuts[:-1], "right") - 1
+    covered = {name: _covers(*both, cuts[:-1]) for name, both in intervals.items()}
+
+    def total(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """By step; exact, as sums of nanoseconds stay below 2**53."""
+        return np.bincount(of_step[mask], lengths[mask], count).astype(np.int64)
+
+    free = ~covered["blocked"]
+    computes = covered["forward"] | covered["backward"]
+    compute = total(free & ~covered["input"] & computes)
+    own_backward = total(free & ~covered["input"] & covered["backward"])
+    return {
+        "input": total(free & covered["input"]),
+        "forward": total(covered["forward"]),
+        "backward": total(covered["backward"]),
+        "compute": compute,
+        "own_forward": compute - own_backward,
+        "own_backward": own_backward,
+        "optimizer": total(free & ~covered["input"] & ~computes & covered["optimizer"]),
+        "communication": total(covered["communication"]),
+        "overlapped": total(covered["communication"] & free),
+        "waiting": total(covered["waiting"]),
+        "exposed": total(covered["blocked"] & ~covered["waiting"]),
+        "rest": total(free & ~covered["input"] & ~computes & ~covered["optimizer"]),
+    }
+
+
+def in_order(calls: Rows, waited: Times) -> tuple[Rows, Times]:
+    """Calls in the order of their issue, with how long each has waited."""
     order = np.argsort(calls["issue_ns"], kind="stable")
-    calls, waited = calls[order], waited[order]
+    return calls[order], waited[order]
+
+
+def ends_of(calls: Rows) -> tuple[Times, Times]:
+    """When calls began and ended. One that is not known to have ended lasted as long as it was waited for."""
     begun = arrivals(calls)
     ended = np.where(calls["end_ns"] >= 0, calls["end_ns"], begun + calls["blocked_ns"])
-    return calls, waited, begun, np.maximum(ended, begun)
+    return begun, np.maximum(ended, begun)
 
 
-def _blocked_from(calls: Rows, begun: Times, ended: Times, thread: int) -> Times:
+def _blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[np.bool_]) -> Times:
     """(n,) since when the rank did nothing but wait for each call to end; its end where it did other things.
 
     DDP waits where the recorder does not see it: for the buckets when the last one has been issued, and for others
@@ -174,10 +202,11 @@ def _blocked_from(calls: Rows, begun: Times, ended: Times, thread: int) -> Times
     is_awaited = ~is_seen & np.where(is_ddp, ~in_backward, ~calls["is_async"])
     since[is_awaited] = begun[is_awaited]
     since[is_seen] = np.maximum(begun, ended - calls["blocked_ns"])[is_seen]
-    since[(calls["thread"] != thread) & ~in_backward & ~is_ddp] = np.iinfo(np.int64).max  # another thread waited
+    since[~is_own & ~in_backward & ~is_ddp] = np.iinfo(np.int64).max  # another thread waited
     of_backward = np.flatnonzero(is_ddp & in_backward)
     if len(of_backward):
-        _, back = np.unique(calls["backward"][of_backward], return_inverse=True)
+        keys = calls["rank"][of_backward].astype(np.int64) << 32 | calls["backward"][of_backward]
+        _, back = np.unique(keys, return_inverse=True)
         last_issue = np.zeros(int(back.max()) + 1, np.int64)
         np.maximum.at(last_issue, back, begun[of_backward])
         since[of_backward] = np.minimum(since[of_backward], last_issue[back])
@@ -190,11 +219,11 @@ def _covers(starts: Times, ends: Times, at: Times) -> npt.NDArray[np.bool_]:
     return begun > np.searchsorted(np.sort(ends), at, "right")
 
 
-def _samples(of_kind: dict[str, Rows], edges: Times) -> list[int | None]:
+def samples_of(spans: Rows, edges: Times) -> list[int | None]:
     """By step: those that the loaders gave, or else those that went through the model with the most."""
     count = len(edges) - 1
     for kind in ("input", "forward"):
-        rows = of_kind[kind][of_kind[kind]["samples"] >= 0]
+        rows = spans[(spans["kind"] == SPANS.index(kind)) & (spans["samples"] >= 0)]
         of_step = np.searchsorted(edges, rows["start_ns"], "right") - 1
         inside = (of_step >= 0) & (of_step < count)
         rows, of_step = rows[inside], of_step[inside]

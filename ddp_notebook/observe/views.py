@@ -6,6 +6,7 @@ their clocks, which is known up to `Recording.clock_error_ns(rank)`. Durations a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +122,23 @@ class Metric:
         """The steps and values of one rank."""
         mine = self.ranks == rank
         return self.steps[mine], self.values[mine]
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether each cell goes on from the step at which the one before it ended."""
+        end = None
+        for cell in np.unique(self.cells):
+            steps = self.steps[self.cells == cell]
+            if end is not None and steps.min() <= end:
+                return False
+            end = steps.max()
+        return True
+
+
+def main_metric(names: Iterable[str]) -> str:
+    """The one that looks like a loss, or else the first."""
+    names = list(names)
+    return next((one for one in names if "loss" in one.lower()), names[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

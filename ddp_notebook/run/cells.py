@@ -27,7 +27,7 @@ from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.screen import Screen, display_id_of
 from ddp_notebook.run.text import CellEnd, Ordered, Piece, TextSplitter
-from ddp_notebook.run.watch import Watch
+from ddp_notebook.run.watch import Beside, Watch
 from ddp_notebook.signals import RELEASE
 from ddp_notebook.words import name_ranks
 
@@ -59,7 +59,7 @@ class Cells:
     ) -> None:
         self.turn = threading.Lock()  # held by whoever has the ranks for himself
         self._cluster = cluster
-        self._looks = Looks(cluster, questions)
+        self.looks = Looks(cluster, questions)
         self.mend = Mend(cluster, questions, self._on_replaced, heals=heals)
         self._check = check
         self._grace_s = grace_s
@@ -88,8 +88,13 @@ class Cells:
         file: str = "",
         notes: Sequence[str] = (),
         record: Mapping[str, Any] = MappingProxyType({}),
+        beside: Beside | None = None,
     ) -> CellResult:
-        """Run a cell in its turn, after these notes. See `Session.run`."""
+        """Run a cell in its turn, after these notes. See `Session.run`.
+
+        Args:
+            beside: what is shown beside its output, where that is shown.
+        """
         with self.turn:
             self._check()
             self.check_idle()
@@ -105,7 +110,8 @@ class Cells:
             self._codes.pop(run.number - _CODES, None)
             cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record))
             with Interrupts(run.wake) as interrupts:
-                watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s)
+                beside = beside if screen is not None else None
+                watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside)
                 self._runs[run.number] = run
                 if self._closed:
                     self.close()
@@ -118,6 +124,8 @@ class Cells:
                     watch.follow()
                 finally:
                     run.leave()
+                    if beside is not None:
+                        beside.end(run.number)
                 pending = run.pending
                 if not pending:
                     self._runs.pop(run.number, None)
@@ -147,6 +155,11 @@ class Cells:
                 f"{name_ranks(lost)}: no default process group after this cell; dist.init_process_group() on all ranks "
                 "forms it again, and so does ddp_notebook.current().reform()"
             )
+
+    @property
+    def under_way(self) -> CellRun | None:
+        """The cell that has not ended everywhere."""
+        return next((run for run in reversed(list(self._runs.values())) if not run.is_over), None)
 
     def run_later(self, run: Callable[[], CellResult]) -> Future[CellResult]:
         """Run a cell in a thread of its own."""
@@ -222,7 +235,7 @@ class Cells:
 
     def look(self, run: CellRun) -> Views:
         """What every rank of the session does, as far as the cell is concerned."""
-        return self._looks.look(run)
+        return self.looks.look(run)
 
     def kill(self, ranks: list[int]) -> None:
         """End ranks that do not answer."""

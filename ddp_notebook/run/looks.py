@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
@@ -38,9 +40,20 @@ class Looks:
 
     def look(self, run: CellRun) -> Views:
         """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
-        pending = [rank for rank in run.pending if self._cluster.process(rank).is_alive]
+        pending = self._pending(run)
         answers: dict[int, Vitals] = self._questions.ask_for(pending, lambda n: Probe(request=n), _ANSWER_S)
-        silent = self._why_silent([rank for rank in pending if rank not in answers])
+        return self.views(run, answers, self._why_silent([rank for rank in pending if rank not in answers]))
+
+    def ask(self, run: CellRun) -> dict[int, Future[Vitals]]:
+        """Ask those in the cell, without a wait. `views` takes the answers."""
+        return {rank: self._questions.ask(rank, lambda n: Probe(request=n)) for rank in self._pending(run)}
+
+    def views(self, run: CellRun, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
+        """What these answers say.
+
+        Args:
+            silent: ranks that do not answer, and why.
+        """
         views = {}
         for rank in self._cluster.ranks:
             process = self._cluster.process(rank)
@@ -57,6 +70,14 @@ class Looks:
             else:
                 views[rank] = RankView(rank=rank, state="ended")
         return views
+
+    def gone(self) -> dict[int, str]:
+        """Ranks that have died, and how."""
+        processes = {rank: self._cluster.process(rank) for rank in self._cluster.gone}
+        return {rank: process.how_it_ended().partition("\n")[0] for rank, process in processes.items()}
+
+    def _pending(self, run: CellRun) -> list[int]:
+        return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
 
     def _why_silent(self, ranks: list[int]) -> dict[int, str]:
         """A rank's agent cannot answer when the process is stopped, or while its main thread holds the interpreter's

@@ -43,6 +43,16 @@ class Controls(Protocol):
     def answer(self, rank: int, answer: Answer) -> None: ...
 
 
+class Beside(Protocol):
+    """What is shown beside a cell's output, by the main thread."""
+
+    def look(self, cell: int) -> None:
+        """The cell goes on; called often."""
+
+    def end(self, cell: int) -> None:
+        """It is over, or left."""
+
+
 class Watch:
     """Follows one cell to its end.
 
@@ -54,6 +64,7 @@ class Watch:
         timeout_s: seconds after which the cell is stopped; None: no limit.
         grace_s: seconds that the others get when a rank has failed; None: no limit.
         hang_after_s: seconds that a rank waits in an operation before it is shown who waits for whom; None: never.
+        beside: what is shown beside the cell's output.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class Watch:
         timeout_s: float | None = None,
         grace_s: float | None = None,
         hang_after_s: float | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self.views: Views = {}  # what the ranks were doing when the time was up
         self.timed_out = False
@@ -73,6 +85,7 @@ class Watch:
         self._controls = controls
         self._interrupts = interrupts
         self._screen = screen
+        self._beside = beside
         self._grace_s = grace_s
         self._end_s = max(_END_S, _END_EACH_S * len(run.result.ranks))
         self._hang_after_s = hang_after_s
@@ -118,6 +131,8 @@ class Watch:
                 break
             if not run.is_over:
                 self._act(now)
+                if self._beside is not None:
+                    self._beside.look(run.number)
         if screen is not None:
             screen.card.remove()
             screen.finish()

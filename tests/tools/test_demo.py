@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,22 @@ def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp
     assert "widgets" not in notebook.metadata, "a saved widget is only an error message when it is reopened"
     kinds = {kind for cell in notebook.cells for out in cell.get("outputs", []) for kind in out.get("data", {})}
     assert "image/png" in kinds
+
+
+def test_the_third_notebook_learns_and_its_report_names_the_slow_rank(tmp_path):
+    executed = tmp_path / "executed.ipynb"
+
+    result = run_demo(ROOT / "notebooks" / "03_watch_it_train.ipynb", executed)
+
+    assert result.returncode == 0, result.stderr
+    named, learnt = result.stdout.splitlines()[-3:-1]
+    assert re.fullmatch(r"It was rank (\d). The report says: rank \1 came last in \d+ of \d+ steps, .*", named)
+    begin, end = map(float, re.findall(r"\d+\.\d+", learnt))
+    assert begin > 4.5 and end < 3
+    (monitor,) = (cell for cell in nbformat.read(executed, as_version=4).cells if cell.source == "%ddp_monitor")
+    (stays,) = (out.data for out in monitor.outputs if "data" in out)
+    assert "image/png" in stays and "application/vnd.jupyter.widget-view+json" not in stays
+    assert re.match(r"4 ranks, 130 steps, loss 5.\d\d -> \d.\d\d, .* ms/step, .* rank \d slowest", stays["text/plain"])
 
 
 def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):

@@ -1,0 +1,77 @@
+"""What is left out where there is too much: whole steps, so that what is shown is whole.
+
+Of `every` steps one is shown, on all ranks: the one whose number `every` divides. `every` is a power of two, so what is
+shown at a coarser rate was shown at a finer one too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_COARSEST = 1 << 16
+_SMOOTH_S = 2.0  # a rate is the mean over about so long
+
+
+class Thinning:
+    """Which steps (or collectives, or rows of a metric) are shown, so that no more than some bytes a second travel.
+
+    Args:
+        bytes_per_s: that all shown together may take.
+
+    Example:
+        >>> thinning = Thinning(bytes_per_s=1000)
+        >>> thinning.adapt(np.arange(8), nbytes=4000, seconds=1.0)
+        >>> thinning.every, thinning.keep(np.arange(8, 17)).nonzero()[0].tolist()
+        (4, [0, 4, 8])
+    """
+
+    def __init__(self, bytes_per_s: float, every: int = 1) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._from = [np.iinfo(np.int64).min]  # from this step on ...
+        self._every = [every]  # ... one of so many
+        self._rate: float | None = None  # bytes a second if all were shown
+
+    @property
+    def every(self) -> int:
+        return self._every[-1]
+
+    def keep(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """(n,) which rows are shown, by the number of their step."""
+        if len(self._every) == 1:
+            return numbers % self._every[0] == 0 if self._every[0] > 1 else np.ones(len(numbers), bool)
+        every = np.array(self._every)[np.searchsorted(self._from, numbers, "right") - 1]
+        return numbers % every == 0
+
+    def adapt(self, numbers: npt.NDArray[np.int64], nbytes: float, seconds: float) -> None:
+        """Take in what all that came in this time would have taken, shown or not.
+
+        Args:
+            numbers: (n,) of their steps: a new rate is that of later ones, and of these where they are far too many.
+            nbytes: of all of them.
+            seconds: since the last time.
+        """
+        if not len(numbers):
+            return
+        now = nbytes / seconds
+        share = min(1.0, seconds / _SMOOTH_S)
+        before = self._rate
+        self._rate = now if before is None else before + share * (now - before)
+        wanted = self._rate / self.bytes_per_s
+        every = self.every
+        if wanted > every or wanted < every / 4:
+            every = 1
+            while every < wanted and every < _COARSEST:
+                every *= 2
+        if every != self.every:
+            # A flood that begins would be through before the mean has seen it.
+            is_flood = nbytes / self.every > self.bytes_per_s / 2
+            self._change(int(numbers.min() if is_flood and every > self.every else numbers.max() + 1), every)
+
+    def _change(self, number: int, every: int) -> None:
+        while len(self._from) > 1 and self._from[-1] >= number:
+            self._from.pop()
+            self._every.pop()
+        self._from.append(number)
+        self._every.append(every)
+        del self._from[1:-16], self._every[1:-16]

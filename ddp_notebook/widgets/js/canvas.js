@@ -1,0 +1,84 @@
+/**
+ * A canvas that is sharp on any screen, and words on it.
+ */
+
+export const FONT = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
+
+/** @param {number} size CSS pixels @param {string} [weight] */
+export function font(size, weight = "") {
+  return `${weight} ${size}px ${FONT}`.trim();
+}
+
+export class Surface {
+  /** @param {HTMLElement} el @param {string} [className] */
+  constructor(el, className = "ddpm-canvas") {
+    this.canvas = el.ownerDocument.createElement("canvas");
+    this.canvas.className = className;
+    el.append(this.canvas);
+    this.pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+    this.width = this.height = 0;
+    this.dpr = 1;
+  }
+
+  /** All that is drawn afterwards is in CSS pixels. @param {number} width @param {number} height @param {number} dpr */
+  resize(width, height, dpr) {
+    this.width = Math.max(1, Math.floor(width));
+    this.height = Math.max(1, Math.floor(height));
+    this.dpr = dpr;
+    this.canvas.width = Math.round(this.width * dpr);
+    this.canvas.height = Math.round(this.height * dpr);
+    this.canvas.style.width = `${this.width}px`;
+    this.canvas.style.height = `${this.height}px`;
+  }
+
+  clear() {
+    this.pen.setTransform(this.dpr, 0, 0, this.dpr, 0, 0);
+    this.pen.clearRect(0, 0, this.width, this.height);
+  }
+
+  /**
+   * @param {string} words
+   * @param {number} x
+   * @param {number} y
+   * @param {{colour: string, size?: number, weight?: string, align?: CanvasTextAlign, base?: CanvasTextBaseline, width?: number}} style
+   */
+  write(words, x, y, { colour, size = 12, weight = "", align = "left", base = "middle", width }) {
+    const { pen } = this;
+    pen.font = font(size, weight);
+    pen.fillStyle = colour;
+    pen.textAlign = align;
+    pen.textBaseline = base;
+    pen.fillText(width === undefined ? words : this.shorten(words, width), x, y);
+  }
+
+  /** Words that fit, cut in front: of a parameter's name the end tells more. @param {string} words @param {number} width */
+  shorten(words, width) {
+    const { pen } = this;
+    if (pen.measureText(words).width <= width) return words;
+    let low = 0;
+    let high = words.length;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (pen.measureText(`…${words.slice(words.length - middle)}`).width <= width) low = middle;
+      else high = middle - 1;
+    }
+    return low ? `…${words.slice(words.length - low)}` : "";
+  }
+
+  /** A line on whole device pixels. @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 @param {string} colour */
+  rule(x0, y0, x1, y1, colour) {
+    const { pen, dpr } = this;
+    const snap = /** @param {number} value */ (value) => (Math.round(value * dpr) + 0.5) / dpr;
+    pen.strokeStyle = colour;
+    pen.lineWidth = 1 / dpr;
+    pen.setLineDash([]);
+    pen.beginPath();
+    pen.moveTo(x0 === x1 ? snap(x0) : x0, y0 === y1 ? snap(y0) : y0);
+    pen.lineTo(x0 === x1 ? snap(x1) : x1, y0 === y1 ? snap(y1) : y1);
+    pen.stroke();
+  }
+
+  destroy() {
+    this.canvas.remove();
+  }
+}

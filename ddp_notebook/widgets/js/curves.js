@@ -1,0 +1,213 @@
+/**
+ * What the lines of a metric are: smoothed, thinned to what a screen can show, or as the range of many ranks. Pure.
+ */
+
+/** @typedef {{steps: Float64Array, values: Float64Array}} Course */
+
+export const MOST_LINES = 16; // ranks that get a line each
+export const WORST = 3;
+
+/**
+ * The exponential average that TensorBoard draws: `weight` 0 leaves the values, 0.9 averages about the last ten.
+ * Without the bias towards zero at the beginning. A value that is no number stays so and is left out of the average.
+ * @param {ArrayLike<number>} values
+ * @param {number} weight 0 to below 1
+ * @returns {Float64Array}
+ */
+export function smooth(values, weight) {
+  const found = new Float64Array(values.length);
+  let average = 0;
+  let bias = 1;
+  for (let at = 0; at < values.length; at++) {
+    if (!Number.isFinite(values[at])) {
+      found[at] = values[at];
+      continue;
+    }
+    average = weight * average + (1 - weight) * values[at];
+    bias *= weight;
+    found[at] = average / (1 - bias);
+  }
+  return found;
+}
+
+/**
+ * All steps at which any rank has a value.
+ * @param {Course[]} courses
+ * @returns {Float64Array}
+ */
+export function unionOfSteps(courses) {
+  const longest = courses.reduce((a, b) => (b.steps.length > a.length ? b.steps : a), new Float64Array(0));
+  if (courses.every(({ steps }) => isWithin(steps, longest))) return longest;
+  const all = new Set(longest);
+  for (const { steps } of courses) for (const step of steps) all.add(step);
+  return Float64Array.from(all).sort();
+}
+
+/** @param {Float64Array} steps @param {Float64Array} all */
+function isWithin(steps, all) {
+  if (steps === all) return true;
+  let to = 0;
+  for (const step of steps) {
+    while (to < all.length && all[to] < step) to++;
+    if (all[to] !== step) return false;
+  }
+  return true;
+}
+
+/** How many steps go together, a power of two so that the picture stands while steps are added. @param {number} count @param {number} most */
+export function together(count, most) {
+  let size = 1;
+  while (Math.ceil(count / size) > most) size *= 2;
+  return size;
+}
+
+/**
+ * Lines by rank, at most about `most` points each. Where there are more steps, neighbours go together and the lowest
+ * and the highest of them are drawn, in the order in which they came.
+ * @param {Course[]} courses
+ * @param {number} most
+ * @returns {{x: number[], ends: number[], lines: (number|null|undefined)[][], each: number}} each: steps that go
+ *   together, the last of which is in `ends`; a value is undefined where the rank has none, null where it is no number
+ */
+export function lines(courses, most) {
+  const union = unionOfSteps(courses);
+  const each = union.length <= most ? 1 : together(union.length, most / 2);
+  if (each === 1) return { x: [...union], ends: [...union], lines: courses.map((course) => aligned(course, union)), each };
+  const bins = Math.ceil(union.length / each);
+  const x = [];
+  const ends = [];
+  for (let bin = 0; bin < bins; bin++) {
+    x.push(union[bin * each], union[Math.min(bin * each + each / 2, union.length - 1)]);
+    const end = union[Math.min((bin + 1) * each, union.length) - 1];
+    ends.push(end, end);
+  }
+  if (x[x.length - 1] === x[x.length - 2]) x.pop();
+  return { x, ends, each, lines: courses.map((course) => extremes(course, union, each, x.length)) };
+}
+
+/** @param {Course} course @param {Float64Array} union */
+function aligned({ steps, values }, union) {
+  /** @type {(number|null|undefined)[]} */
+  const found = new Array(union.length).fill(undefined);
+  let to = 0;
+  for (let at = 0; at < steps.length; at++) {
+    while (union[to] < steps[at]) to++;
+    found[to] = Number.isFinite(values[at]) ? values[at] : null;
+  }
+  return found;
+}
+
+/** @param {Course} course @param {Float64Array} union @param {number} each @param {number} length */
+function extremes({ steps, values }, union, each, length) {
+  /** @type {(number|null|undefined)[]} */
+  const found = new Array(length).fill(undefined);
+  let at = 0;
+  for (let bin = 0; 2 * bin < length; bin++) {
+    const until = (bin + 1) * each < union.length ? union[(bin + 1) * each] : Infinity;
+    let low = -1;
+    let high = -1;
+    let isBroken = false;
+    for (; at < steps.length && steps[at] < until; at++) {
+      if (!Number.isFinite(values[at])) isBroken = true;
+      else {
+        if (low < 0 || values[at] < values[low]) low = at;
+        if (high < 0 || values[at] > values[high]) high = at;
+      }
+    }
+    if (low >= 0) {
+      found[2 * bin] = values[Math.min(low, high)];
+      if (low !== high && 2 * bin + 1 < length) found[2 * bin + 1] = values[Math.max(low, high)];
+    } else if (isBroken) found[2 * bin] = null;
+  }
+  return found;
+}
+
+/**
+ * Many ranks at once: the range of all, the median of them, and which are furthest from it.
+ * @param {Course[]} courses
+ * @param {number} most points
+ * @param {number} [weight] of smoothing, for the median and the lines; the range is of what was logged
+ * @returns {{x: number[], ends: number[], low: (number|null)[], high: (number|null)[], median: (number|null)[],
+ *   means: (number|undefined)[][], worst: number[], each: number}} means: of each course; worst: indexes of courses
+ */
+export function range(courses, most, weight = 0) {
+  const union = unionOfSteps(courses);
+  const each = together(union.length, most);
+  const bins = Math.ceil(union.length / each);
+  const x = Array.from({ length: bins }, (_, bin) => union[bin * each]);
+  const ends = x.map((_, bin) => union[Math.min((bin + 1) * each, union.length) - 1]);
+  const low = new Float64Array(bins).fill(Infinity);
+  const high = new Float64Array(bins).fill(-Infinity);
+  const broken = courses.map(({ values }) => values.some((value) => !Number.isFinite(value)));
+  const means = courses.map(({ steps, values }) => {
+    const shown = weight > 0 ? smooth(values, weight) : values;
+    /** @type {(number|undefined)[]} */
+    const found = new Array(bins).fill(undefined);
+    let at = 0;
+    for (let bin = 0; bin < bins; bin++) {
+      const until = (bin + 1) * each < union.length ? union[(bin + 1) * each] : Infinity;
+      let sum = 0;
+      let count = 0;
+      for (; at < steps.length && steps[at] < until; at++) {
+        if (!Number.isFinite(values[at])) continue;
+        if (values[at] < low[bin]) low[bin] = values[at];
+        if (values[at] > high[bin]) high[bin] = values[at];
+        sum += shown[at];
+        count++;
+      }
+      if (count) found[bin] = sum / count;
+    }
+    return found;
+  });
+  const buffer = new Float64Array(courses.length);
+  const median = x.map((_, bin) => {
+    let count = 0;
+    for (const mean of means) if (mean[bin] !== undefined) buffer[count++] = /** @type {number} */ (mean[bin]);
+    return count ? middle(buffer.subarray(0, count).sort()) : null;
+  });
+  const distance = means.map((mean) => {
+    let sum = 0;
+    let count = 0;
+    mean.forEach((value, bin) => {
+      if (value === undefined) return;
+      sum += Math.abs(value - /** @type {number} */ (median[bin]));
+      count++;
+    });
+    return count ? sum / count : 0;
+  });
+  const order = courses.map((_, at) => at).sort((a, b) => Number(broken[b]) - Number(broken[a]) || distance[b] - distance[a] || a - b);
+  const known = /** @param {number} value */ (value) => (Number.isFinite(value) ? value : null);
+  return { x, ends, low: Array.from(low, known), high: Array.from(high, known), median, means, worst: order.slice(0, WORST), each };
+}
+
+/** @param {Float64Array} sorted */
+function middle(sorted) {
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+/**
+ * Ranks that logged exactly the same, as of a metric that was averaged over them, are one line.
+ * @param {Map<number, Course>} series
+ * @returns {{ranks: number[], course: Course}[]}
+ */
+export function alike(series) {
+  /** @type {{ranks: number[], course: Course}[]} */
+  const found = [];
+  for (const [rank, course] of series) {
+    const same = found.find((one) => isSame(one.course, course));
+    if (same) same.ranks.push(rank);
+    else found.push({ ranks: [rank], course });
+  }
+  return found;
+}
+
+/** @param {Course} one @param {Course} other */
+function isSame(one, other) {
+  if (one.values.length !== other.values.length) return false;
+  // From the newest: what differs does so at the end.
+  for (let at = one.values.length - 1; at >= 0; at--) {
+    if (one.steps[at] !== other.steps[at] || !Object.is(one.values[at], other.values[at])) return false;
+  }
+  return true;
+}

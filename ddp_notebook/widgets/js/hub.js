@@ -1,0 +1,37 @@
+/**
+ * A store, and the way to the kernel. One for each model of the widget: it lives as long as the model does, so that what
+ * came before a view was opened is there.
+ */
+
+import { Store } from "./store.js";
+
+const HELLO_AFTER_MS = 300; // a model that was made by a running cell gets its first message sooner
+
+export class Hub {
+  /** @param {(message: object) => void} [send] none on a page without a kernel */
+  constructor(send) {
+    this.store = new Store();
+    this.canSend = Boolean(send);
+    this.send = send ?? (() => {});
+    this.requests = 0;
+  }
+
+  /** @param {Record<string, any>} message @param {(ArrayBuffer|ArrayBufferView)[]} [buffers] */
+  receive = (message, buffers) => {
+    if (this.store.feed(message, buffers)) this.send({ kind: "hello" });
+  };
+
+  /** Ask for all there is, unless it comes by itself. @returns {() => void} */
+  greet() {
+    const timer = setTimeout(() => {
+      if (!this.store.messages) this.send({ kind: "hello" });
+    }, HELLO_AFTER_MS);
+    return () => clearTimeout(timer);
+  }
+
+  /** A question; its answer is in `store.answers` by the number that is returned. @param {Record<string, any>} message */
+  ask(message) {
+    this.send({ ...message, request: ++this.requests });
+    return this.requests;
+  }
+}

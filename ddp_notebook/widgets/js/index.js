@@ -1,0 +1,62 @@
+/**
+ * The live monitor in the browser: as a widget (anywidget), and on a page without a kernel (`mount`).
+ */
+
+import { Hub } from "./hub.js";
+import { makeView } from "./view.js";
+import { fromBase64 } from "./wire.js";
+
+/** @type {WeakMap<object, Hub>} */
+const hubs = new WeakMap();
+
+/** Once for each model: takes in what comes, whether somebody looks or not. @param {{model: any}} context */
+function initialize({ model }) {
+  const hub = new Hub((message) => model.send(message));
+  hubs.set(model, hub);
+  model.on("msg:custom", hub.receive);
+  const stop = hub.greet();
+  return () => {
+    stop();
+    model.off("msg:custom", hub.receive);
+    hubs.delete(model);
+  };
+}
+
+/** Once for each view. @param {{model: any, el: HTMLElement}} context */
+function render({ model, el }) {
+  if (!hubs.has(model)) initialize({ model });
+  const hub = /** @type {Hub} */ (hubs.get(model));
+  return makeView(el, hub, { compact: Boolean(model.get("compact")), panel: model.get("panel") || "loss" });
+}
+
+export default { initialize, render };
+
+/**
+ * The monitor on a page.
+ * @param {HTMLElement} el
+ * @param {{start(deliver: Hub["receive"]): (() => void)|void, send?(message: object): void}} source
+ * @param {{panel?: string, compact?: boolean}} [options]
+ * @returns {() => void} takes it away
+ */
+export function mount(el, source, { panel = "loss", compact = false } = {}) {
+  const hub = new Hub(source.send?.bind(source));
+  const destroy = makeView(el, hub, { panel, compact });
+  const stop = source.start(hub.receive);
+  return () => {
+    stop?.();
+    destroy();
+  };
+}
+
+/**
+ * A source of messages that were kept.
+ * @param {[Record<string, any>, string|ArrayBuffer][]} messages header, and buffer or its base64
+ */
+export function recorded(messages) {
+  return {
+    /** @param {Hub["receive"]} deliver */
+    start(deliver) {
+      for (const [header, data] of messages) deliver(header, [typeof data === "string" ? fromBase64(data) : data]);
+    },
+  };
+}

@@ -1,0 +1,213 @@
+/**
+ * Spans in the order of their start, one lane per rank and purpose, so that those of a window are found by halving.
+ *
+ * A lane is a struct of arrays that grows as deltas arrive: mostly at its end, in between where the kernel has answered
+ * for a time that it had left out. Spans of one lane that overlap get slots below each other.
+ */
+
+/** The lanes of a rank, and the lane of each kind. */
+export const CELL = 0, COMPUTE = 1, COMMUNICATION = 2;
+const LANE_OF = [CELL, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMMUNICATION, COMMUNICATION, COMMUNICATION];
+/** More spans at once than this share the last slot. */
+export const MOST_SLOTS = 4;
+/** `state` of a span of communication. */
+export const ISSUED = 0, FAILED = 2, UNWAITED = 3;
+
+const SAME_MS = 0.01; // spans of one kind that differ by less are one
+const COLUMNS = ["start", "end", "row", "call", "wait", "kind", "state"];
+
+export class Lane {
+  /** @param {number} which CELL, COMPUTE or COMMUNICATION */
+  constructor(which = COMPUTE) {
+    this.which = which;
+    this.length = 0;
+    this.depth = 1; // slots in use
+    this._allocate(32);
+    this._slotEnds = new Float64Array(MOST_SLOTS).fill(-Infinity);
+    this._settled = 0;
+    this._lastSettled = 0;
+    this.openCount = 0;
+  }
+
+  /** @param {number} capacity */
+  _allocate(capacity) {
+    const old = this.start;
+    const grown = (Type, name) => {
+      const array = new Type(capacity);
+      if (old) array.set(this[name]);
+      this[name] = array;
+    };
+    grown(Float64Array, "start");
+    grown(Float64Array, "end"); // Infinity: not over
+    grown(Float64Array, "reach"); // the latest end of this span and all before it
+    grown(Float64Array, "row"); // its number in the store's table
+    grown(Float64Array, "call");
+    grown(Float32Array, "wait"); // NaN: unknown
+    grown(Uint8Array, "kind");
+    grown(Uint8Array, "state");
+    grown(Uint8Array, "slot");
+  }
+
+  /**
+   * One more span, or what an open one has become, or one that is here already: the kernel's answer to a question has
+   * all spans of its time, and their times may be rounded otherwise.
+   *
+   * @param {{start: number, end: number, kind: number, wait: number, state: number, call: number, row: number}} span
+   */
+  insert({ start, end, kind, wait, state, call, row }) {
+    // Nobody will ever know the end of an unwaited call: it is drawn as a mark at its start.
+    const known = Number.isNaN(end) ? (state === UNWAITED ? start : Infinity) : end;
+    let at = this._find(start, known, kind, call);
+    if (at < 0) at = this._make(start);
+    else if (this.end[at] === Infinity && known !== Infinity) this.openCount--;
+    if (known === Infinity && this.end[at] !== Infinity) this.openCount++;
+    this.end[at] = known;
+    this.kind[at] = kind;
+    this.wait[at] = wait;
+    this.state[at] = state;
+    this.call[at] = call;
+    this.row[at] = row;
+    this._settled = Math.min(this._settled, at);
+  }
+
+  /** Where this very span is, -1 if it is new. */
+  _find(start, end, kind, call) {
+    for (let i = this.length - 1; i >= 0 && this.start[i] >= start - SAME_MS; i--) {
+      if (this.start[i] > start + SAME_MS || this.kind[i] !== kind) continue;
+      const isOver = this.end[i] !== Infinity && end !== Infinity;
+      if (call > 0 ? this.call[i] === call : !isOver || Math.abs(this.end[i] - end) <= SAME_MS) return i;
+    }
+    return -1;
+  }
+
+  /** Room for a span that starts then. @param {number} start @returns {number} its place */
+  _make(start) {
+    if (this.length === this.start.length) this._allocate(2 * this.length);
+    let at = this.length;
+    while (at > 0 && this.start[at - 1] > start) at--;
+    for (const name of at < this.length ? COLUMNS : []) this[name].copyWithin(at + 1, at, this.length);
+    this.start[at] = start;
+    this.end[at] = start; // until it is filled in
+    this.length++;
+    return at;
+  }
+
+  /** After inserts: reach and slots of all that may have changed. */
+  settle() {
+    if (this._settled === this.length) return;
+    let i = this._settled;
+    if (i < this._lastSettled) {
+      // Not only appended: slots depend on all that came before.
+      i = 0;
+      this._slotEnds.fill(-Infinity);
+    }
+    for (; i < this.length; i++) {
+      this.reach[i] = Math.max(i ? this.reach[i - 1] : -Infinity, this.end[i]);
+      let slot = 0;
+      while (slot < MOST_SLOTS - 1 && this._slotEnds[slot] > this.start[i]) slot++;
+      this._slotEnds[slot] = Math.max(this._slotEnds[slot], this.end[i]);
+      this.slot[i] = slot;
+      if (slot >= this.depth) this.depth = slot + 1;
+    }
+    this._settled = this._lastSettled = this.length;
+  }
+
+  /** The first span that may be seen from `t0` on. @param {number} t0 */
+  from(t0) {
+    return lowerBound(this.reach, Math.min(this._lastSettled, this.length), t0);
+  }
+
+  /** Behind the last span that starts before `t1`. @param {number} t1 */
+  until(t1) {
+    return lowerBound(this.start, this.length, t1);
+  }
+}
+
+/**
+ * The first place in ascending `values` that is not below `value`.
+ *
+ * @param {ArrayLike<number>} values
+ * @param {number} length of them
+ * @param {number} value
+ */
+export function lowerBound(values, length, value) {
+  let low = 0, high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** The lanes of all ranks, kept up with the store's table of spans. */
+export class Lanes {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    /** @type {Map<number, Lane[]>} */
+    this.ranks = new Map();
+    this.count = 0;
+    this.first = Infinity; // the earliest start
+    this.last = 0; // the latest known time
+    this.depths = [1, 1, 1];
+    this._end = 0;
+    this._open = [];
+  }
+
+  /**
+   * Takes in what has come since.
+   *
+   * @param {import("./table.js").Table} table
+   * @returns {boolean} whether anything has
+   */
+  sync(table) {
+    const { columns, moved } = table;
+    // All that was known is gone after a snapshot and in another run; in a long run the oldest are.
+    if (moved + table.first >= this._end || this.count > 1.25 * table.length + 1024) this.clear();
+    /** @type {Set<Lane>} */
+    const touched = new Set();
+    for (const number of this._open) {
+      const at = table.find(number);
+      if (at >= 0 && !Number.isNaN(columns.end[at])) this._take(columns, at, number, touched);
+    }
+    this._open = this._open.filter((number) => Number.isNaN(columns.end[table.find(number)]));
+    for (let at = Math.max(this._end - moved, table.first); at < table.end; at++) {
+      this._take(columns, at, moved + at, touched);
+      this.count++;
+      if (Number.isNaN(columns.end[at]) && columns.state[at] !== UNWAITED) this._open.push(moved + at);
+    }
+    this._end = moved + table.end;
+    for (const lane of touched) {
+      lane.settle();
+      this.depths[lane.which] = Math.max(this.depths[lane.which], lane.depth);
+    }
+    return touched.size > 0;
+  }
+
+  /** @param {Record<string, any>} columns @param {number} at @param {number} row @param {Set<Lane>} touched */
+  _take(columns, at, row, touched) {
+    const kind = columns.kind[at];
+    const start = columns.start[at], end = columns.end[at];
+    const lane = this.of(columns.rank[at])[LANE_OF[kind] ?? COMPUTE];
+    lane.insert({ start, end, kind, wait: columns.wait[at], state: columns.state[at], call: columns.call[at], row });
+    touched.add(lane);
+    this.first = Math.min(this.first, start);
+    this.last = Math.max(this.last, Number.isNaN(end) ? start : end);
+  }
+
+  /** @param {number} rank */
+  of(rank) {
+    let lanes = this.ranks.get(rank);
+    if (!lanes) this.ranks.set(rank, (lanes = [CELL, COMPUTE, COMMUNICATION].map((which) => new Lane(which))));
+    return lanes;
+  }
+
+  /** Whether anything is under way. */
+  get hasOpen() {
+    for (const lanes of this.ranks.values()) if (lanes.some((lane) => lane.openCount > 0)) return true;
+    return false;
+  }
+}

@@ -1,0 +1,134 @@
+/**
+ * The tables that the store keeps, with how many rows of each.
+ *
+ * The limits hold half an hour of 64 ranks in about 50 MB whatever happens: what is older is let go, and the view says
+ * from where on it knows. Metrics are kept for the whole time (`series.js`).
+ */
+
+import { Table } from "./table.js";
+
+const [U8, U16, U32, I32, F32, F64] = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
+
+export const KINDS = ["cell", "forward", "backward", "optimizer", "input", "collective", "send", "recv"];
+export const COLLECTIVE = KINDS.indexOf("collective");
+
+/** The parts of a step in the order in which they are drawn; they add up to its duration. */
+export const PARTS = ["input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest"];
+
+/** @returns {{step: Table, bucket: Table, span: Table, value: Table}} */
+export function makeTables() {
+  const part = /** @param {string} name */ (name) => /** @type {import("./table.js").ColumnType} */ ([name, F32]);
+  return {
+    step: new Table(
+      [
+        ["rank", U16], ["cell", U32], ["step", U32], ["start", F64], part("duration"), part("input"), part("forward"),
+        part("backward"), part("optimizer"), part("compute"), part("overlapped"), part("exposed"), part("waiting"),
+        part("rest"), ["samples", I32],
+      ],
+      65536,
+    ),
+    bucket: new Table(
+      [
+        ["rank", U16], ["cell", U32], ["step", U32], ["bucket", U16], ["nbytes", F64], ["start", F64], ["end", F64],
+        ["model", U32],
+      ],
+      65536,
+    ),
+    span: new Table(
+      [
+        ["rank", U16], ["kind", U8], ["name", U32], ["cell", U32], ["step", U32], ["start", F64], ["end", F64],
+        ["thread", U16], ["op", U32], ["group", U32], ["number", U32], ["call", F64], ["nbytes", F64], ["wait", F32],
+        ["origin", U8], ["site", U32], ["state", U8],
+        // Not on the wire: the latest end among the rank's rows so far, and the row that took this one's place.
+        ["latest", F64], ["replaced", F64],
+      ],
+      131072,
+    ),
+    value: new Table(
+      [
+        ["rank", U16], ["call", F64], ["group", U32], ["number", U32], ["op", U32], ["side", U8], ["dtype", U32],
+        ["shape", U32], ["numel", F64], ["looked_at", F64], ["low", F32], ["high", F32], ["mean", F32], ["nans", F64],
+        ["infs", F64], ["count", U8], ["first", F32, 32],
+      ],
+      32768,
+    ),
+  };
+}
+
+/**
+ * Rows of a table by a key of two numbers (cell and step, group and number), each key's rows by their numbers.
+ * Keys are in ascending order of (first, second) or of arrival, and go when their newest row has gone.
+ * @template {object} T
+ */
+export class Index {
+  /**
+   * @param {Table} table
+   * @param {(first: number, second: number) => T & Entry} make
+   */
+  constructor(table, make) {
+    this.table = table;
+    this.make = make;
+    this.clear();
+  }
+
+  /** @param {number} first @param {number} second @returns {(T & Entry)|undefined} */
+  get(first, second) {
+    return this.map.get(`${first}:${second}`);
+  }
+
+  /** @param {number} first @param {number} second @param {number} rowNumber */
+  entry(first, second, rowNumber) {
+    const key = `${first}:${second}`;
+    let found = this.map.get(key);
+    if (!found) {
+      found = this.make(first, second);
+      found.since = rowNumber;
+      this.map.set(key, found);
+      this.list.push(found);
+      this.sorted &&= this.list.length < 2 || before(this.list[this.list.length - 2], found);
+    }
+    found.newest = Math.max(found.newest, rowNumber);
+    found.revision++;
+    return found;
+  }
+
+  /** All entries that have rows, sorted. */
+  all() {
+    if (!this.sorted) {
+      this.list.sort((a, b) => (before(a, b) ? -1 : 1));
+      this.sorted = true;
+    }
+    return this.list;
+  }
+
+  prune() {
+    const oldest = this.table.moved + this.table.first;
+    if (!this.list.some((entry) => entry.newest < oldest)) return;
+    for (const [key, entry] of this.map) if (entry.newest < oldest) this.map.delete(key);
+    this.list = this.list.filter((entry) => entry.newest >= oldest);
+  }
+
+  clear() {
+    /** @type {Map<string, T & Entry>} */
+    this.map = new Map();
+    /** @type {(T & Entry)[]} */
+    this.list = [];
+    this.sorted = true;
+  }
+}
+
+/** @param {Entry} a @param {Entry} b */
+function before(a, b) {
+  return a.order[0] < b.order[0] || (a.order[0] === b.order[0] && a.order[1] <= b.order[1]);
+}
+
+/** What an index holds for a key. */
+export class Entry {
+  /** @param {[number, number]} order */
+  constructor(order) {
+    this.order = order;
+    this.newest = -1; // number of the newest row
+    this.revision = 0; // grows with each row
+    this.since = -1; // number of the first row: an entry that came later than a pause is not shown in it
+  }
+}

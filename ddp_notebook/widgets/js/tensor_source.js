@@ -1,0 +1,144 @@
+/**
+ * The tensors of the collective that is shown: which one that is, the elements that are here, and asking for all.
+ */
+
+import { shapeOf, statistics } from "./values.js";
+
+const DWELL_MS = 400, CALM_MS = 2000; // that a newest collective stays at least, and where motion is to be reduced
+const LOOK_BACK = 12;
+
+/** @typedef {import("./values.js").Tensor & {words: string}} Told */
+
+export class TensorSource {
+  /** @param {import("./store.js").Store} store @param {Record<string, any>} env */
+  constructor(store, env) {
+    this.store = store;
+    this.env = env;
+    /** @type {{group: number, number: number}|null} */
+    this.newest = null;
+    this.since = -Infinity;
+    /** @type {Map<string, number>} requests by collective */
+    this.requests = new Map();
+    /** @type {{request: number, tensors: Map<string, any>}|null} */
+    this.whole = null;
+  }
+
+  /** The chosen collective, or the newest of which all ranks' tensors are here. */
+  current() {
+    const { store } = this;
+    const { collective } = store.choice;
+    if (collective) return store.collectiveOf(collective.group, collective.number) ?? null;
+    const now = performance.now();
+    const kept = this.newest && store.collectiveOf(this.newest.group, this.newest.number);
+    if (kept && now - this.since < (this.env.reducedMotion ? CALM_MS : DWELL_MS)) return kept;
+    const all = store.collectives();
+    let best = null;
+    for (let at = all.length - 1, seen = 0; at >= 0 && seen < LOOK_BACK; at--) {
+      const one = all[at];
+      if (!one.values.size) {
+        if (all.length - at > 4096) break;
+        continue;
+      }
+      seen++;
+      // One that has not come from all ranks yet would be filled in before the eyes.
+      if (!best || one.values.size > best.values.size) best = one;
+    }
+    if (best && best !== kept) {
+      this.newest = { group: best.group, number: best.number };
+      this.since = now;
+    }
+    return best ?? kept ?? all[all.length - 1] ?? null;
+  }
+
+  /**
+   * @param {{group: number, number: number}} one
+   * @param {Set<number>} ranks
+   * @returns {Map<number, (Told|null)[]>} by rank: input and output
+   */
+  tensors(one, ranks) {
+    const { store } = this;
+    const whole = this.#wholeOf(one);
+    const found = new Map();
+    for (const row of store.valuesOf(one.group, one.number)) {
+      if (!ranks.has(row.rank) || row.side > 1) continue;
+      const sides = found.get(row.rank) ?? [null, null];
+      found.set(row.rank, sides);
+      const text = store.text(row.shape);
+      const known = whole?.get(`${row.rank}:${row.side}`);
+      const numel = row.numel;
+      const tensor = {
+        rank: row.rank, side: row.side, dtype: store.text(row.dtype).replace("torch.", ""), numel, ...shapeOf(text, numel),
+        data: row.first.slice(0, Math.min(row.count, 32)), lookedAt: row.looked_at, low: row.low, high: row.high, mean: row.mean, nans: row.nans, infs: row.infs,
+      };
+      if (known?.length === numel) {
+        const { low, high, mean, nans, infs } = statistics(known);
+        Object.assign(tensor, { data: known, lookedAt: numel, low, high, mean, nans, infs });
+      }
+      sides[row.side] = tensor;
+    }
+    return found;
+  }
+
+  get canAsk() {
+    return !!this.env.ask && this.env.canSend !== false;
+  }
+
+  /** Asks for the whole tensors, once. @param {{group: number, number: number, op: number}} one */
+  ask(one) {
+    const name = `${one.group}:${one.number}`;
+    if (this.requests.has(name) || !this.canAsk) return;
+    this.requests.set(name, this.env.ask({ kind: "ask", what: "values", group: one.group, number: one.number, op: one.op }));
+    if (this.requests.size > 64) this.requests.delete(/** @type {string} */ (this.requests.keys().next().value));
+  }
+
+  /** What became of asking: "" not asked, "asking", "here", or why there is nothing. @param {{group: number, number: number}} one */
+  asked(one) {
+    const request = this.requests.get(`${one.group}:${one.number}`);
+    if (request === undefined) return "";
+    const answer = this.store.answers.get(request);
+    if (!answer) return this.whole?.request === request ? "here" : "asking";
+    if (answer.message.error) return answer.message.error;
+    return answer.rows.whole?.rows ? "here" : "the whole tensors were not kept: record with %ddp_record full";
+  }
+
+  /** @param {{group: number, number: number}} one @returns {Map<string, Float32Array>|null} by "rank:side" */
+  #wholeOf(one) {
+    const request = this.requests.get(`${one.group}:${one.number}`);
+    if (request === undefined) return null;
+    if (this.whole?.request === request) return this.whole.tensors;
+    const answer = this.store.answers.get(request);
+    if (!answer?.rows.whole) return null;
+    this.whole = { request, tensors: wholeTensors(answer) };
+    return this.whole.tensors;
+  }
+}
+
+/**
+ * The elements in an answer, of several tensors of one rank and side one after another.
+ *
+ * @param {{message: any, rows: any, buffers: (ArrayBuffer|ArrayBufferView)[]}} answer
+ * @returns {Map<string, Float32Array>}
+ */
+export function wholeTensors({ message, rows, buffers }) {
+  const { rank, side, offset, count } = rows.whole.columns;
+  const buffer = buffers[0];
+  const from = ArrayBuffer.isView(buffer) ? buffer.byteOffset : 0;
+  const bytes = ArrayBuffer.isView(buffer) ? buffer.buffer : buffer;
+  const begin = from + message.data.offset;
+  // Copied: a view would hold the whole message, and might not be aligned.
+  const all = new Float32Array(bytes.slice(begin, begin + 4 * message.data.count));
+  const found = new Map();
+  for (let at = 0; at < rows.whole.rows; at++) {
+    const name = `${rank[at]}:${side[at]}`;
+    const more = all.subarray(offset[at], offset[at] + count[at]);
+    const before = found.get(name);
+    if (!before) found.set(name, more);
+    else {
+      const joined = new Float32Array(before.length + more.length);
+      joined.set(before);
+      joined.set(more, before.length);
+      found.set(name, joined);
+    }
+  }
+  return found;
+}

@@ -1,0 +1,174 @@
+/**
+ * Elements of tensors: how they are written, compared and told in one line. Pure.
+ *
+ * @typedef {object} Tensor of one rank and side
+ * @property {number} rank
+ * @property {0|1} side input or output
+ * @property {string} dtype
+ * @property {number[]} shape of the tensor; of several tensors of one collective, that of all elements in a row
+ * @property {number} numel
+ * @property {ArrayLike<number>} data the first elements, or all of them
+ * @property {number} lookedAt elements that the statistics are of
+ * @property {number} low
+ * @property {number} high
+ * @property {number} mean
+ * @property {number} nans
+ * @property {number} infs
+ */
+
+const SHORT = { float32: "f32", float64: "f64", float16: "f16", bfloat16: "bf16", int64: "i64", int32: "i32", int16: "i16", int8: "i8", uint8: "u8", bool: "bool", complex64: "c64", complex128: "c128" };
+const EXACT = 2 ** 24; // elements travel as float32, which has all integers up to here
+
+/** @param {string} dtype */
+export const isInteger = (dtype) => /^u?int/.test(dtype);
+
+/**
+ * An element, in at most `room` characters where that is possible.
+ *
+ * @param {number} value
+ * @param {string} dtype
+ * @param {number} [room]
+ */
+export function element(value, dtype, room = 7) {
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "Inf" : "-Inf";
+  if (dtype === "bool") return value ? (room < 4 ? "T" : "True") : room < 5 ? "F" : "False";
+  if (isInteger(dtype)) {
+    const text = String(value);
+    if (Math.abs(value) <= EXACT && text.length <= room) return text;
+    return `${Math.abs(value) > EXACT ? "≈" : ""}${exponential(value, room - 1)}`;
+  }
+  if (value === 0) return Object.is(value, -0) ? "-0" : "0";
+  const size = Math.abs(value);
+  if (size >= 1e-3 && size < 10 ** Math.max(room - 1, 3)) {
+    const whole = Math.max(1, Math.floor(Math.log10(size)) + 1) + (value < 0 ? 1 : 0);
+    const places = Math.max(0, Math.min(4, room - whole - 1));
+    const text = value.toFixed(places);
+    if (text.length <= room && Number(text) !== 0) return places ? text.replace(/\.?0+$/, "") : text;
+  }
+  return exponential(value, room);
+}
+
+/** @param {number} value @param {number} room */
+function exponential(value, room) {
+  for (let places = 3; places > 0; places--) {
+    const text = value.toExponential(places).replace("e+", "e");
+    if (text.length <= room) return text;
+  }
+  return value.toExponential(0).replace("e+", "e");
+}
+
+/** The value with all digits that are known, for one that is pointed at. @param {number} value @param {string} dtype */
+export function exactly(value, dtype) {
+  if (!Number.isFinite(value) || dtype === "bool") return element(value, dtype);
+  if (isInteger(dtype)) return Math.abs(value) <= EXACT ? String(value) : `about ${value}`;
+  return String(Number(value.toPrecision(7)));
+}
+
+/**
+ * The shape that a text of the wire says, with the number of tensors where there are several: `[[2, 3]]`.
+ *
+ * @param {string} text
+ * @param {number} numel
+ * @returns {{shape: number[], words: string}}
+ */
+export function shapeOf(text, numel) {
+  /** @type {any} */
+  let parsed = null;
+  try {
+    parsed = JSON.parse(text);
+  } catch {
+    // an old or unknown form: the number of elements is known all the same
+  }
+  if (Array.isArray(parsed) && typeof parsed[0] === "number") parsed = [parsed];
+  if (!Array.isArray(parsed) || !parsed.length) return { shape: [numel], words: `[${numel}]` };
+  const one = (shape) => `[${shape.join(", ")}]`;
+  if (parsed.length === 1) {
+    const own = parsed[0].reduce((product, size) => product * size, 1);
+    if (own === numel) return { shape: parsed[0], words: one(parsed[0]) };
+    // The wire has the input's shape: what was gathered is several of it, what was scattered a part.
+    const times = numel / own;
+    return Number.isInteger(times) ? { shape: [times, ...parsed[0]], words: `${times} × ${one(parsed[0])}` } : { shape: [numel], words: `[${numel}]` };
+  }
+  const areSame = parsed.every((shape) => one(shape) === one(parsed[0]));
+  return { shape: [numel], words: areSame ? `${parsed.length} × ${one(parsed[0])}` : `${parsed.length} tensors` };
+}
+
+/**
+ * A tensor in one line, as lovely-tensors has it: `[64, 10] f32 n=640 x∈[-2.1, 2.6] μ=0.03 NaN! 3`.
+ *
+ * @param {Tensor & {words?: string}} tensor
+ * @returns {string}
+ */
+export function range(tensor) {
+  const { dtype, numel, lookedAt, low, high, mean, nans, infs, data } = tensor;
+  const parts = [`${tensor.words ?? `[${tensor.shape.join(", ")}]`}`, SHORT[dtype] ?? dtype, `n=${numel.toLocaleString("en")}`];
+  const write = (value) => element(value, isInteger(dtype) ? dtype : "", 8);
+  if (dtype === "bool") parts.push(Number.isNaN(mean) ? "" : `true ${(100 * mean).toPrecision(3).replace(/\.?0+$/, "")} %`);
+  else if (low === high) parts.push(`all ${write(low)}`);
+  else if (!Number.isNaN(low)) parts.push(`${/^complex/.test(dtype) ? "|x|" : "x"}∈[${write(low)}, ${write(high)}]`, `μ=${element(mean, "", 6)}`);
+  if (nans) parts.push(`NaN! ${nans}`);
+  if (infs) parts.push(`Inf! ${infs}`);
+  if (lookedAt < numel) parts.push(`(of a sample of ${lookedAt.toLocaleString("en")})`);
+  if (data.length < numel && data.length) parts.push(`first ${data.length} shown`);
+  return parts.filter(Boolean).join(" ");
+}
+
+/** Mean, deviation, range of all elements that are numbers. @param {ArrayLike<number>} data */
+export function statistics(data) {
+  let count = 0, sum = 0, low = Infinity, high = -Infinity, nans = 0, infs = 0;
+  for (let i = 0; i < data.length; i++) {
+    const value = data[i];
+    if (Number.isNaN(value)) nans++;
+    else if (!Number.isFinite(value)) infs++;
+    else {
+      count++;
+      sum += value;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+  }
+  const mean = sum / count;
+  let square = 0;
+  for (let i = 0; i < data.length; i++) if (Number.isFinite(data[i])) square += (data[i] - mean) ** 2;
+  return { count, mean, deviation: Math.sqrt(square / count), low: count ? low : NaN, high: count ? high : NaN, nans, infs };
+}
+
+/** Same value: NaN equals NaN. @param {number} one @param {number} other */
+export const isSame = (one, other) => one === other || (Number.isNaN(one) && Number.isNaN(other));
+
+/**
+ * Which elements differ from those of another tensor; null where the two cannot be compared.
+ *
+ * @param {Tensor|undefined} tensor
+ * @param {Tensor|undefined} other
+ * @returns {Uint8Array|null} 1: differs
+ */
+export function differences(tensor, other) {
+  if (!tensor?.data.length || !other?.data.length || tensor.numel !== other.numel || tensor.dtype !== other.dtype) return null;
+  const count = Math.min(tensor.data.length, other.data.length);
+  const found = new Uint8Array(count);
+  for (let i = 0; i < count; i++) found[i] = isSame(tensor.data[i], other.data[i]) ? 0 : 1;
+  return found;
+}
+
+/**
+ * Which elements are not the same on all ranks.
+ *
+ * @param {Tensor[]} tensors one per rank
+ * @returns {{marks: Uint8Array, count: number, ranks: number[]} | null} `ranks`: those that differ from most
+ */
+export function acrossRanks(tensors) {
+  const [first] = tensors;
+  if (tensors.length < 2 || tensors.some((one) => one.numel !== first.numel || one.data.length !== first.data.length || one.dtype !== first.dtype)) return null;
+  const marks = new Uint8Array(first.data.length);
+  const groups = new Map(); // of equal tensors
+  for (const tensor of tensors) {
+    for (let i = 0; i < marks.length; i++) if (!isSame(tensor.data[i], first.data[i])) marks[i] = 1;
+    const name = Array.prototype.join.call(tensor.data.length > 64 ? tensor.data.slice(0, 64) : tensor.data, " ") + tensor.low + tensor.mean;
+    groups.set(name, [...(groups.get(name) ?? []), tensor.rank]);
+  }
+  const sizes = [...groups.values()].sort((a, b) => b.length - a.length);
+  const isClear = sizes.length > 1 && sizes[0].length > tensors.length / 2;
+  return { marks, count: marks.reduce((sum, one) => sum + one, 0), ranks: isClear ? sizes.slice(1).flat().sort((a, b) => a - b) : [] };
+}

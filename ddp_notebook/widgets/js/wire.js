@@ -1,0 +1,90 @@
+/**
+ * From a message and its buffer to tables.
+ *
+ * A message's `tables` say for each table how many rows it has and where its columns lie, in one buffer, little endian,
+ * each aligned to 8 bytes. `tables.py` packs them so that they are few bytes:
+ *
+ *     ["cell", 5]                     the same in all rows; null is NaN
+ *     ["value", "f4", 16]             type and byte offset; "32f4" has 32 values a row
+ *     ["start", "u2", 32, 1e-4, 812]  what is meant is 1e-4 * raw + 812, and the greatest raw number means NaN
+ */
+
+const TYPES = {
+  u1: Uint8Array,
+  i1: Int8Array,
+  u2: Uint16Array,
+  i2: Int16Array,
+  u4: Uint32Array,
+  i4: Int32Array,
+  f4: Float32Array,
+  f8: Float64Array,
+};
+const GREATEST = { u1: 0xff, u2: 0xffff, u4: 0xffffffff };
+
+/** @typedef {Uint8Array|Int8Array|Uint16Array|Int16Array|Uint32Array|Int32Array|Float32Array|Float64Array} Column */
+/** @typedef {{rows: number, columns: Record<string, Column>, widths: Record<string, number>}} Rows */
+
+/**
+ * @param {{tables?: Record<string, {rows: number, columns: any[][]}>}} header
+ * @param {(ArrayBuffer|ArrayBufferView)[]} [buffers] as a front end hands them over; the first is read
+ * @returns {Record<string, Rows>} partly views of the buffer: whoever keeps them copies them
+ * @throws {RangeError} if the header does not fit the buffer
+ */
+export function unpack(header, buffers = []) {
+  const bytes = aligned(buffers?.[0]);
+  /** @type {Record<string, Rows>} */
+  const found = {};
+  for (const [name, { rows, columns }] of Object.entries(header.tables ?? {})) {
+    /** @type {Rows} */
+    const table = { rows, columns: {}, widths: {} };
+    for (const [column, type, offset, scale, base] of columns) {
+      const isConstant = offset === undefined;
+      const width = isConstant ? 1 : Number(/^\d+/.exec(type)?.[0] ?? 1);
+      table.widths[column] = width;
+      table.columns[column] = isConstant
+        ? new Float64Array(rows).fill(type ?? NaN)
+        : read(bytes, type.slice(-2), offset, rows * width, scale, base, `table ${name}, column ${column}`);
+    }
+    found[name] = table;
+  }
+  return found;
+}
+
+/**
+ * @param {Uint8Array} bytes
+ * @param {string} type
+ * @param {number} offset
+ * @param {number} count
+ * @param {number|undefined} scale
+ * @param {number} base
+ * @param {string} where
+ * @returns {Column}
+ */
+function read(bytes, type, offset, count, scale, base, where) {
+  const Type = TYPES[type];
+  if (!Type) throw new RangeError(`${where}: unknown type ${type}`);
+  if (offset + count * Type.BYTES_PER_ELEMENT > bytes.byteLength) {
+    throw new RangeError(`${where}: ends behind the buffer's ${bytes.byteLength} bytes`);
+  }
+  const raw = new Type(bytes.buffer, bytes.byteOffset + offset, count);
+  if (scale === undefined) return raw;
+  const greatest = GREATEST[type];
+  return Float64Array.from(raw, (value) => (value === greatest ? NaN : value * scale + base));
+}
+
+/**
+ * The bytes, at an address that any type can be read at. Front ends hand over views into larger messages.
+ * @param {ArrayBuffer|ArrayBufferView|undefined} buffer
+ * @returns {Uint8Array}
+ */
+function aligned(buffer) {
+  if (!buffer) return new Uint8Array(0);
+  if (buffer instanceof ArrayBuffer) return new Uint8Array(buffer);
+  const view = new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength);
+  return view.byteOffset % 8 ? view.slice() : view;
+}
+
+/** Bytes of a text in base64, as a saved page holds them. @param {string} text @returns {ArrayBuffer} */
+export function fromBase64(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+}

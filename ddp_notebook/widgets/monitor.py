@@ -1,0 +1,129 @@
+"""The widget: its JavaScript, and the messages from and to the browser."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ddp_notebook.errors import MissingBuildError
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.widgets import answers
+from ddp_notebook.widgets.feed import Feed, Message
+from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.publisher import Publisher
+from ddp_notebook.widgets.subshell import hear_at_once
+
+BUNDLE = Path(__file__).with_name("static") / "monitor.js"
+_log = logging.getLogger(__name__)
+
+
+def bundle() -> str:
+    """The JavaScript of the monitor.
+
+    Raises:
+        MissingBuildError: it was not built.
+    """
+    try:
+        return BUNDLE.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingBuildError(
+            f"the monitor's JavaScript is not there ({BUNDLE}): it is built when the package is installed. In a "
+            "checkout, `pip install -e .` or `python hatch_build.py` builds it"
+        ) from None
+
+
+class Monitor(anywidget.AnyWidget):
+    """What ranks do, live: losses, gradient synchronisation, a timeline, tensors, ranks.
+
+    `%ddp_monitor` shows the one of the running session. Of any other recording:
+
+        Monitor(ddp_notebook.load("run.npz"))
+
+    Args:
+        recording: what is shown.
+        cell: this one only; None: all.
+        live: the recording grows.
+        compact: less high, as under a running cell.
+        publisher: who tells it; None: one of its own.
+        interrupt: does what the stop button does, and says what it did; None: nothing can be interrupted.
+
+    Raises:
+        MissingBuildError: the JavaScript was not built.
+    """
+
+    compact = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(
+        self,
+        recording: Recording,
+        cell: int | None = None,
+        *,
+        live: bool = False,
+        compact: bool = False,
+        publisher: Publisher | None = None,
+        interrupt: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(_esm=bundle(), compact=compact)
+        self._cell = cell
+        self._interrupt = interrupt
+        self._is_own = publisher is None
+        if publisher is None:
+            feed = Feed(recording, cell, is_live=live)
+            publisher = Publisher(feed, Present(feed, None, _title(recording)))
+        self._publisher = publisher
+        self._hears_at_once = hear_at_once(self.comm)
+        self.on_msg(self._on_message)
+        # At once, and not when the browser asks: what it says may be heard only after the cell.
+        publisher.catch_up(self._tell)
+        publisher.add(self._tell)
+
+    def __repr__(self) -> str:
+        cell = "" if self._cell is None else f", cell {self._cell}"
+        return f"<Monitor of {_title(self._publisher.feed.recording)}{cell}>"
+
+    def close(self) -> None:
+        """Take it off the page. Doing it twice is no error."""
+        self._publisher.remove(self._tell)
+        if self._is_own:
+            self._publisher.close()
+        super().close()
+
+    def _tell(self, message: Message) -> None:
+        header = {**message.header, "only": self._cell}
+        if "notes" in header:
+            header["notes"] = {**header["notes"], "answers": "now" if self._hears_at_once else "after the cell"}
+        if self.comm is not None:  # else closed by another thread
+            self.send(header, [message.data] if message.data else None)
+
+    def _on_message(self, _: Any, content: Any, __: Any) -> None:
+        """The browser says something. In the main thread, or where the kernel has subshells in another."""
+        try:
+            match content:
+                case {"kind": "hello"}:
+                    self._publisher.catch_up(self._tell)
+                case {"kind": "interrupt"}:
+                    said = self._interrupt() if self._interrupt else "nothing runs that could be interrupted"
+                    self._tell(Message({"kind": "answer", "request": content.get("request"), "said": said}, b""))
+                case {"kind": "ask"}:
+                    self._answer(content, partial(answers.answer, content))
+        except Exception:
+            _log.exception("the monitor could not answer %s", content)
+
+    def _answer(self, content: dict[str, Any], ask: Callable[[Feed, int], Message]) -> None:
+        try:
+            self._tell(self._publisher.with_feed(ask))
+        except Exception as error:
+            self._tell(Message({"kind": "answer", "request": content.get("request"), "error": str(error)}, b""))
+            if not isinstance(error, LookupError | ValueError | TypeError):
+                raise
+
+
+def _title(recording: Recording) -> str:
+    return re.sub(r"^<Recording of ([^:]*):.*", r"\1", repr(recording))

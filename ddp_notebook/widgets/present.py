@@ -1,0 +1,158 @@
+"""What the ranks do at this moment: a row for each, asked of their agents while a cell runs, whatever hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy as np
+
+from ddp_notebook.events import Vitals
+from ddp_notebook.records import Rows
+from ddp_notebook.run.cell import CellRun
+from ddp_notebook.run.diagnosis import RankView, Views, absent, stuck, verdict
+from ddp_notebook.widgets.feed import Feed
+from ddp_notebook.widgets.tables import empty
+from ddp_notebook.words import list_ranks
+
+_ASK_S, _ASK_MANY_S, _MANY = 0.5, 1.0, 16  # between two looks; with more ranks than so many
+_IDLE_S = 1.0
+_ANSWER_S = 0.3  # what ranks get to answer
+_STUCK_S = 3.0  # for which a rank waits before it is said that the cell is stuck
+
+
+class Session(Protocol):
+    """What is asked of a session; `run.cells.Cells` is one."""
+
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def under_way(self) -> CellRun | None: ...
+    @property
+    def looks(self) -> Looks: ...
+
+
+class Looks(Protocol):
+    """What is asked of `run.looks.Looks`."""
+
+    def ask(self, run: CellRun) -> dict[int, Future[Vitals]]: ...
+    def views(self, run: CellRun, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views: ...
+    def gone(self) -> dict[int, str]: ...
+
+
+class Present:
+    """How the ranks of a session are. Never waits: a look asks, and a later one takes the answers.
+
+    Args:
+        feed: that its rows are for.
+        session: None: there is none, and what was recorded last is all that is known.
+        title: of the session, for people.
+    """
+
+    def __init__(self, feed: Feed, session: Session | None, title: str) -> None:
+        self._feed = feed
+        self._session = session
+        self._title = title
+        self._asked: tuple[CellRun, float, dict[int, Future[Vitals]]] | None = None
+        self._next_s = 0.0
+        self._cell = feed.only or 0
+        self._state, self._why = "recorded" if session is None else "idle", ""
+        self._has_ended = False
+
+    def end(self) -> None:
+        """The session ends."""
+        self._has_ended = self._session is not None
+
+    def head(self) -> dict[str, Any]:
+        """What the header of a message says of the session."""
+        session, state, cell = self._session, self._state, self._cell
+        if session is not None and (self._has_ended or not session.is_running):
+            state = "stopped"
+        elif session is not None:
+            run = session.under_way
+            if run is None:
+                state = "idle"
+            else:
+                cell = self._cell = run.number
+                state = "stuck" if self._state == "stuck" else "running"
+        return {"state": state, "cell": cell, "title": self._title, "why": self._why if state == "stuck" else ""}
+
+    def look(self, now_s: float) -> Rows | None:
+        """Rows of `rank` where they are new; None: it is not time, or answers are still to come."""
+        if self._asked is not None:
+            run, asked_s, futures = self._asked
+            if not all(one.done() for one in futures.values()) and now_s - asked_s < _ANSWER_S:
+                return None
+            self._asked = None
+            answers = {rank: one.result() for rank, one in futures.items() if one.done()}
+            silent = {rank: "" for rank in futures if rank not in answers}
+            assert self._session is not None
+            views = self._session.looks.views(run, answers, silent)
+            self._judge(views)
+            return self._rows(views)
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + _IDLE_S
+        running = self._session.under_way if self._session is not None and self._session.is_running else None
+        if running is None:
+            self._state, self._why = "recorded" if self._session is None else "idle", ""
+            return self._rows({})
+        assert self._session is not None
+        self._next_s = now_s + (_ASK_MANY_S if self._feed.recording.world_size > _MANY else _ASK_S)
+        self._asked = running, now_s, self._session.looks.ask(running)
+        return None
+
+    @property
+    def is_asking(self) -> bool:
+        return self._asked is not None
+
+    def _judge(self, views: Views) -> None:
+        longest = max((view.since_s for view in views.values()), default=0.0)
+        is_stuck = longest > _STUCK_S or (self._state == "stuck" and bool(stuck(views)))
+        self._state, self._why = ("stuck", verdict(views)) if is_stuck else ("running", "")
+
+    def _rows(self, views: Views) -> Rows:
+        feed = self._feed
+        resources, last = feed.resources, feed.last
+        rows = empty("rank", feed.recording.world_size)
+        rows["rank"] = np.arange(len(rows))
+        rows["cpu"], rows["gpu"], rows["gpu_total"] = resources["cpu_percent"], resources["gpu_percent"], np.nan
+        for name in ("rss", "host_used", "host_total", "gpu_allocated"):
+            rows[name] = np.where(resources[f"{name}_bytes"] > 0, resources[f"{name}_bytes"], np.nan)
+        is_known = resources["time_ns"] > 0
+        rows["cpu"][~is_known] = rows["gpu"][~is_known] = np.nan
+        end_ns = feed.end_ns if self._session is None else time.monotonic_ns()
+        rows["time"] = (end_ns - feed.start_ns) / 1e6
+        recording = feed.recording
+        gone = self._session.looks.gone() if self._session is not None and self._session.is_running else {}
+        for rank in range(len(rows)):
+            call = last[rank]
+            if call["op"]:
+                site = recording.text(int(call["site"]))
+                text = f"{recording.text(int(call['op']))} #{int(call['number'])}" + (f", {site}" if site else "")
+                rows["last"][rank] = feed.own_text(text)
+            state, line, waits_for = self._words(views.get(rank), views, gone.get(rank))
+            rows["state"][rank] = feed.own_text(state)
+            rows["line"][rank] = feed.own_text(line)
+            rows["waits_for"][rank] = feed.own_text(waits_for)
+        return rows
+
+    def _words(self, view: RankView | None, views: Views, how_it_died: str | None) -> tuple[str, str, str]:
+        """The state of a rank, where it is, and whom it waits for."""
+        if view is None:
+            if how_it_died is not None:
+                return "died", how_it_died, ""
+            if self._session is None:
+                return "recorded", "", ""
+            return ("idle" if self._session.is_running else "stopped"), "", ""
+        waits_for = ""
+        if view.operation is not None:
+            others = sorted(absent(views, view.rank))
+            place = view.place.partition(", in ")[0]
+            where = f" ({place})" if place else ""
+            waits_for = (f"{list_ranks(others)} in " if others else "") + f"{view.operation.short}{where}"
+            if not others:  # all are there: data moves
+                return "communicating", view.place, ""
+        return view.state, view.place, waits_for

@@ -1,0 +1,122 @@
+"""The one thread that tells the views of a recording what is new: ten times a second at most, once a second if idle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ddp_notebook.codec import Batch
+from ddp_notebook.widgets.feed import Feed, Message
+from ddp_notebook.widgets.present import Present
+
+PERIOD_S = 0.1
+_IDLE_S = 0.5  # between two looks at a session in which nothing is recorded
+_QUIET = {"resource"}  # tables that need no message of their own
+_CLOSE_S = 2.0
+_log = logging.getLogger(__name__)
+Sink = Callable[[Message], None]
+
+
+class Publisher:
+    """One recording's. It sleeps while nobody looks, and while nothing comes.
+
+    Args:
+        feed: what there is to tell.
+        present: how the ranks are.
+    """
+
+    def __init__(self, feed: Feed, present: Present) -> None:
+        self._feed = feed
+        self._present = present
+        self._sinks: list[Sink] = []
+        self._lock = threading.Lock()  # around the feed and the sinks: so messages leave in the order of their numbers
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.cpu_s = 0.0  # processor time of the thread
+
+    def __repr__(self) -> str:
+        return f"<Publisher: {len(self._sinks)} views, {self._feed.seq} messages>"
+
+    @property
+    def feed(self) -> Feed:
+        return self._feed
+
+    def add(self, sink: Sink) -> None:
+        """A view has come: what it is told from now on."""
+        with self._lock:
+            if sink not in self._sinks:
+                self._sinks.append(sink)
+            if self._thread is None and not self._closing.is_set() and self._feed.is_live:
+                self._feed.recording.listeners.append(self._on_batch)
+                self._thread = threading.Thread(target=self._run, name="ddp-monitor", daemon=True)
+                self._thread.start()
+        self._news.set()
+
+    def remove(self, sink: Sink) -> None:
+        """A view has gone."""
+        with self._lock:
+            if sink in self._sinks:
+                self._sinks.remove(sink)
+
+    def catch_up(self, sink: Sink) -> None:
+        """Send a view all that it needs to begin, or to go on after it has missed something."""
+        with self._lock:
+            sink(self.snapshot())
+
+    def snapshot(self) -> Message:
+        if not self._feed.is_live and (ranks := self._present.look(0.0)) is not None:
+            self._feed.delta(self._now_ns(), self._present.head(), ranks)
+        return self._feed.snapshot(self._now_ns(), self._present.head())
+
+    def with_feed(self, ask: Callable[[Feed, int], Message]) -> Message:
+        """Ask the feed, while the thread does not."""
+        with self._lock:
+            return ask(self._feed, self._now_ns())
+
+    def close(self, *, session_ends: bool = False) -> None:
+        """Tell the views what is left to tell, and end the thread."""
+        if session_ends:
+            self._present.end()
+        self._closing.set()
+        self._news.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_CLOSE_S)
+            if self._on_batch in self._feed.recording.listeners:
+                self._feed.recording.listeners.remove(self._on_batch)
+
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() if self._feed.is_live else self._feed.end_ns
+
+    def _on_batch(self, batch: Batch) -> None:
+        if not self._news.is_set() and not batch.tables.keys() <= _QUIET:
+            self._news.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            began_s = time.monotonic()
+            try:
+                with self._lock:
+                    self._tick()
+            except Exception:  # one message less; the views must go on
+                _log.exception("the monitor was not told something")
+            self.cpu_s = time.thread_time()
+            waits = self._feed.has_news() or self._present.is_asking
+            left_s = PERIOD_S - (time.monotonic() - began_s)
+            self._closing.wait(max(left_s, PERIOD_S / 4))
+            if not waits:
+                self._news.wait(_IDLE_S - PERIOD_S)
+            self._news.clear()
+        with self._lock:
+            self._tick()
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        ranks = self._present.look(now_s) if self._sinks else None
+        message = self._feed.delta(time.monotonic_ns(), self._present.head(), ranks)
+        if message is not None:
+            for sink in list(self._sinks):
+                sink(message)

@@ -1,0 +1,36 @@
+"""Whether the browser is heard while a cell runs.
+
+Kernels with subshells (ipykernel 7) read what the browser says to a widget in a thread of its own. ipykernel 7.4 sends
+it to where the widget has last spoken from instead, which for ours is the main thread, so that it waits for the cell.
+The comm decides that in a method of its own; ours lets the message go where the browser has sent it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_ROUTE = "_reply_subshell_for"  # of `ipykernel.comm.comm.BaseComm`, private; no other version has it
+
+
+def hear_at_once(comm: Any) -> bool:
+    """Let what the browser says to this comm through while a cell runs. Returns whether that can be.
+
+    Args:
+        comm: of a widget.
+    """
+    if hasattr(comm, _ROUTE):
+        setattr(comm, _ROUTE, _where_it_was_sent)
+    return has_subshells()
+
+
+def has_subshells() -> bool:
+    """Whether this process is a kernel that can run a message beside a cell."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kernel = getattr(shell, "kernel", None)
+    features = getattr(kernel, "kernel_info", {}).get("supported_features", ())
+    return "kernel subshells" in features
+
+
+def _where_it_was_sent(_: Any, sent_to: str | None) -> str | None:
+    return sent_to

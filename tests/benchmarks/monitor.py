@@ -1,0 +1,248 @@
+"""What the monitor costs: `python -m tests.benchmarks.monitor`, from the root of the repository.
+
+many       64 simulated ranks in DDP with 1000 events a second each (50 steps of 14 buckets, 4 spans and 2 metrics), all
+           of whose collectives have values: bytes a second that travel to the browser, bytes of the opening, and
+           processor time of a message
+training   a small model in DDP on 4 ranks with the monitor open: processor time of the publisher and of the ranks'
+           senders (recorder and wire) over all that the ranks use
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddp_notebook
+from ddp_notebook.codec import Batch
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records import METRIC, VALUE, Rows
+from ddp_notebook.widgets.feed import Feed, Message
+from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.publisher import Publisher
+from tests.benchmarks.results import Figure, moment, table
+from tests.observe.synthetic import BEGIN_NS, MODEL, simulate
+
+BAR_BYTES_PER_S, BAR_OPENING, BAR_SHARE = 60_000.0, 150_000.0, 0.03
+BAR_TICK_MS = {4: 3.0, 64: 10.0}
+_PERIOD_S = 0.04
+_STEPS_PER_S, _BUCKETS = 50, 14
+_TRAINS = """
+import os, threading, time
+from torch.nn.parallel import DistributedDataParallel
+tasks = {t.name: t.native_id for t in threading.enumerate() if os.path.exists(f"/proc/self/task/{t.native_id}")}
+def seconds(task):
+    fields = open(f"/proc/self/task/{task}/stat").read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)]), bucket_cap_mb=0.5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+x = torch.randn(64, 256)
+before, began = {n: seconds(t) for n, t in tasks.items()}, time.process_time()
+until = time.monotonic() + SECONDS
+step, stop = 0, torch.zeros(1)
+while not stop.item():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    log(loss=loss, step=step)
+    step += 1
+    if step % 20 == 0:
+        stop.fill_(time.monotonic() > until)
+        dist.broadcast(stop, 0)
+print(step, time.process_time() - began, *(f"{n}={seconds(t) - before[n]:.3f}" for n, t in tasks.items()))
+"""
+
+
+class Stream:
+    """The same step again and again, on so many ranks.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        period_ms = 1000 / _STEPS_PER_S
+        run = simulate(
+            world_size=world_size,
+            steps=3,
+            buckets=_BUCKETS,
+            input_ms=0.5,
+            forward_ms=period_ms * 0.25,
+            backward_ms=period_ms * 0.5,
+            optimizer_ms=1.0,
+            between_ms=0.2,
+            transfer_ms=period_ms * 0.01,
+            noise_ms=0.3,
+        )
+        self.texts = {number: run.text(number) for number in range(1, 64) if number < len(run._texts)}
+        self.texts[200], self.texts[201] = "loss", "accuracy"
+        self._layout = run.rows("layout")
+        self._step = {name: self._of_step(run.rows(name), 2) for name in ("call", "span")}
+        edges = [self._of_step(run.rows("span"), step)["end_ns"].max() for step in (1, 2)]
+        self._begin_ns, self._period_ns = int(edges[0]), int(1e9 / _STEPS_PER_S)
+        self._world_size = world_size
+        self._counts = {name: len(self._step[name]) // world_size for name in self._step}
+        calls = self._step["call"]
+        self._values = np.zeros(2 * len(calls), VALUE)
+        for side in (0, 1):
+            rows = self._values[side::2]
+            rows["rank"], rows["call"], rows["side"], rows["dtype"] = calls["rank"], calls["call"], side, calls["dtype"]
+            rows["numel"], rows["looked_at"], rows["first_count"] = 1 << 18, 256, 32
+            rows["low"], rows["high"], rows["mean"] = -1.25, 1.25, 0.125
+
+    @staticmethod
+    def _of_step(rows: Rows, step: int) -> Rows:
+        return rows[rows["step"] == step]
+
+    def layout(self) -> Rows:
+        return self._layout
+
+    def step(self, number: int, start_ns: int) -> dict[str, Rows]:
+        """The rows of one step of all ranks."""
+        found = {name: rows.copy() for name, rows in self._step.items()}
+        later_ns = start_ns + number * self._period_ns - self._begin_ns
+        for name, columns in (("call", ("issue_ns", "end_ns")), ("span", ("start_ns", "end_ns"))):
+            rows = found[name]
+            rows["step"] = number
+            for column in columns:
+                rows[column] += later_ns
+            rows[name] += number * self._counts[name]
+        found["call"]["number"] += number * self._counts["call"]
+        found["call"]["backward"] += number * self._counts["span"]
+        found["value"] = self._values.copy()
+        found["value"]["call"] += number * self._counts["call"]
+        found["metric"] = np.zeros(2 * self._world_size, METRIC)
+        metrics = found["metric"]
+        metrics["rank"] = np.tile(np.arange(self._world_size), 2)
+        metrics["name"] = np.repeat([200, 201], self._world_size)
+        metrics["cell"], metrics["step"] = 1, number
+        metrics["value"] = np.exp(-number / 500) + 0.01 * np.random.default_rng(number).random(len(metrics))
+        metrics["time_ns"] = found["span"]["end_ns"].max()
+        return found
+
+    def play(self, recording: Recording, seconds: float, start_ns: int, first: int = 0) -> None:
+        """Feed the recording as ranks would, in real time."""
+        feed(recording, self.texts, {"layout": self._layout})
+        each = round(_STEPS_PER_S * _PERIOD_S)
+        began_s = time.monotonic()
+        for period in range(round(seconds / _PERIOD_S)):
+            steps = [self.step(first + period * each + one, start_ns) for one in range(each)]
+            tables = {name: np.concatenate([one[name] for one in steps]) for name in steps[0]}
+            time.sleep(max(0.0, began_s + period * _PERIOD_S - time.monotonic()))
+            feed(recording, {}, tables)
+
+
+def feed(recording: Recording, texts: dict[int, str], tables: dict[str, Rows]) -> None:
+    """All ranks' rows in one batch, which the recording does not mind."""
+    recording.feed(Batch(rank=0, stream=1, texts=texts, tables=tables))
+
+
+def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
+    """What travels, and what it takes."""
+    recording, stream = Recording(world_size), Stream(world_size)
+    start_ns = time.monotonic_ns()
+    its_feed = Feed(recording)
+    its_feed.start_ns = start_ns
+    publisher = Publisher(its_feed, Present(its_feed, None, f"{world_size} ranks, simulated"))
+    told: list[tuple[float, int, dict[str, Any]]] = []
+
+    def sink(message: Message) -> None:
+        told.append((time.monotonic(), message.nbytes, message.header))
+
+    publisher.add(sink)
+    stream.play(recording, seconds, start_ns)
+    cpu_s = publisher.cpu_s
+    opening = publisher.with_feed(lambda f, now_ns: f.snapshot(now_ns, {})).nbytes
+    publisher.close()
+    begin_s = told[0][0]
+    seconds_told = [
+        sum(n for at, n, _ in told if second <= at - begin_s < second + 1) for second in range(int(seconds))
+    ]
+    steady = seconds_told[2:]
+    events = 64 * 1000
+    print({"notes": told[-1][2].get("notes"), "per table": _per_table(told), "seconds": seconds_told})
+    what = f"{world_size} ranks with 1000 events/s each"
+    return [
+        Figure(
+            what=f"{what}: bytes in the worst second of {len(steady)}", value=max(steady), unit="B", bar=BAR_BYTES_PER_S
+        ),
+        Figure(what="... bytes of the first second", value=seconds_told[0], unit="B", bar=BAR_BYTES_PER_S),
+        Figure(what="... bytes of a snapshot", value=opening, unit="B", bar=40_000),
+        Figure(what="... messages a second", value=len(told) / seconds, unit="", bar=20),
+        Figure(
+            what="... the publisher's processor time for a message",
+            value=cpu_s / len(told) * 1000,
+            unit="ms",
+            bar=BAR_TICK_MS.get(world_size, 10.0),
+        ),
+        Figure(what="... and for a second", value=cpu_s / seconds * 1000, unit="ms", bar=BAR_SHARE * 1000 * world_size),
+    ]
+
+
+def _per_table(told: list[tuple[float, int, dict[str, Any]]]) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for _, _, header in told:
+        for name, one in header["tables"].items():
+            rows[name] = rows.get(name, 0) + one["rows"]
+    return rows
+
+
+def training(seconds: float = 20.0) -> list[Figure]:
+    """Publisher and senders on four ranks that train."""
+    with ddp_notebook.start(4) as session:
+        recording = session._observer.recording
+        its_feed = Feed(recording)
+        publisher = Publisher(its_feed, Present(its_feed, session._cells, ""))
+        nbytes: list[int] = []
+        publisher.add(lambda message: nbytes.append(message.nbytes))
+        result = session.run(f"SECONDS = {seconds}\n{_TRAINS}", quiet=True, timeout=seconds + 60)
+        publisher.close()
+    used_s = senders_s = 0.0
+    by_name: dict[str, float] = {}
+    for rank in range(4):
+        _, used, *threads = result[rank].stdout.split()
+        used_s += float(used)
+        for one in threads:
+            name, _, value = one.rpartition("=")
+            by_name[name] = by_name.get(name, 0.0) + float(value)
+    senders_s = sum(
+        value for name, value in by_name.items() if name.startswith(("ddp-record", "ddp-agent", "ddp-wire"))
+    )
+    print({"threads": by_name, "publisher_s": publisher.cpu_s, "ranks_s": used_s, "messages": len(nbytes)})
+    share = (publisher.cpu_s + senders_s) / used_s
+    return [
+        Figure(
+            what=f"DDP on 4 ranks, {int(result[0].stdout.split()[0]) / seconds:.0f} steps/s: processor time of the "
+            "publisher over that of the ranks",
+            value=publisher.cpu_s / used_s * 100,
+            unit="%",
+            bar=BAR_SHARE * 100,
+        ),
+        Figure(what="... and of the ranks' senders too", value=share * 100, unit="%", bar=BAR_SHARE * 100),
+        Figure(what="... bytes a second", value=sum(nbytes) / seconds, unit="B", bar=BAR_BYTES_PER_S),
+    ]
+
+
+def measure(seconds: float = 20.0) -> list[Figure]:
+    """Run all of them."""
+    return [*many(64, seconds), *many(4, seconds), *training(seconds)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.monitor")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--many-only", action="store_true")
+    given = parser.parse_args()
+    figures = [*many(64, given.seconds), *many(4, given.seconds)] if given.many_only else measure(given.seconds)
+    print("", moment(), "", *table(figures), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

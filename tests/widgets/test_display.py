@@ -1,0 +1,274 @@
+"""When a view comes, what the browser is told, and what stays: real kernels, on the newest ipykernel and on 6.31."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import queue
+import time
+from typing import Any
+
+import pytest
+
+from tests.kernels import Reply
+from tests.test_widgets import VIEW, FrontEnd
+from tests.widgets.wire import unpack
+
+TRAINS = """%%on_all_ranks
+import time
+for step in range(30):
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    log(loss=1 / (step + 1), step=step)
+    time.sleep(0.1)
+"""
+OWN_BUNDLE = """
+import pathlib, tempfile
+from ddp_notebook.widgets import monitor
+if not monitor.BUNDLE.exists():  # what is drawn is the browser tests' business
+    monitor.BUNDLE = pathlib.Path(tempfile.mkdtemp()) / "monitor.js"
+    monitor.BUNDLE.write_text("export default { render({ el }) {} }")
+"""
+
+
+class Browser(FrontEnd):
+    """A front end that keeps what monitors are told."""
+
+    def read(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """The next message, kept as it came: what shows it changes it."""
+        message = super().read(timeout_s)
+        self.messages[-1] = {**message, "content": copy.deepcopy(message["content"])}
+        return message
+
+    def told(self, comm_id: str) -> list[tuple[dict[str, Any], bytes]]:
+        """What a monitor was told, oldest first: header and data."""
+        return [
+            (message["content"]["data"]["content"], b"".join(bytes(one) for one in message["buffers"]))
+            for message in self.messages
+            if message["msg_type"] == "comm_msg"
+            and message["content"]["comm_id"] == comm_id
+            and message["content"]["data"].get("method") == "custom"
+        ]
+
+    def monitors(self, messages: list[dict[str, Any]] | None = None) -> list[str]:
+        """Comm ids of the monitors that were opened, oldest first."""
+        return [
+            message["content"]["comm_id"]
+            for message in (self.messages if messages is None else messages)
+            if message["msg_type"] == "comm_open"
+            and "Monitor" in message["content"]["data"]["state"].get("_anywidget_id", "")
+        ]
+
+
+@pytest.fixture(scope="module")
+def browser(kernel):
+    made = Browser(kernel)
+    made.run(OWN_BUNDLE)
+    made.run("%ddp_start 2")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def only_its_own_messages(browser):
+    browser.messages.clear()
+
+
+def test_a_view_comes_under_a_cell_that_logs_and_becomes_a_picture(browser):
+    reply = browser.run(TRAINS)
+
+    [comm_id] = browser.monitors()
+    displays = [m for m in browser.messages if m["msg_type"] == "display_data" and VIEW in m["content"]["data"]]
+    assert [m["content"]["data"][VIEW]["model_id"] for m in displays] == [comm_id]
+    cell = next(m for m in browser.messages if m["msg_type"] == "execute_input")["parent_header"]["msg_id"]
+    assert displays[0]["parent_header"]["msg_id"] == cell, "in the cell that runs"
+    [shown] = reply.displays
+    assert set(shown) == {"image/png", "text/plain"}, "nothing that a saved notebook could not show"
+    assert base64.b64decode(shown["image/png"])[:4] == b"\x89PNG"
+    assert shown["text/plain"].startswith("2 ranks")
+    assert comm_id in browser.closed
+    order = [m["msg_type"] for m in browser.messages if m["msg_type"] in ("update_display_data", "comm_close")]
+    assert order == ["update_display_data", "comm_close"], "the picture is there before the view goes"
+
+
+def test_deltas_follow_a_snapshot_without_a_gap_and_hold_what_was_logged(browser):
+    browser.run(TRAINS)
+
+    told = browser.told(browser.monitors()[0])
+    headers = [header for header, _ in told]
+    assert headers[0]["kind"] == "snapshot"
+    deltas = [header for header in headers if header["kind"] == "delta"]
+    first = headers[0]["seq"]
+    assert [header["seq"] for header in deltas] == list(range(first + 1, first + 1 + len(deltas)))
+    assert len({header["run"] for header in headers}) == 1
+    rows = [row for header, data in told for row in unpack(header, data).get("metric", ())]
+    latest = {
+        (int(row["rank"]), int(row["step"])): float(row["value"]) for row in rows if row["cell"] == rows[-1]["cell"]
+    }
+    seen = max(step for _, step in latest)
+    assert seen > 20, "to the end, but for what came after the cell"
+    assert all(latest[rank, step] == pytest.approx(1 / (step + 1)) for rank in (0, 1) for step in range(seen))
+
+
+def test_a_short_cell_and_one_that_does_not_log_have_no_view(browser):
+    browser.run("%%on_all_ranks\nlog(loss=1.0)")
+    browser.run("%%on_all_ranks\nimport time; time.sleep(1.6)")
+
+    assert browser.monitors() == []
+
+
+def test_monitor_shows_all_until_it_is_replaced(browser):
+    first = browser.run("%ddp_monitor")
+    [one] = browser.monitors()
+    assert VIEW in first.displays[0]
+    browser.run(TRAINS)
+    assert browser.monitors() == [one], "no second view under the cell"
+    assert one not in browser.closed
+    states = [header["state"] for header, _ in browser.told(one) if "state" in header]
+    assert "running" in states
+
+    browser.messages.clear()
+    browser.run("%ddp_monitor")
+    [two] = browser.monitors()
+    updates = [m["content"]["data"] for m in browser.messages if m["msg_type"] == "update_display_data"]
+    assert "image/png" in updates[0]
+    assert one in browser.closed
+    assert two not in browser.closed
+
+
+def test_a_run_of_before_is_brought_back(browser):
+    reply = browser.run("%ddp_monitor 1")
+    comm_id = browser.monitors()[-1]
+    assert VIEW in reply.displays[0]
+
+    header, data = browser.told(comm_id)[0]
+    assert (header["kind"], header["only"], header["state"]) == ("snapshot", 1, "recorded")
+    metrics = unpack(header, data)["metric"]
+    assert set(metrics["cell"]) == {1}
+    assert len(metrics) == 60
+
+    asked = browser.kernel.start("%ddp_monitor 777")
+    failed = browser.kernel.finish(asked)
+    assert "nothing is recorded of a cell 777" in failed.traceback
+
+
+def test_a_view_that_says_hello_is_told_everything(browser):
+    browser.run("%ddp_monitor")
+    comm_id = browser.monitors()[-1]
+    browser.messages.clear()
+
+    browser.say(comm_id, {"method": "custom", "content": {"kind": "hello"}})
+    browser.read_until(lambda: any(header["kind"] == "snapshot" for header, _ in browser.told(comm_id)))
+
+
+def test_requests_are_answered(browser):
+    browser.run("%ddp_monitor")
+    comm_id = browser.monitors()[-1]
+    header, data = browser.told(comm_id)[0]
+    span = [row for row in unpack(header, data)["span"] if row["op"]][-1]
+    asks: dict[str, dict[str, Any]] = {
+        "spans": {"t0": float(span["start"]) - 1, "t1": float(span["end"]) + 1, "ranks": [int(span["rank"])]},
+        "values": {"group": int(span["group"]), "number": int(span["number"])},
+        "metrics": {},
+        "step": {"cell": 1, "step": 0},
+        "nonsense": {},
+    }
+    for what, of in asks.items():
+        browser.say(comm_id, {"method": "custom", "content": {"kind": "ask", "request": what, "what": what, **of}})
+
+    def answers() -> dict[str, Any]:
+        return {h["request"]: (h, d) for h, d in browser.told(comm_id) if h["kind"] == "answer"}
+
+    browser.read_until(lambda: len(answers()) == len(asks))
+    found = {what: unpack(*answer) for what, answer in answers().items() if "tables" in answer[0]}
+    assert int(span["call"]) in found["spans"]["span"]["call"].astype(int)
+    assert set(found["spans"]["span"]["rank"]) == {int(span["rank"])}
+    assert {(int(row["rank"]), int(row["side"])) for row in found["values"]["value"]} == {
+        (rank, side) for rank in (0, 1) for side in (0, 1)
+    }
+    assert found["values"]["value"]["first"][0][:4].tolist() in ([1.0] * 4, [2.0] * 4)
+    assert len(found["metrics"]["metric"]) > 100
+    assert "step 0 of cell 1 is not kept any more" in answers()["step"][0]["error"]
+    assert "nonsense" in answers()["nonsense"][0]["error"]
+
+
+def test_interrupt_ends_the_cell_where_the_kernel_hears_it(browser):
+    hears_at_once = "7." in browser.kernel.run("import ipykernel; print(ipykernel.__version__)").stdout[:2]
+    browser.run("%ddp_monitor")
+    comm_id = browser.monitors()[-1]
+    header, _ = browser.told(comm_id)[0]
+    assert header["notes"]["answers"] == ("now" if hears_at_once else "after the cell")
+
+    asked = browser.kernel.start("%%on_all_ranks\nimport time; time.sleep(4)")
+    browser.read_until(lambda: any(header.get("state") == "running" for header, _ in browser.told(comm_id)))
+    began = time.monotonic()
+    if hears_at_once:
+        subshell = make_subshell(browser)
+        browser.kernel.client.session.send(
+            browser.kernel.client.shell_channel.socket,
+            browser.kernel.client.session.msg(
+                "comm_msg",
+                {"comm_id": comm_id, "data": {"method": "custom", "content": {"kind": "interrupt", "request": 1}}},
+                header=in_subshell(browser, subshell),
+            ),
+        )
+    else:
+        browser.say(comm_id, {"method": "custom", "content": {"kind": "interrupt", "request": 1}})
+    reply = finish(browser, asked)
+
+    assert (reply.ename == "KeyboardInterrupt") == hears_at_once
+    assert (time.monotonic() - began < 2.5) == hears_at_once
+    said = [header.get("said") for header, _ in browser.told(comm_id) if header["kind"] == "answer"]
+    if hears_at_once:
+        assert said == ["interrupted"]
+    else:
+        browser.read_until(
+            lambda: (
+                [h.get("said") for h, _ in browser.told(comm_id) if h["kind"] == "answer"]
+                == ["no cell runs on the ranks"]
+            )
+        )
+
+
+def test_stop_makes_the_last_view_static(browser):
+    browser.run("%ddp_monitor")
+    comm_id = browser.monitors()[-1]
+    browser.messages.clear()
+    browser.run("%ddp_stop")
+
+    updates = [m["content"]["data"] for m in browser.messages if m["msg_type"] == "update_display_data"]
+    assert [set(data) for data in updates] == [{"image/png", "text/plain"}]
+    assert comm_id in browser.closed
+    assert browser.told(comm_id)[-1][0]["state"] == "stopped"
+
+
+def make_subshell(browser: Browser) -> str:
+    """As JupyterLab makes one for widgets."""
+    client = browser.kernel.client
+    message = client.session.msg("create_subshell_request", {})
+    client.control_channel.send(message)
+    while True:
+        answer = client.get_control_msg(timeout=10)
+        if answer["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+            return str(answer["content"]["subshell_id"])
+
+
+def in_subshell(browser: Browser, subshell: str) -> dict[str, Any]:
+    header: dict[str, Any] = browser.kernel.client.session.msg_header("comm_msg")
+    return {**header, "subshell_id": subshell}
+
+
+def finish(browser: Browser, asked: str) -> Reply:
+    reply, idle = Reply(), False
+    while not idle:
+        message = browser.read(30)
+        if message["parent_header"].get("msg_id") == asked:
+            reply.read(message)
+            idle = message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+    while True:
+        try:
+            answer = browser.kernel.client.get_shell_msg(timeout=10)
+        except queue.Empty:
+            raise AssertionError("the cell has no reply") from None
+        if answer["parent_header"].get("msg_id") == asked:
+            reply.status, reply.ename = answer["content"]["status"], answer["content"].get("ename", "")
+            return reply

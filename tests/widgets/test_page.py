@@ -1,0 +1,163 @@
+"""A recording as one page: complete, self-contained, and drawn by a real browser that has no network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import pytest
+from playwright.sync_api import sync_playwright
+
+import ddp_notebook
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.widgets import page, summary
+from ddp_notebook.widgets.simulation import simulate
+from tests.browser import chromium
+from tests.observe.test_figures import logged
+
+EVIL = "</script><script>document.title='taken'</script><!--<script> & $title"
+
+
+@contextmanager
+def opened(path, *, scripts: bool = True, scheme: Literal["light", "dark"] = "light"):
+    """The page in Chromium, without a network. Any word of its console fails the test."""
+    said: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium.executable(), args=list(chromium.ARGUMENTS))
+        try:
+            context = browser.new_context(offline=True, java_script_enabled=scripts, color_scheme=scheme)
+            shown = context.new_page()
+            shown.on("console", lambda message: said.append(message.text))
+            shown.on("pageerror", lambda error: said.append(str(error)))
+            shown.on(
+                "request", lambda one: None if one.url.startswith(("file:", "blob:", "data:")) else said.append(one.url)
+            )
+            shown.goto(path.as_uri())
+            if scripts:
+                shown.locator("#still").wait_for(state="hidden")
+            yield shown
+        finally:
+            browser.close()
+    assert said == []
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return simulate(world_size=4, steps=40)
+
+
+@pytest.fixture(scope="module")
+def saved(recording, tmp_path_factory):
+    return recording.save_html(tmp_path_factory.mktemp("page") / "run.html")
+
+
+def test_every_panel_draws_it_without_a_kernel_or_a_network(saved, recording):
+    with opened(saved) as shown:
+        assert shown.title() == summary.text(recording)
+        store = shown.evaluate(
+            """() => {
+              const { store } = document.querySelector("#monitor").querySelector("*").ddpMonitor
+                ?? [...document.querySelectorAll("#monitor *")].find((one) => one.ddpMonitor).ddpMonitor;
+              return { world: store.worldSize, metrics: store.metricNames(), steps: store.steps().length,
+                       collectives: store.collectives().length, missed: store.missed };
+            }"""
+        )
+        calls = recording.rows("call")
+        assert store == {
+            "world": 4,
+            "metrics": ["loss", "accuracy"],
+            "steps": 40,
+            "collectives": len(np.unique(calls["number"][calls["peer"] < 0])),
+            "missed": 0,
+        }
+        tabs = shown.locator("[role=tab]").all()
+        assert [tab.inner_text() for tab in tabs] == ["Loss", "Gradient sync", "Timeline", "Tensors", "Ranks"]
+        for tab in tabs:
+            tab.click()
+            shown.wait_for_timeout(200)  # for what it would say to the console
+            assert tab.get_attribute("aria-selected") == "true"
+
+
+def test_the_data_are_all_that_was_recorded(recording):
+    found = page.message(recording)
+    rows = {name: table["rows"] for name, table in found.header["tables"].items()}
+
+    calls, spans, values = (recording.rows(table) for table in ("call", "span", "value"))
+    assert rows["metric"] == len(recording.rows("metric"))
+    assert rows["span"] == len(spans) + len(calls)
+    assert rows["step"] == len(recording.steps())
+    assert rows["bucket"] == sum(len(step.buckets) for step in recording.steps())
+    assert rows["value"] == len(values)
+    assert rows["rank"] == 4
+    assert found.header["kind"] == "snapshot" and found.header["notes"] == {"metric_every": 1, "dropped_rows": 0}
+    texts = dict(found.header["texts"])
+    assert {"loss", "all_reduce", "default", "cell line 12", "recorded"} <= set(texts.values())
+
+
+def test_of_what_is_too_much_the_last_rows_stay_and_the_page_says_so(recording, monkeypatch):
+    monkeypatch.setitem(page.MOST, "span", 1000)
+    monkeypatch.setitem(page.MOST, "value", 500)
+    header = page.message(recording).header
+
+    assert 900 < header["tables"]["span"]["rows"] <= 1000 and header["tables"]["value"]["rows"] <= 500
+    begins = re.fullmatch(
+        r"the page holds the last rows: timeline, steps and tensors begin at ([\d.]+) s", header["notes"]["page"]
+    )
+    assert begins and 0.5 < float(begins[1]) < 4
+    assert header["tables"]["metric"]["rows"] == len(recording.rows("metric")), "metrics are few"
+
+
+def test_the_same_recording_gives_the_same_page_of_one_file(saved, recording, tmp_path):
+    text = saved.read_text()
+    again = recording.save_html(tmp_path / "again.html").read_text()
+
+    assert text == again
+    assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+    assert "default-src 'none'" in text
+    assert len(text) < 700_000
+
+
+def test_a_saved_recording_makes_the_same_page(recording, saved, tmp_path):
+    loaded = ddp_notebook.load(recording.save(tmp_path / "run.npz"))
+    assert loaded.save_html(tmp_path / "run.html").read_text() == saved.read_text()
+
+
+def test_texts_cannot_leave_their_element(tmp_path):
+    recording = logged({0: [1.0, 0.5], 1: [1.0, 0.6]}, name=EVIL)
+    with opened(recording.save_html(tmp_path / "evil.html")) as shown:
+        assert shown.title() == summary.text(recording) and EVIL in shown.title()
+        assert shown.locator("select option", has_text="taken").count() == 1
+        assert shown.locator("img").get_attribute("alt") == summary.text(recording)
+
+
+def test_without_scripts_the_picture_and_the_text_stand_there(saved, recording):
+    with opened(saved, scripts=False, scheme="dark") as shown:
+        assert shown.locator("h1").inner_text() == summary.text(recording)
+        assert shown.locator("#still img").is_visible()
+        assert "Where scripts may run" in shown.locator("noscript").inner_text()
+
+
+def test_the_packed_data_are_the_message(saved, recording):
+    text = saved.read_text()
+    (data,) = re.findall(r'id="data">([^<]*)<', text)
+    (header,) = re.findall(r'id="header">([^<]*)<', text)
+    found = page.message(recording)
+    assert gzip.decompress(base64.b64decode(data)) == found.data
+    assert json.loads(header) == found.header
+
+
+def test_an_empty_recording_has_a_page_too(tmp_path):
+    with opened(Recording(2).save_html(tmp_path / "empty.html")) as shown:
+        assert shown.title() == "2 ranks, nothing recorded"
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(UsageError, match=r"^there is no folder '.*nowhere' to write run.html to; make it first$"):
+        Recording(2).save_html(tmp_path / "nowhere" / "run.html")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,151 @@
+"""What stays of a live view: a line of text and a picture."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.widgets import summary
+from ddp_notebook.widgets.simulation import simulate
+from tests.observe import synthetic
+from tests.observe.batches import Rank
+from tests.observe.test_figures import logged
+
+LIGHT, DARK = "#ffffff", "#111111"
+
+
+def recorded(**arguments):
+    """A real recording of a synthetic run."""
+    run = synthetic.simulate(**arguments)
+    recording = Recording(run.world_size)
+    for batch in run.batches():
+        recording.feed(batch)
+    return recording
+
+
+def opened(data: bytes) -> PngImageFile:
+    with PngImageFile(io.BytesIO(data)) as image:
+        image.load()
+        return image
+
+
+# ---- the text
+
+
+def test_the_text_states_the_result():
+    recording = simulate(world_size=4)
+
+    assert summary.text(recording, 2) == (
+        "4 ranks, 60 steps, loss 0.21 -> 0.11, 47 ms/step, 9.5 % exposed communication, rank 2 slowest"
+    )
+    assert summary.text(recording, 1) == "4 ranks, 60 steps, loss 2.31 -> 0.21, 39 ms/step, 11 % exposed communication"
+    assert summary.text(recording).startswith("4 ranks, 120 steps, loss 2.31 -> 0.11, ")
+
+
+def test_its_figures_are_those_of_the_report():
+    recording = recorded(world_size=4, steps=40, slow=1, phase="forward", extra_ms=30, noise_ms=1)
+    overall = recording.report(1).overall
+
+    exposed = 100 * overall.share(overall.exposed_ns)
+    words = summary.text(recording, 1)
+    assert f" {overall.step_ns / 1e6:.0f} ms/step" in words and words.endswith("rank 1 slowest")
+    assert exposed == pytest.approx(float(words.split(" % exposed")[0].split()[-1]), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("recording", "words"),
+    [
+        (Recording(4), "4 ranks, nothing recorded"),
+        (Recording(1), "1 rank, nothing recorded"),
+        (logged({0: [2.0, 1.5, 1.0]}), "1 rank, loss 2.00 -> 1.00"),
+        (logged({0: [2.0], 1: [3.0]}), "2 ranks, loss 2.50"),
+        (logged({0: [2.0, 1.0], 1: [2.0, np.nan]}), "2 ranks, loss nan from step 1"),
+        (logged({0: [0.5, 0.9]}, name="accuracy"), "1 rank, accuracy 0.50 -> 0.90"),
+        (logged({0: [2e-5, 1e-6]}), "1 rank, loss 2e-05 -> 1e-06"),
+        (recorded(world_size=2, steps=3, has_optimizer=False, is_ddp=False), "2 ranks, 6 communication calls"),
+        (recorded(world_size=1, steps=30), "1 rank, 30 steps, 34 ms/step"),
+    ],
+)
+def test_each_part_is_told_only_where_it_is_known(recording, words):
+    assert summary.text(recording) == words
+
+
+def test_a_cell_that_recorded_nothing_and_rows_that_were_dropped_are_told():
+    recording = logged({0: [1.0]})
+    recording.feed(Rank(0).batch(dropped=1234))
+
+    assert summary.text(recording, 7) == "1 rank, nothing recorded in cell 7, 1,234 rows dropped"
+
+
+def test_cells_that_do_not_follow_each_other_are_not_one_course():
+    recording = logged({0: [9.0, 8.0]}, cell=1)
+    logged({0: [2.0, 1.0]}, cell=2, into=recording)
+
+    assert summary.text(recording) == "1 rank, loss 2.00 -> 1.00"
+    assert summary.text(recording, 1) == "1 rank, loss 9.00 -> 8.00"
+
+
+# ---- the picture
+
+
+@pytest.mark.parametrize(("world_size", "steps"), [(1, 40), (4, 120), (64, 200)])
+def test_the_picture_is_small_fast_and_says_what_it_shows(world_size, steps):
+    recording = simulate(world_size, steps=steps)
+    summary.picture(Recording(1))  # imports matplotlib
+    began = time.process_time()
+    data = summary.picture(recording)
+    took = time.process_time() - began
+
+    assert took < 1.5, "0.3 to 0.6 s were measured on a quiet machine"
+    assert len(data) < 60_000
+    image = opened(data)
+    assert image.size == (1209, 446)
+    assert image.text["Description"] == summary.text(recording)
+
+
+@pytest.mark.parametrize("ground", [LIGHT, DARK])
+def test_it_reads_on_a_light_and_on_a_dark_page(ground):
+    image = opened(summary.picture(simulate(4))).convert("RGBA")
+    page = Image.new("RGBA", image.size, ground)
+    page.alpha_composite(image)
+    title = np.asarray(page.convert("L"), float)[:26]  # nothing but words
+    paper = title[0, -1]
+
+    def luminance(grey):
+        return (grey / 255) ** 2.2
+
+    inked = title[np.abs(title - paper).argmax() // title.shape[1], np.abs(title - paper).argmax() % title.shape[1]]
+    light, dark = max(luminance(inked), luminance(paper)), min(luminance(inked), luminance(paper))
+    assert (light + 0.05) / (dark + 0.05) > 3.5, "of the contrast that WCAG asks of large words, 3"
+
+
+def test_it_draws_what_there_is_and_of_nothing_only_the_words():
+    heights = {}
+    for name, recording in {
+        "nothing": Recording(4),
+        "metric": logged({0: [2.0, 1.5, 1.0]}),
+        "steps": recorded(world_size=2, steps=10),
+        "nan": logged({0: [2.0, np.nan], 1: [np.nan, np.nan]}),
+        "one step": recorded(world_size=2, steps=1),
+    }.items():
+        image = opened(summary.picture(recording))
+        heights[name] = image.size[1]
+        assert image.text["Description"] == summary.text(recording)
+    assert (
+        heights["nothing"] == heights["one step"] < 80
+        and heights["metric"] == heights["steps"] == heights["nan"] == 446
+    )
+
+
+def test_the_users_pyplot_does_not_notice():
+    import matplotlib.pyplot as plt
+
+    assert plt.get_fignums() == []
+    summary.picture(simulate(2, steps=10))
+    assert plt.get_fignums() == []
