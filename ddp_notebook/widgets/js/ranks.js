@@ -52,7 +52,7 @@ function capital(words) {
 /** What is wrong, in a sentence; empty if nothing is. @param {import("./store.js").Store} store */
 export function alarmOf(store) {
   if (store.alert) return capital(store.alert);
-  if (store.state !== "hang") return "";
+  if (store.state !== "stuck") return "";
   const found = waiting(store.ranks.values());
   return found.length ? capital(`${found.map(({ words }) => words).join("; ")}.`) : "The ranks wait for each other and cannot go on.";
 }

@@ -257,8 +257,8 @@ export function syncPanel(el, store, env) {
   }
 
   function noBuckets() {
-    const every = store.notes.steps_shown_of;
-    if (Array.isArray(every) && every[1] > every[0]) return `Buckets of ${every[0]} of ${every[1]} steps are sent; choose a neighbouring step.`;
+    const every = store.notes.units_shown_of;
+    if (every > 1) return `One of ${every} steps is sent with its buckets; choose a neighbouring step.`;
     return "It synchronises none, or it has gone from memory. A model in DistributedDataParallel has buckets.";
   }
 

@@ -80,6 +80,7 @@ class View {
       dpr: devicePixelRatio || 1,
       reducedMotion: false,
       compact: false,
+      canSend: this.hub.canSend,
       send: this.hub.send,
       ask: /** @param {Record<string, any>} message */ (message) => this.hub.ask(message),
       redraw: /** @param {boolean} [resized] */ (resized) => (resized ? this.layout() : this.mark()),
@@ -135,8 +136,9 @@ class View {
     const request = this.hub.ask({ kind: "interrupt" });
     this.#tellInterrupt("Interrupting the ranks …");
     const timer = setTimeout(() => {
-      const isHeard = store.answers.has(request) || store.state !== before;
-      this.#tellInterrupt(isHeard ? "The ranks were interrupted." : "The kernel is busy and has not heard it: press the notebook's stop button (■), which does the same.");
+      const answer = store.answers.get(request)?.message;
+      const isHeard = answer || store.state !== before;
+      this.#tellInterrupt(isHeard ? sentence(answer?.said || answer?.error || "The ranks were interrupted") : "The kernel is busy and has not heard it: press the notebook's stop button (■), which does the same.");
     }, INTERRUPT_MS);
     this.cleanup.push(() => clearTimeout(timer));
   }
@@ -334,7 +336,7 @@ class View {
     if (this.alarm.textContent !== alarm) this.alarm.textContent = alarm;
     const { chip, words } = stateOf(store, this.interrupt);
     if (this.chip.textContent !== chip) this.chip.textContent = chip;
-    this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "hang" : store.state;
+    this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "stuck" : store.state;
     const title = store.title || (store.worldSize ? `${store.worldSize} ranks` : "Monitor");
     if (this.title.textContent !== title) this.title.textContent = title;
     this.status.say(words);
@@ -385,4 +387,9 @@ class View {
   destroy() {
     this.#teardown();
   }
+}
+
+/** @param {string} words */
+function sentence(words) {
+  return `${words.charAt(0).toUpperCase()}${words.slice(1)}${words.endsWith(".") ? "" : "."}`;
 }
