@@ -465,18 +465,16 @@ export class Store {
     const { rank, kind, start, end, wait, group, number, op, latest, replaced } = span.columns;
     for (let at = begin; at < span.end; at++) {
       const rowNumber = span.moved + at;
-      const key = spanKey(span.columns, at);
       const open = (this.openOfRank[rank[at]] ??= new Map());
       const openKey = open.size ? knownKey(open, span.columns, at) : undefined;
-      const before = openKey !== undefined ? open.get(openKey) : known?.get(knownKey(known, span.columns, at) ?? "");
-      if (before !== undefined) {
-        const index = span.find(before);
-        if (index >= 0) replaced[index] = rowNumber;
-        if (openKey !== undefined) open.delete(openKey);
-      }
+      const seenKey = openKey === undefined && known?.size ? knownKey(known, span.columns, at) : undefined;
+      const before = open.get(openKey ?? "") ?? known?.get(seenKey ?? "");
+      if (openKey !== undefined) open.delete(openKey);
+      const index = before === undefined ? -1 : span.find(before);
+      if (index >= 0) replaced[index] = rowNumber;
       replaced[at] = 0;
-      const isCall = kind[at] >= COLLECTIVE;
-      if (Number.isNaN(end[at]) || (isCall && Number.isNaN(wait[at]))) open.set(key, rowNumber);
+      const mayComeAgain = Number.isNaN(end[at]) || (kind[at] >= COLLECTIVE && Number.isNaN(wait[at]));
+      if (mayComeAgain) open.set(spanKey(span.columns, at), rowNumber);
       if (open.size > MOST_OPEN) open.delete(open.keys().next().value);
       const own = (this.spansOfRank[rank[at]] ??= []);
       const last = own.length ? span.find(own[own.length - 1]) : -1;

@@ -112,16 +112,19 @@ class View {
     const { document, store } = this;
     this.title = make(document, "span", { class: "ddpm-title" });
     this.chip = make(document, "span", { class: "ddpm-chip" });
-    this.head.append(this.title, this.chip, make(document, "span", { class: "ddpm-space" }));
+    const controls = make(document, "span", { class: "ddpm-actions" });
+    this.head.append(make(document, "span", { class: "ddpm-what" }, this.title, this.chip), controls);
     if (this.compact) {
-      this.head.append(make(document, "button", { type: "button", textContent: "Open all panels", onclick: () => this.#open() }));
+      controls.append(make(document, "button", { type: "button", textContent: "Open all panels", onclick: () => this.#open() }));
       return;
     }
     this.picker = rankPicker(document, store);
     this.cleanup.push(this.picker.destroy);
     this.pause = make(document, "button", { type: "button", class: "ddpm-pause", "aria-pressed": "false", textContent: "Pause", title: "The picture stands still; what comes is taken in", onclick: () => store.choose({ paused: !store.choice.paused }) });
-    this.head.append(this.picker.el, this.pause);
-    if (this.hub.canSend) this.head.append(make(document, "button", { type: "button", class: "ddpm-interrupt", textContent: "Interrupt ranks", onclick: () => this.#interrupt() }));
+    controls.append(this.picker.el, this.pause);
+    if (!this.hub.canSend) return;
+    this.stop = make(document, "button", { type: "button", class: "ddpm-interrupt", textContent: "Interrupt ranks", onclick: () => this.#interrupt() });
+    controls.append(this.stop);
   }
 
   #open() {
@@ -345,6 +348,8 @@ class View {
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
     if (this.pause) {
       const { paused } = store.choice;
+      show(this.pause, paused || !["recorded", "stopped"].includes(store.state));
+      if (this.stop) this.stop.disabled = !["running", "stuck"].includes(store.state);
       this.pause.setAttribute("aria-pressed", String(paused));
       const label = paused ? "Resume" : "Pause";
       if (this.pause.textContent !== label) this.pause.textContent = label;
