@@ -166,7 +166,8 @@ export class Lanes {
   sync(table) {
     const { columns, moved } = table;
     // All that was known is gone after a snapshot and in another run; in a long run the oldest are.
-    if (moved + table.first >= this._end || this.count > 1.25 * table.length + 1024) this.clear();
+    const grown = this.count + table.total - this._end;
+    if (moved + table.first >= this._end || grown > 1.25 * table.length + 1024) this.clear();
     /** @type {Set<Lane>} */
     const touched = new Set();
     for (const number of this._open) {
