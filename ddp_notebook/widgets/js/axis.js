@@ -63,7 +63,7 @@ export function plainTicks(low, high, count = 5) {
   const large = Math.max(Math.abs(low), Math.abs(high));
   const found = ticks(low, high, count);
   if (large >= 1e6 || (large > 0 && large < 1e-3)) {
-    const digits = Math.min(6, Math.max(0, Math.ceil(Math.log10(large / step) - 1e-9)));
+    const digits = Math.min(6, Math.max(0, Math.floor(Math.log10(large)) - Math.floor(Math.log10(step) + 1e-9)));
     return found.map((value) => ({ value, label: value === 0 ? "0" : exponential(value, digits) }));
   }
   const places = decimals(step);

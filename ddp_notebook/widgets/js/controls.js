@@ -137,6 +137,7 @@ export function metricControls(document, store, showEveryRank) {
     const chosen = chosenMetric(store);
     if (chosen && metric.value !== chosen) metric.value = chosen;
     if (log.checked !== store.choice.log) log.checked = store.choice.log;
+    if (Number(smoothing.value) !== store.choice.smoothing) smoothing.value = String(store.choice.smoothing);
     const words = store.choice.smoothing ? store.choice.smoothing.toFixed(2) : "off";
     if (told.textContent !== words) told.textContent = words;
     show(everyLabel, store.worldSize > MOST_LINES);

@@ -66,20 +66,23 @@ export function together(count, most) {
  * and the highest of them are drawn, in the order in which they came.
  * @param {Course[]} courses
  * @param {number} most
- * @returns {{x: number[], lines: (number|null|undefined)[][], each: number}} each: steps that go together; a value is
- *   undefined where the rank has none, null where it is no number
+ * @returns {{x: number[], ends: number[], lines: (number|null|undefined)[][], each: number}} each: steps that go
+ *   together, the last of which is in `ends`; a value is undefined where the rank has none, null where it is no number
  */
 export function lines(courses, most) {
   const union = unionOfSteps(courses);
   const each = union.length <= most ? 1 : together(union.length, most / 2);
-  if (each === 1) return { x: [...union], lines: courses.map((course) => aligned(course, union)), each };
+  if (each === 1) return { x: [...union], ends: [...union], lines: courses.map((course) => aligned(course, union)), each };
   const bins = Math.ceil(union.length / each);
   const x = [];
+  const ends = [];
   for (let bin = 0; bin < bins; bin++) {
     x.push(union[bin * each], union[Math.min(bin * each + each / 2, union.length - 1)]);
+    const end = union[Math.min((bin + 1) * each, union.length) - 1];
+    ends.push(end, end);
   }
   if (x[x.length - 1] === x[x.length - 2]) x.pop();
-  return { x, each, lines: courses.map((course) => extremes(course, union, each, x.length)) };
+  return { x, ends, each, lines: courses.map((course) => extremes(course, union, each, x.length)) };
 }
 
 /** @param {Course} course @param {Float64Array} union */
@@ -124,7 +127,7 @@ function extremes({ steps, values }, union, each, length) {
  * @param {Course[]} courses
  * @param {number} most points
  * @param {number} [weight] of smoothing, for the median and the lines; the range is of what was logged
- * @returns {{x: number[], low: (number|null)[], high: (number|null)[], median: (number|null)[],
+ * @returns {{x: number[], ends: number[], low: (number|null)[], high: (number|null)[], median: (number|null)[],
  *   means: (number|undefined)[][], worst: number[], each: number}} means: of each course; worst: indexes of courses
  */
 export function range(courses, most, weight = 0) {
@@ -132,6 +135,7 @@ export function range(courses, most, weight = 0) {
   const each = together(union.length, most);
   const bins = Math.ceil(union.length / each);
   const x = Array.from({ length: bins }, (_, bin) => union[bin * each]);
+  const ends = x.map((_, bin) => union[Math.min((bin + 1) * each, union.length) - 1]);
   const low = new Float64Array(bins).fill(Infinity);
   const high = new Float64Array(bins).fill(-Infinity);
   const broken = courses.map(({ values }) => values.some((value) => !Number.isFinite(value)));
@@ -173,7 +177,7 @@ export function range(courses, most, weight = 0) {
   });
   const order = courses.map((_, at) => at).sort((a, b) => Number(broken[b]) - Number(broken[a]) || distance[b] - distance[a] || a - b);
   const known = /** @param {number} value */ (value) => (Number.isFinite(value) ? value : null);
-  return { x, low: Array.from(low, known), high: Array.from(high, known), median, means, worst: order.slice(0, WORST), each };
+  return { x, ends, low: Array.from(low, known), high: Array.from(high, known), median, means, worst: order.slice(0, WORST), each };
 }
 
 /** @param {Float64Array} sorted */

@@ -61,8 +61,8 @@ export function number(value) {
 
 /** Three significant digits without an exponent; trailing zeros tell how precise it is. @param {number} value */
 function significant(value) {
-  const size = Math.abs(value);
-  if (size === 0) return "0";
+  if (value === 0) return "0";
+  const size = Number(Math.abs(value).toPrecision(3)); // 0.9997 has a digit before the point
   const whole = Math.floor(Math.log10(size) + 1e-9) + 1;
   return value.toFixed(Math.min(Math.max(3 - whole, 0), 6));
 }

@@ -30,25 +30,27 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
   const drawn = [];
   const notes = [];
   let x = /** @type {number[]} */ ([]);
+  let ends = x;
   let band = null;
   if (isBand) {
     const ranks = [...series.keys()];
     const found = range([...series.values()], compact ? 125 : POINTS.many, smoothing);
-    x = found.x;
+    ({ x, ends } = found);
     band = { low: found.low, high: found.high };
     drawn.push({ key: "median", label: "median", values: found.median, colour: colours.ink, dash: [], width: 2, alpha: 1, ranks, broken: "" });
-    for (const at of found.worst) {
-      const rank = ranks[at];
-      drawn.push({ ...lineOf(colours, [rank], found.means[at], 1), broken: brokenOf(series.get(rank)) });
-    }
-    notes.push(`band: lowest to highest of ${ranks.length} ranks; lines: the median and the three ranks furthest from it`);
-    if (found.each > 1) notes.push(`a point is the mean of ${found.each} steps`);
+    // Three of 64 would often have similar hues of their own: here they have three that are far apart.
+    found.worst.sort((a, b) => a - b).forEach((at, index) => {
+      const line = lineOf(colours, [ranks[at]], found.means[at], 1);
+      drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(series.get(ranks[at])) });
+    });
+    notes.push(`band: lowest to highest of ${ranks.length} ranks${compact ? "" : "; lines: the median and the three ranks furthest from it"}`);
+    if (found.each > 1 && !compact) notes.push(`a point is the mean of ${found.each} steps`);
   } else {
     const groups = alike(series);
     const many = groups.length > MOST_LINES;
     const courses = groups.map(({ course }) => (smoothing > 0 ? { steps: course.steps, values: smooth(course.values, smoothing) } : course));
     const found = lines(courses, compact || many ? POINTS.many : POINTS.few);
-    x = found.x;
+    ({ x, ends } = found);
     if (smoothing > 0 && groups.length <= 4 && found.each === 1) {
       const raw = lines(groups.map(({ course }) => course), POINTS.few);
       groups.forEach(({ ranks }, at) => drawn.push({ ...lineOf(colours, ranks, raw.lines[at], 1), key: `raw ${ranks[0]}`, label: "", alpha: 0.35 }));
@@ -60,12 +62,12 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
     if (found.each > 1) notes.push(`of every ${found.each} steps the lowest and the highest are drawn`);
   }
   if (smoothing > 0) notes.push(`smoothed: exponential average, weight ${smoothing.toFixed(2)}`);
-  if (thinned) notes.push("of the oldest steps the lowest and the highest of each four are kept");
+  if (thinned) notes.push("of older steps only the lowest and the highest of neighbours are kept");
   if (log) {
     const dropped = drawn.reduce((sum, line) => sum + line.values.filter((value) => value !== null && value !== undefined && value <= 0).length, 0);
     if (dropped) notes.push(`${plural(dropped, "point")} at or below 0 cannot be drawn on a logarithmic axis`);
   }
-  return { name, cell, isBand, x, lines: drawn, band, notes, ranks: [...series.keys()] };
+  return { name, cell, isBand, x, ends, lines: drawn, band, notes, ranks: [...series.keys()] };
 }
 
 /** @param {import("./store.js").Store} store */
@@ -150,19 +152,19 @@ export function lossPanel(el, store, env) {
     return {
       width,
       height,
-      padding: [10, compact ? 64 : 104, 0, 0],
+      padding: [10, compact ? 88 : 112, 0, 0],
       legend: { show: false },
       cursor: { show: !compact, drag: { x: false, y: false }, points: { show: false }, y: false },
       scales: { x: { time: false, range: xRange }, y: { distr: store.choice.log ? 3 : 1, range: store.choice.log ? logRange : yRange } },
       axes: [
         {
           ...axis,
-          size: compact ? 22 : 40,
-          gap: 4,
+          size: 22,
+          gap: 5,
           label: compact ? undefined : "step",
           labelFont: font(11),
-          labelSize: 16,
-          labelGap: -2,
+          labelSize: 15,
+          labelGap: 0,
           splits: (_, __, low, high) => plainTicks(low, high, Math.max(2, width / 90)).filter(({ value }) => Number.isInteger(value)).map(({ value }) => value),
           values: (_, values) => values.map((value) => value.toLocaleString("en").replace(/,/g, "\u202f")),
         },
@@ -220,7 +222,7 @@ export function lossPanel(el, store, env) {
       ctx.stroke();
       ctx.globalAlpha = 1;
       if (line.broken) cross(ctx, x, y, 4 * dpr);
-      const short = env.compact || line.ranks.length === 1 ? line.label.replace("rank ", env.compact ? "" : "rank ") : line.label;
+      const short = env.compact ? line.label.replace(/^ranks? /, "") : line.label;
       ctx.fillText(`${short}  ${line.broken ? line.broken.split(" ")[0] : number(value)}`, left, places[at]);
     });
     ctx.restore();
@@ -229,7 +231,7 @@ export function lossPanel(el, store, env) {
   /** Values at the pointer, or the newest. */
   function read() {
     if (env.compact) return;
-    const { x } = picture;
+    const { x, ends } = picture;
     const pointed = plot?.cursor.idx;
     const at = pointed ?? x.length - 1;
     if (at < 0 || !picture.lines.length) {
@@ -241,7 +243,7 @@ export function lossPanel(el, store, env) {
       .map((line) => [line.label, valueNear(line.values, at), line.colour]);
     if (picture.band) parts.push(["lowest", picture.band.low[at], ""], ["highest", picture.band.high[at], ""]);
     readout.replaceChildren(
-      span("ddpm-step", `${pointed === null || pointed === undefined ? "last step" : "step"} ${x[at]}`),
+      span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `steps ${x[at]}–${ends[at]}` : `step ${x[at]}`}`),
       ...parts.map(([label, value, colour]) => {
         const item = span("", `${label} `);
         const strong = span("ddpm-number", value === null || value === undefined ? "–" : number(/** @type {number} */ (value)));

@@ -9,10 +9,10 @@ import { MISSING, bytes, percent, ranksInWords } from "./format.js";
 /** @type {Column[]} */
 const COLUMNS = [
   { title: "Rank", of: (row) => String(row.rank), number: true },
-  { title: "State", of: (row) => row.state || MISSING },
+  { title: "State", of: (row) => row.state || MISSING, wide: true },
   { title: "Line", of: (row) => row.line || MISSING, wide: true },
   { title: "CPU", of: (row) => percent(row.cpu / 100), number: true, share: (row) => row.cpu / 100 },
-  { title: "Memory", of: (row) => bytes(row.rss), number: true, share: (row) => row.rss / row.host_total },
+  { title: "Memory", of: (row) => bytes(row.rss), number: true },
   { title: "GPU", of: (row) => percent(row.gpu / 100), number: true, share: (row) => row.gpu / 100 },
   {
     title: "GPU memory",
@@ -44,12 +44,17 @@ export function waiting(rows) {
     .map(([what, ranks]) => ({ ranks, words: `${ranksInWords(ranks)} wait${ranks.length === 1 ? "s" : ""} for ${what}` }));
 }
 
+/** @param {string} words */
+function capital(words) {
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
 /** What is wrong, in a sentence; empty if nothing is. @param {import("./store.js").Store} store */
 export function alarmOf(store) {
-  if (store.alert) return store.alert;
+  if (store.alert) return capital(store.alert);
   if (store.state !== "hang") return "";
   const found = waiting(store.ranks.values());
-  return found.length ? `${found.map(({ words }) => words).join("; ")}.` : "The ranks wait for each other and cannot go on.";
+  return found.length ? capital(`${found.map(({ words }) => words).join("; ")}.`) : "The ranks wait for each other and cannot go on.";
 }
 
 /**
@@ -88,6 +93,7 @@ export function ranksPanel(el, store, _env) {
       line.remove();
       lines.delete(rank);
     }
+    const awaited = new Set(rows.map((row) => /^rank (\d+)\b/.exec(row.waits_for)?.[1]));
     for (const row of rows) {
       let line = lines.get(row.rank);
       if (!line) {
@@ -98,7 +104,9 @@ export function ranksPanel(el, store, _env) {
         if (after !== undefined) body.insertBefore(line, lines.get(after) ?? null);
       }
       set(line, row);
+      line.classList.toggle("ddpm-is-awaited", awaited.has(String(row.rank)));
     }
+    table.classList.toggle("ddpm-roomy", rows.length <= 16);
     const found = waiting(rows);
     const words = rows.length ? found.map(({ words: one }) => one).join("; ") : "Nothing is known of the ranks yet.";
     if (waits.textContent !== words) waits.textContent = words;

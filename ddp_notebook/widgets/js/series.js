@@ -1,8 +1,9 @@
 /**
  * The whole course of a metric on one rank, in bounded memory.
  *
- * When a series is full, the older half of it is thinned: of each four points the lowest and the highest stay, in the
- * order in which they came. So every point that is kept was logged, and a spike outlives any number of thinnings.
+ * When a series is full, its older part is thinned: of neighbours the lowest and the highest stay, in the order in which
+ * they came. So every point that is kept was logged. The older part is equally dense everywhere; when it takes more than
+ * half of the room it is thinned to half of its density.
  */
 
 const SAME_MS = 2e-3; // times travel rounded, not always to the same
@@ -13,6 +14,8 @@ export class Series {
     this.limit = limit;
     this.length = 0;
     this.thinned = 0; // points that were let go
+    this.older = 0; // points of the older part
+    this.together = 2; // of so many logged points of it one is kept
     this.steps = new Float64Array(64);
     this.values = new Float64Array(64);
     this.times = new Float64Array(64);
@@ -58,23 +61,50 @@ export class Series {
   }
 
   #thin() {
-    const half = Math.floor(this.length / 8) * 4;
-    let to = 0;
-    for (let at = 0; at < half; at += 4) {
-      let low = at;
-      let high = at;
-      for (let one = at; one < at + 4; one++) {
-        // A value that is no number is the news: it stays whatever its neighbours are.
-        if (!Number.isFinite(this.values[one])) low = one;
-        else if (this.values[one] < this.values[low]) low = one;
-        if (this.values[one] > this.values[high]) high = one;
-      }
-      if (low === high) high = low === at ? at + 3 : at;
-      for (const one of low < high ? [low, high] : [high, low]) this.#move(one, to++);
+    const before = this.length;
+    if (this.older > this.limit / 2) {
+      this.older = this.#reduce(0, this.older, 4);
+      this.together *= 2;
+    } else {
+      const until = this.length - this.limit / 4;
+      this.older = this.#reduce(this.older, until, Math.min(2 * this.together, until - this.older));
     }
-    this.thinned += half - to;
-    for (let at = half; at < this.length; at++) this.#move(at, to++);
+    this.thinned += before - this.length;
+  }
+
+  /** Of each `size` points from one index to another keep two. @returns {number} where they end now */
+  #reduce(/** @type {number} */ from, /** @type {number} */ until, /** @type {number} */ size) {
+    let to = from;
+    let at = from;
+    for (; at + size <= until; at += size) for (const one of this.#extremes(at, at + size)) this.#move(one, to++);
+    const end = to;
+    for (; at < this.length; at++) this.#move(at, to++);
     this.length = to;
+    return end;
+  }
+
+  /** The indexes of the lowest and the highest. A value that is no number is the news and takes the place of one. */
+  #extremes(/** @type {number} */ from, /** @type {number} */ until) {
+    const { values } = this;
+    let [low, high, broken] = [-1, -1, -1];
+    let sum = 0;
+    for (let at = from; at < until; at++) {
+      if (!Number.isFinite(values[at])) {
+        broken = broken < 0 ? at : broken;
+        continue;
+      }
+      sum += values[at];
+      if (low < 0 || values[at] < values[low]) low = at;
+      if (high < 0 || values[at] > values[high]) high = at;
+    }
+    if (low < 0) return [from, until - 1];
+    if (broken >= 0) {
+      const mean = sum / (until - from);
+      if (mean - values[low] > values[high] - mean) high = low;
+      low = broken;
+    }
+    if (low === high) high = low === from ? until - 1 : from;
+    return low < high ? [low, high] : [high, low];
   }
 
   /** @param {number} from @param {number} to */

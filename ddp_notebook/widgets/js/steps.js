@@ -28,6 +28,16 @@ export function partsOf(columns, index) {
  * @returns {{cell: number, step: number, parts: number[], duration: number, ranks: number[]}|null} null: none has
  */
 export function barOf(store, entry, ranks) {
+  const known = entry.bar;
+  if (known && known.revision === entry.revision && known.ranks === ranks && known.frozen === store.frozen) return known.value;
+  const value = newBar(store, entry, ranks);
+  // Those that are drawn again and again: of all ranks, or of the same choice.
+  entry.bar = { revision: entry.revision, ranks, frozen: store.frozen, value };
+  return value;
+}
+
+/** The same, computed anew. @param {import("./store.js").Store} store @param {any} entry @param {Set<number>|null} ranks */
+export function newBar(store, entry, ranks) {
   const { columns } = store.tables.step;
   const sum = PARTS.map(() => 0);
   const found = [];

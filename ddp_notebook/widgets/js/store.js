@@ -183,6 +183,7 @@ export class Store {
 
   /** The steps that are kept, oldest first; without a cell those of all cells. @param {number} [cell] */
   steps(cell) {
+    if (!this.frozen && cell === undefined) return this.stepIndex.all();
     const limit = this.frozen?.ends.step ?? Infinity;
     return this.stepIndex.all().filter((one) => one.since < limit && (cell === undefined || one.cell === cell));
   }
@@ -248,6 +249,7 @@ export class Store {
 
   /** The collectives that are kept, newest last. */
   collectives() {
+    if (!this.frozen) return this.#sortedCollectives();
     const limit = this.frozen?.ends.span ?? Infinity;
     const values = this.frozen?.ends.value ?? Infinity;
     return this.#sortedCollectives().filter((one) => one.since < (one.spans.size ? limit : values));
@@ -486,7 +488,7 @@ export class Store {
     const begin = value.append(rows);
     const { rank, side, group, number, op } = value.columns;
     for (let at = begin; at < value.end; at++) {
-      const entry = this.#collective(group[at], number[at], op[at], this.liveNow, value.moved + at);
+      const entry = this.#collective(group[at], number[at], op[at], NaN, value.moved + at);
       entry.values.set(2 * rank[at] + side[at], value.moved + at);
     }
     this.#forget();
@@ -509,12 +511,13 @@ export class Store {
     const key = `${group}:${number}`;
     let entry = this.collectiveIndex.get(key);
     if (!entry) {
-      entry = new CollectiveEntry(group, number, start);
+      // Values may come before the span: then the collective is one of now.
+      entry = new CollectiveEntry(group, number, Number.isNaN(start) ? this.liveNow : start);
       entry.since = rowNumber;
       this.collectiveIndex.set(key, entry);
       this.collectiveVersion++;
     }
-    if (start < entry.start) {
+    if (start < entry.start || (start > entry.start && !entry.spans.size)) {
       entry.start = start; // the first rank's
       this.collectiveVersion++;
     }

@@ -4,10 +4,11 @@
  */
 
 import { plainTicks, timeTicks } from "./axis.js";
-import { Surface } from "./canvas.js";
+import { Surface, font } from "./canvas.js";
 import { hatch, textOn } from "./colours.js";
+import { show } from "./dom.js";
 import { bytes, duration, percent, plural, ranksInWords } from "./format.js";
-import { barOf, bucketsOf, highest, stack } from "./steps.js";
+import { barOf, bucketsOf, highest, newBar, stack } from "./steps.js";
 import { PARTS } from "./tables.js";
 
 export const WORDS = {
@@ -44,7 +45,7 @@ export function syncPanel(el, store, env) {
   let size = [600, 420];
 
   const left = compact ? 40 : 58;
-  const barsHeight = () => (compact ? surface.height - 24 : 170);
+  const barsHeight = () => (compact ? surface.height - 34 : 170);
 
   function draw() {
     surface.resize(size[0], size[1], env.dpr);
@@ -55,7 +56,7 @@ export function syncPanel(el, store, env) {
       if (detail === "ranks") drawRanks();
       else drawBuckets();
     }
-    key?.update();
+    key?.update(detail);
   }
 
   /** What is drawn, in numbers. */
@@ -76,7 +77,7 @@ export function syncPanel(el, store, env) {
     const frame = { left, top, width, height: barsHeight() - (compact ? 0 : 10), high, pitch, gap: pitch > 14 ? 3 : pitch > 6 ? 1.5 : 0.5 };
     const chosen = entry ? bars.findIndex((bar) => bar.cell === entry.cell && bar.step === entry.step) : -1;
     const rank = bucketRank !== null && store.shownRanks().includes(bucketRank) ? bucketRank : (store.shownRanks()[0] ?? 0);
-    const byRank = entry ? store.shownRanks().map((one) => barOf(store, entry, new Set([one]))).filter((one) => one !== null) : [];
+    const byRank = entry && detail === "ranks" ? store.shownRanks().map((one) => newBar(store, entry, new Set([one]))).filter((one) => one !== null) : [];
     picture = { bars, rects: stack(bars, frame), high, hidden: steps.length - bars.length, chosen, frame, buckets: entry && !compact ? { rank, ...bucketsOf(store, entry, rank) } : null, byRank };
   }
 
@@ -130,7 +131,7 @@ export function syncPanel(el, store, env) {
       if (wanted ? !wanted.has(bar.step) && bars.length > 1 : !isNewCell && at % 10) return;
       const x = left + (at + 0.5) * frame.pitch;
       const words = wanted ? String(bar.step) : isNewCell ? `cell ${bar.cell}: ${bar.step}` : String(bar.step);
-      pen.font = `11px ${"system-ui"}`;
+      pen.font = font(11);
       const half = pen.measureText(words).width / 2 + 6;
       if (x - half < free) return;
       free = x + half;
@@ -268,7 +269,7 @@ export function syncPanel(el, store, env) {
     if (!entry || !byRank.length) return;
     const top = belowTop();
     const longest = Math.max(...byRank.map((bar) => bar.duration));
-    surface.write(`Step ${entry.step}, cell ${entry.cell}: ${plural(byRank.length, "rank")}`, 0, top, { colour: colours.ink, size: 12.5, weight: "600" });
+    surface.write(`Step ${entry.step}, cell ${entry.cell}: what each rank's time went into`, 0, top, { colour: colours.ink, size: 12.5, weight: "600" });
     const first = top + 18;
     const from = left;
     const width = surface.width - 78 - from;
@@ -392,6 +393,7 @@ export function syncPanel(el, store, env) {
     },
     notes() {
       const { hidden, bars } = picture;
+      if (compact) return bars.length ? [inShort(bars[bars.length - 1])] : [];
       return hidden > 0 && bars.length ? [`${plural(bars.length, "step")} of ${(hidden + bars.length).toLocaleString("en")} are in the picture; choose a step to see older ones`] : [];
     },
     state() {
@@ -422,6 +424,12 @@ export function chooseNeighbour(store, by) {
   store.choose({ step: { cell: steps[to].cell, step: steps[to].step } });
 }
 
+/** The last step in few words: `step 119: 49 ms, 4 % exposed communication`. @param {any} bar */
+function inShort(bar) {
+  const told = ["exposed", "waiting"].map((part) => [WORDS[part], bar.parts[PARTS.indexOf(part)] / bar.duration]);
+  return [`step ${bar.step}: ${duration(bar.duration)}`, ...told.filter(([, share]) => share > 0.005).map(([words, share]) => `${percent(share)} ${words}`)].join(", ");
+}
+
 /** `layers.3.weight, 2 more`. @param {string[]} names */
 function namesOf(names) {
   return names.length > 1 ? `${names[0]}, ${names.length - 1} more` : (names[0] ?? "");
@@ -443,7 +451,9 @@ function legend(el, env) {
   el.append(list);
   let drawn = null;
   return {
-    update() {
+    /** @param {string} detail what is below the bars */
+    update(detail) {
+      for (const item of [...list.children].slice(PARTS.length)) show(/** @type {HTMLElement} */ (item), detail === "buckets");
       if (drawn === env.colours) return;
       drawn = env.colours;
       const { fill } = env.colours;

@@ -88,6 +88,7 @@ export class Index {
       this.sorted &&= this.list.length < 2 || before(this.list[this.list.length - 2], found);
     }
     found.newest = Math.max(found.newest, rowNumber);
+    found.revision++;
     return found;
   }
 
@@ -127,6 +128,7 @@ export class Entry {
   constructor(order) {
     this.order = order;
     this.newest = -1; // number of the newest row
+    this.revision = 0; // grows with each row
     this.since = -1; // number of the first row: an entry that came later than a pause is not shown in it
   }
 }

@@ -4,7 +4,6 @@
  * A panel is drawn in an animation frame, if something has changed and the view is on the screen.
  */
 
-import uplotStyle from "uplot/dist/uPlot.min.css";
 import { behind, statusLine } from "./a11y.js";
 import { palette, themeOf } from "./colours.js";
 import { collectiveControl, detailControls, metricControls, rankPicker, stepControl } from "./controls.js";
@@ -39,7 +38,7 @@ const INTERRUPT_MS = 1000;
 export function makeView(el, hub, { panel = "loss", compact = false }) {
   const document = el.ownerDocument;
   const root = make(document, "section", { class: "ddpm", role: "region", "aria-label": "Monitor of the ranks", "data-lm-suppress-shortcuts": "true" });
-  const sheet = make(document, "style", { textContent: uplotStyle + style });
+  const sheet = make(document, "style", { textContent: style });
   el.append(sheet, root);
   const view = new View(root, hub);
   Object.assign(root, { ddpMonitor: view.hook });
@@ -167,7 +166,7 @@ class View {
     }
     list.onkeydown = (event) => {
       const names = [...this.tabs.keys()];
-      const at = names.indexOf(this.panelName);
+      const at = names.findIndex((name) => this.tabs.get(name).tab === event.target);
       const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: names.length - 1 }[event.key];
       if (to === undefined) return;
       event.preventDefault();

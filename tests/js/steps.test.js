@@ -1,0 +1,69 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { barOf, bucketsOf, highest, stack } from "../../ddp_notebook/widgets/js/steps.js";
+import { Store } from "../../ddp_notebook/widgets/js/store.js";
+import { PARTS } from "../../ddp_notebook/widgets/js/tables.js";
+import { TEXTS, deliver, span, step } from "./messages.js";
+
+const FRAME = { left: 50, top: 10, width: 100, height: 200, high: 100, pitch: 20, gap: 2 };
+
+test("the parts of a step add up to its duration, and those of several ranks are their mean", () => {
+  const store = new Store();
+  deliver(store, { seq: 1 }, { step: [step(0, 0), step(1, 0, { waiting: 0, compute: 75, overlapped: 80 })] });
+  const [entry] = store.steps();
+  const bar = barOf(store, entry, null);
+  assert.deepEqual(bar.ranks, [0, 1]);
+  assert.deepEqual(Object.fromEntries(PARTS.map((part, at) => [part, bar.parts[at]])), {
+    input: 5, compute: 20, overlapped: 47.5, exposed: 10, waiting: 7.5, optimizer: 6, rest: 4,
+  });
+  assert.equal(bar.parts.reduce((sum, part) => sum + part), bar.duration);
+  assert.equal(barOf(store, entry, new Set([0])).parts[PARTS.indexOf("waiting")], 15);
+  assert.equal(barOf(store, entry, new Set([9])), null);
+});
+
+test("a bar that was computed is computed anew when a rank's row comes", () => {
+  const store = new Store();
+  deliver(store, { seq: 1 }, { step: [step(0, 0)] });
+  const [entry] = store.steps();
+  assert.equal(barOf(store, entry, null).duration, 100);
+  deliver(store, { seq: 2 }, { step: [step(1, 0, { duration: 200 })] });
+  assert.equal(barOf(store, entry, null).duration, 150);
+});
+
+test("rectangles stand on each other, from the axis up, and are cut at the top", () => {
+  const parts = [5, 40, 20, 10, 15, 6, 4];
+  const rects = stack([{ parts }, { parts: [0, 150, 0, 0, 30, 0, 0] }], FRAME);
+  const first = rects.filter((rect) => rect.bar === 0);
+  assert.deepEqual(first.map((rect) => rect.part), PARTS);
+  assert.deepEqual(first.map((rect) => rect.height), parts.map((part) => 2 * part));
+  assert.equal(first[0].y + first[0].height, 210);
+  for (let at = 1; at < first.length; at++) assert.ok(Math.abs(first[at].y + first[at].height - first[at - 1].y) < 1e-9);
+  const second = rects.filter((rect) => rect.bar === 1);
+  assert.deepEqual(second.map(({ part, x, y, width, height }) => ({ part, x, y, width, height })), [{ part: "compute", x: 71, y: 10, width: 18, height: 200 }]);
+});
+
+test("a first step that is much longer does not flatten the others", () => {
+  assert.ok(highest([800, ...Array.from({ length: 30 }, () => 40)]) < 60);
+  assert.ok(highest([40, 50]) >= 50);
+  assert.equal(highest([]), 1);
+});
+
+test("of a bucket: what waited, what was hidden behind compute, what was exposed", () => {
+  const store = new Store();
+  const bucket = (number, start, end) => ({ rank: 0, cell: 1, step: 0, bucket: number, nbytes: 1e6, start, end, model: 4 });
+  const call = (number, start, end, wait) => span(0, 5, start + 0.0004, end, { call: number, number, wait });
+  deliver(store, { seq: 1, texts: TEXTS, now_ms: 200, layouts: [{ model: 4, buckets: [["head.weight"], ["a", "b"]] }] }, {
+    bucket: [bucket(0, 20, 40), bucket(1, 50, 70), bucket(2, 60, NaN)],
+    span: [span(0, 2, 10, 75), call(1, 20, 40, 5), call(2, 50, 70, 0)],
+  });
+  const found = bucketsOf(store, { cell: 1, step: 0 }, 0);
+  assert.deepEqual(found.backward, [10, 75]);
+  assert.equal(found.lastIssue, 60);
+  assert.equal(found.from, 10);
+  const [first, second, third] = found.buckets;
+  assert.deepEqual([first.start, first.arrived, first.hidden, first.end], [20, 25, 40, 40], "all behind compute");
+  assert.deepEqual([second.arrived, second.hidden, second.end], [50, 60, 70], "exposed from the last issue on");
+  assert.deepEqual([third.isOpen, third.end, Number.isNaN(third.wait)], [true, 200, true]);
+  assert.deepEqual(second.names, ["a", "b"]);
+  assert.deepEqual(bucketsOf(store, { cell: 1, step: 0 }, 1).buckets, []);
+});
