@@ -130,7 +130,7 @@ export function timelinePanel(el, store, env) {
       }
     });
     const inSight = steps.within(seen);
-    const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), GOING_ON.has(store.state) ? Math.min(lanes.last, now) : Infinity);
+    const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), GOING_ON.has(store.state) && !store.choice.paused ? now : Infinity);
     const missingWords = asking.about(missing, seen, ranks, redraw);
     scene = {
       pen, colours: env.colours, dpr: env.dpr, width, height, view: seen, left, top: TOP, scroll, ranks, layout, rectangles,
@@ -423,14 +423,14 @@ export function timelinePanel(el, store, env) {
     const each = sums();
     const count = each.reduce((sum, one) => sum + one.count, 0);
     const length = seen.t1 - seen.t0;
-    if (!count) return `Timeline, ${duration(length)}: nothing was recorded in this time.`;
+    if (!count) return `nothing was recorded in these ${duration(length)}.`;
     const part = (name) => percent(each.reduce((sum, one) => sum + one[name], 0) / each.length / length);
     const byWait = [...each].filter((one) => one.communication).sort((a, b) => a.waited - b.waited);
     const least = byWait[0], most = byWait[byWait.length - 1];
     const slow = byWait.length > 1 && most.waited > 2 * least.waited + length / 100 ? ` Rank ${least.rank} waits least, ${duration(least.waited)}; rank ${most.rank} most, ${duration(most.waited)}.` : "";
     const words = scene ? note() : "";
     return (
-      `Timeline of ${ranksInWords(each.map((one) => one.rank))}, ${duration(length)} up to ${duration(seen.t1)}: ` +
+      `${ranksInWords(each.map((one) => one.rank))}, ${duration(length)} up to ${duration(seen.t1)}: ` +
       `${plural(count, "operation")}; a rank computes ${part("compute")} and communicates ${part("communication")} of the time.${slow}${words ? ` ${words}.` : ""}`
     );
   }

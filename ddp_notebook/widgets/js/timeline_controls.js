@@ -157,10 +157,10 @@ export class Asking {
     if (!missing.length) return "";
     const name = ({ cell, step }) => `${cell}.${step}`;
     const isChosen = this.store.choice.window !== null; // while following the next picture is another one
-    if (!this.env.ask || this.env.canSend === false) return "not on this page|…";
+    if (!this.env.ask || this.env.canSend === false) return "not on this page";
     if (!isChosen || view.t1 - view.t0 > MOST_ASKED_MS) {
       this.words = isChosen ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
-      return "not sent|…";
+      return "not sent";
     }
     const fresh = missing.filter((one) => !this.requests.has(name(one)));
     if (fresh.length) {
