@@ -105,7 +105,7 @@ export class Store {
     this.version = 0;
     /** @type {Map<number, string>} */
     this.texts = new Map();
-    /** @type {Map<number, {model: number, buckets: string[][]}>} */
+    /** @type {Map<number, {time: number, buckets: {parameters: string[]}[]}[]>} */
     this.layouts = new Map();
     /** @type {Record<string, any>} */
     this.notes = {};
@@ -210,9 +210,17 @@ export class Store {
     return entry ? this.indexesOf("bucket", entry.numbers).map(([, index]) => this.tables.bucket.row(index)) : [];
   }
 
-  /** The names of the parameters in a bucket of a model. @param {number} model @param {number} bucket @returns {string[]} */
-  parametersOf(model, bucket) {
-    return this.layouts.get(model)?.buckets[bucket] ?? [];
+  /**
+   * The names of the parameters in a bucket of a model. DDP makes its buckets anew after the first step.
+   * @param {number} model
+   * @param {number} bucket
+   * @param {number} [time] of the bucket
+   * @returns {string[]}
+   */
+  parametersOf(model, bucket, time = Infinity) {
+    const layouts = this.layouts.get(model) ?? [];
+    const layout = layouts.findLast((one) => one.time <= time) ?? layouts[0];
+    return layout?.buckets[bucket]?.parameters ?? [];
   }
 
   /**
@@ -373,14 +381,14 @@ export class Store {
    */
   #take(message, tables, mayBeKnown) {
     for (const [number, text] of message.texts ?? []) this.texts.set(number, text);
-    for (const layout of message.layouts ?? []) this.layouts.set(layout.model, layout);
+    if (message.layouts) this.#takeLayouts(message.layouts);
     if (message.kind !== "answer") {
       this.worldSize = message.world_size ?? this.worldSize;
       this.liveNow = Math.max(this.liveNow, message.now_ms ?? 0);
       this.cell = message.cell ?? this.cell;
       this.state = message.state ?? this.state;
       this.title = message.title ?? this.title;
-      this.alert = message.alert ?? "";
+      this.alert = message.why ?? "";
       this.unixOfStart = message.start_unix_ms ?? this.unixOfStart;
       this.notes = message.notes ?? this.notes;
     }
@@ -392,6 +400,16 @@ export class Store {
     if (tables.span) this.#takeSpans(tables.span, mayBeKnown);
     if (tables.value) this.#takeValues(tables.value);
     if (tables.rank) this.#takeRanks(tables.rank);
+  }
+
+  /** All that are known. @param {{model: number, time: number, buckets: {parameters: string[]}[]}[]} layouts */
+  #takeLayouts(layouts) {
+    this.layouts.clear();
+    for (const layout of layouts) {
+      const known = this.layouts.get(layout.model) ?? [];
+      known.push(layout);
+      this.layouts.set(layout.model, known.sort((a, b) => a.time - b.time));
+    }
   }
 
   /** @param {import("./wire.js").Rows} rows */
@@ -447,18 +465,16 @@ export class Store {
     const { rank, kind, start, end, wait, group, number, op, latest, replaced } = span.columns;
     for (let at = begin; at < span.end; at++) {
       const rowNumber = span.moved + at;
-      const key = spanKey(span.columns, at);
       const open = (this.openOfRank[rank[at]] ??= new Map());
       const openKey = open.size ? knownKey(open, span.columns, at) : undefined;
-      const before = openKey !== undefined ? open.get(openKey) : known?.get(knownKey(known, span.columns, at) ?? "");
-      if (before !== undefined) {
-        const index = span.find(before);
-        if (index >= 0) replaced[index] = rowNumber;
-        if (openKey !== undefined) open.delete(openKey);
-      }
+      const seenKey = openKey === undefined && known?.size ? knownKey(known, span.columns, at) : undefined;
+      const before = open.get(openKey ?? "") ?? known?.get(seenKey ?? "");
+      if (openKey !== undefined) open.delete(openKey);
+      const index = before === undefined ? -1 : span.find(before);
+      if (index >= 0) replaced[index] = rowNumber;
       replaced[at] = 0;
-      const isCall = kind[at] >= COLLECTIVE;
-      if (Number.isNaN(end[at]) || (isCall && Number.isNaN(wait[at]))) open.set(key, rowNumber);
+      const mayComeAgain = Number.isNaN(end[at]) || (kind[at] >= COLLECTIVE && Number.isNaN(wait[at]));
+      if (mayComeAgain) open.set(spanKey(span.columns, at), rowNumber);
       if (open.size > MOST_OPEN) open.delete(open.keys().next().value);
       const own = (this.spansOfRank[rank[at]] ??= []);
       const last = own.length ? span.find(own[own.length - 1]) : -1;

@@ -80,6 +80,7 @@ class View {
       dpr: devicePixelRatio || 1,
       reducedMotion: false,
       compact: false,
+      canSend: this.hub.canSend,
       send: this.hub.send,
       ask: /** @param {Record<string, any>} message */ (message) => this.hub.ask(message),
       redraw: /** @param {boolean} [resized] */ (resized) => (resized ? this.layout() : this.mark()),
@@ -111,16 +112,19 @@ class View {
     const { document, store } = this;
     this.title = make(document, "span", { class: "ddpm-title" });
     this.chip = make(document, "span", { class: "ddpm-chip" });
-    this.head.append(this.title, this.chip, make(document, "span", { class: "ddpm-space" }));
+    const controls = make(document, "span", { class: "ddpm-actions" });
+    this.head.append(make(document, "span", { class: "ddpm-what" }, this.title, this.chip), controls);
     if (this.compact) {
-      this.head.append(make(document, "button", { type: "button", textContent: "Open all panels", onclick: () => this.#open() }));
+      controls.append(make(document, "button", { type: "button", textContent: "Open all panels", onclick: () => this.#open() }));
       return;
     }
     this.picker = rankPicker(document, store);
     this.cleanup.push(this.picker.destroy);
     this.pause = make(document, "button", { type: "button", class: "ddpm-pause", "aria-pressed": "false", textContent: "Pause", title: "The picture stands still; what comes is taken in", onclick: () => store.choose({ paused: !store.choice.paused }) });
-    this.head.append(this.picker.el, this.pause);
-    if (this.hub.canSend) this.head.append(make(document, "button", { type: "button", class: "ddpm-interrupt", textContent: "Interrupt ranks", onclick: () => this.#interrupt() }));
+    controls.append(this.picker.el, this.pause);
+    if (!this.hub.canSend) return;
+    this.stop = make(document, "button", { type: "button", class: "ddpm-interrupt", textContent: "Interrupt ranks", onclick: () => this.#interrupt() });
+    controls.append(this.stop);
   }
 
   #open() {
@@ -135,8 +139,9 @@ class View {
     const request = this.hub.ask({ kind: "interrupt" });
     this.#tellInterrupt("Interrupting the ranks …");
     const timer = setTimeout(() => {
-      const isHeard = store.answers.has(request) || store.state !== before;
-      this.#tellInterrupt(isHeard ? "The ranks were interrupted." : "The kernel is busy and has not heard it: press the notebook's stop button (■), which does the same.");
+      const answer = store.answers.get(request)?.message;
+      const isHeard = answer || store.state !== before;
+      this.#tellInterrupt(isHeard ? sentence(answer?.said || answer?.error || "The ranks were interrupted") : "The kernel is busy and has not heard it: press the notebook's stop button (■), which does the same.");
     }, INTERRUPT_MS);
     this.cleanup.push(() => clearTimeout(timer));
   }
@@ -334,7 +339,7 @@ class View {
     if (this.alarm.textContent !== alarm) this.alarm.textContent = alarm;
     const { chip, words } = stateOf(store, this.interrupt);
     if (this.chip.textContent !== chip) this.chip.textContent = chip;
-    this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "hang" : store.state;
+    this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "stuck" : store.state;
     const title = store.title || (store.worldSize ? `${store.worldSize} ranks` : "Monitor");
     if (this.title.textContent !== title) this.title.textContent = title;
     this.status.say(words);
@@ -343,6 +348,8 @@ class View {
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
     if (this.pause) {
       const { paused } = store.choice;
+      show(this.pause, paused || !["recorded", "stopped"].includes(store.state));
+      if (this.stop) this.stop.disabled = !["running", "stuck"].includes(store.state);
       this.pause.setAttribute("aria-pressed", String(paused));
       const label = paused ? "Resume" : "Pause";
       if (this.pause.textContent !== label) this.pause.textContent = label;
@@ -385,4 +392,9 @@ class View {
   destroy() {
     this.#teardown();
   }
+}
+
+/** @param {string} words */
+function sentence(words) {
+  return `${words.charAt(0).toUpperCase()}${words.slice(1)}${words.endsWith(".") ? "" : "."}`;
 }
