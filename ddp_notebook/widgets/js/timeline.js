@@ -19,7 +19,7 @@ import { COMMUNICATION, COMPUTE, Lanes } from "./lanes.js";
 import { MOST_RIBBONS, callsOf, collectivesIn } from "./links.js";
 import { StepMarks, leftOut } from "./stepmarks.js";
 import { KINDS } from "./tables.js";
-import { Asking, Follow, controls, legend, tooltip } from "./timeline_controls.js";
+import { Asking, Follow, GOING_ON, controls, legend, tooltip } from "./timeline_controls.js";
 import { drawScene, xOf } from "./timeline_draw.js";
 import { pan, zoom } from "./timewindow.js";
 
@@ -130,7 +130,7 @@ export function timelinePanel(el, store, env) {
       }
     });
     const inSight = steps.within(seen);
-    const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), Math.min(lanes.last, now));
+    const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), GOING_ON.has(store.state) && !store.choice.paused ? now : Infinity);
     const missingWords = asking.about(missing, seen, ranks, redraw);
     scene = {
       pen, colours: env.colours, dpr: env.dpr, width, height, view: seen, left, top: TOP, scroll, ranks, layout, rectangles,
@@ -176,7 +176,7 @@ export function timelinePanel(el, store, env) {
       const bars = calls.map(({ row, lane, at }) => {
         const top = TOP + row * layout.row - scroll + part.y + (part.slots > 1 ? lane.slot[at] * part.slotH : 0);
         const end = lane.end[at] === Infinity ? now : lane.end[at];
-        return { x0: clampX(xOf(scene, lane.start[at])), x1: clampX(xOf(scene, end)), top, bottom: top + part.slotH };
+        return { row, x0: clampX(xOf(scene, lane.start[at])), x1: clampX(xOf(scene, end)), top, bottom: top + part.slotH };
       });
       const isSeen = bars.some(({ x0, x1 }) => x1 >= left && x0 <= width);
       if (isSeen) made.push({ bars, isChosen });
@@ -423,14 +423,14 @@ export function timelinePanel(el, store, env) {
     const each = sums();
     const count = each.reduce((sum, one) => sum + one.count, 0);
     const length = seen.t1 - seen.t0;
-    if (!count) return `Timeline, ${duration(length)}: nothing was recorded in this time.`;
+    if (!count) return `nothing was recorded in these ${duration(length)}.`;
     const part = (name) => percent(each.reduce((sum, one) => sum + one[name], 0) / each.length / length);
     const byWait = [...each].filter((one) => one.communication).sort((a, b) => a.waited - b.waited);
     const least = byWait[0], most = byWait[byWait.length - 1];
     const slow = byWait.length > 1 && most.waited > 2 * least.waited + length / 100 ? ` Rank ${least.rank} waits least, ${duration(least.waited)}; rank ${most.rank} most, ${duration(most.waited)}.` : "";
     const words = scene ? note() : "";
     return (
-      `Timeline of ${ranksInWords(each.map((one) => one.rank))}, ${duration(length)} up to ${duration(seen.t1)}: ` +
+      `${ranksInWords(each.map((one) => one.rank))}, ${duration(length)} up to ${duration(seen.t1)}: ` +
       `${plural(count, "operation")}; a rank computes ${part("compute")} and communicates ${part("communication")} of the time.${slow}${words ? ` ${words}.` : ""}`
     );
   }
