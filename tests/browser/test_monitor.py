@@ -1,0 +1,236 @@
+"""The live monitor as its user sees it, in JupyterLab and in Notebook 7, at four real ranks: what is drawn while a cell
+runs is what was recorded; it can interrupt; and a picture stays."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import nbformat
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from tests.browser.jupyterlab import SCREENSHOTS, JupyterLab, open_notebook
+from tests.browser.test_jupyterlab import write_notebook
+
+START, MONITOR, SET_UP, TRAIN, COMPARE, HANG, UNDER, STOP = range(8)
+LOGGED = 60
+
+CELLS = [
+    "%load_ext ddp_notebook\n%ddp_start 4 --backend gloo --hang-after 2",
+    "%ddp_monitor",
+    "%%on_all_ranks\n"
+    "import time\n"
+    "from torch.nn.parallel import DistributedDataParallel\n"
+    "model = DistributedDataParallel(\n"
+    "    torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)), bucket_cap_mb=0.01\n"
+    ")\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    "%%on_all_ranks\n"
+    f"for step in range({LOGGED}):\n"
+    "    optimizer.zero_grad()\n"
+    "    loss = model(torch.randn(8, 64)).square().mean()\n"
+    "    loss.backward()\n"
+    "    if rank == 1: time.sleep(0.01)\n"
+    "    optimizer.step()\n"
+    "    log(loss=loss)\n"
+    "    time.sleep(0.05)\n"
+    "x = torch.arange(6.0).reshape(2, 3) * (rank + 1)\n"
+    "x[1, 2] = float('nan')\n"
+    "dist.all_reduce(x)",
+    "import json\n"
+    "recording = ddp_notebook.current().recording\n"
+    "loss = recording.metrics['loss']\n"
+    "last = recording.steps()[-1].step\n"
+    "steps = [one for one in recording.steps() if one.step == last]\n"
+    "call = recording.collectives('all_reduce', rank=3)[-1]\n"
+    "print(json.dumps({\n"
+    "    'loss': {rank: loss.of_rank(rank)[1].tolist() for rank in range(4)},\n"
+    "    'step': last,\n"
+    "    'ms': sum(one.duration_ns for one in steps) / 4e6,\n"
+    "    'waiting_ms': sum(one.waiting_ns for one in steps) / 4e6,\n"
+    "    'buckets': [(one.nbytes, (one.end_ns - one.issue_ns) / 1e6) for one in steps[0].buckets],\n"
+    "    'input': call.input.first.tolist(), 'output': call.output.first.tolist(), 'number': call.number,\n"
+    "}))",
+    "%%on_all_ranks\nif rank != 2: dist.barrier()\nelse: time.sleep(60)",
+    f"%%on_all_ranks\nfor step in range({LOGGED}): log(loss=1 / (step + 1)); time.sleep(0.05)",
+    "%ddp_stop",
+]
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)  # chromium may have to be installed first
+@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
+def test_the_monitor(tmp_path, app):
+    path = tmp_path / "monitor.ipynb"
+    write_notebook(path, CELLS)
+    with open_notebook(path, app=app) as lab:
+        for cell in (START, MONITOR):
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        view = View(lab)
+        lab.run_cell(SET_UP)
+        lab.wait_until_done(SET_UP)
+
+        lab.run_cell(TRAIN)
+        view.wait_for("state.panels.loss?.x.length > 5")
+        assert is_running(lab, TRAIN), "lines come while the cell runs"
+        begun = len(view.state()["panels"]["loss"]["x"])
+        view.wait_for(f"state.panels.loss.x.length > {begun + 10}")
+        assert is_running(lab, TRAIN)
+        lab.wait_until_done(TRAIN)
+        lab.run_cell(COMPARE)
+        lab.wait_until_done(COMPARE)
+        it_is_what_was_recorded(view, json.loads(lab.text(COMPARE)))
+        assert view.state()["missed"] == 0
+        assert "rate exceeded" not in lab.page.content()
+        for theme in ("light", "dark"):
+            use_theme(lab, theme)
+            view.wait_for(f"state.theme == '{theme}'")
+            every_panel_is_accessible(view, SCREENSHOTS / f"monitor_{app}_{theme}.png")
+        use_theme(lab, "light")
+
+        a_second_view_catches_up(lab, view, app)
+        a_hang_is_shown_and_interrupted(lab, view)
+        lab.run_cell(UNDER)
+        lab.wait_until_done(UNDER)
+        lab.run_cell(STOP)
+        lab.wait_until_done(STOP)
+        the_picture_stays(lab, path)
+
+
+class View:
+    """The first monitor on the page."""
+
+    def __init__(self, lab: JupyterLab) -> None:
+        self.page = lab.page
+        self.root = lab.page.locator(".ddpm").first
+        expect(self.root).to_be_visible(timeout=20_000)
+
+    def state(self) -> dict[str, Any]:
+        """What is drawn now."""
+        found: dict[str, Any] = self.root.evaluate("root => root.ddpMonitor.state()")
+        return found
+
+    def wait_for(self, condition: str, timeout_s: float = 20.0) -> dict[str, Any]:
+        """Wait for a condition on `state`, in JavaScript."""
+        until = time.monotonic() + timeout_s
+        while not self.root.evaluate(f"root => {{ const state = root.ddpMonitor.state(); return {condition}; }}"):
+            assert time.monotonic() < until, f"not within {timeout_s:g} s: {condition}; {self.state()}"
+            time.sleep(0.05)
+        return self.state()
+
+    def open(self, panel: str) -> None:
+        self.root.get_by_role("tab", name=panel).click()
+
+
+def is_running(lab: JupyterLab, cell: int) -> bool:
+    return "*" in lab.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-InputPrompt").inner_text()
+
+
+def near(drawn: float, recorded: float) -> bool:
+    """The wire carries fewer digits."""
+    return math.isclose(drawn, recorded, rel_tol=0.01, abs_tol=0.02)
+
+
+def it_is_what_was_recorded(view: View, recorded: dict[str, Any]) -> None:
+    lines = view.wait_for(f"state.panels.loss.x.length == {LOGGED}")["panels"]["loss"]["lines"]
+    for rank in range(4):
+        drawn = lines[f"rank {rank}"]["values"]
+        assert all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(drawn, recorded["loss"][str(rank)], strict=True))
+
+    view.open("Gradient sync")
+    sync = view.wait_for(f"state.panels.sync?.chosen?.step == {recorded['step']}")["panels"]["sync"]
+    bar = sync["bars"][-1]
+    assert near(bar["duration"], recorded["ms"])
+    assert any(near(part, recorded["waiting_ms"]) for part in bar["parts"])
+    assert [one["nbytes"] for one in sync["buckets"]] == [nbytes for nbytes, _ in recorded["buckets"]]
+    for one, (_, took_ms) in zip(sync["buckets"], recorded["buckets"], strict=True):
+        assert near(one["end"] - one["start"], took_ms)
+
+    view.open("Tensors")
+    tensors = view.wait_for(f"state.panels.tensors?.collective?.number == {recorded['number']}")["panels"]["tensors"]
+    assert [tile["rank"] for tile in tensors["tiles"]] == [0, 1, 2, 3]
+    for side, name in enumerate(("input", "output")):
+        drawn = tensors["tiles"][3]["sides"][side]
+        values = [math.nan if one is None else one for one in drawn["values"]]
+        assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(values, recorded[name], strict=True))
+        assert drawn["written"][5] == "X"  # not a number
+
+    view.open("Timeline")
+    timeline = view.wait_for("state.panels.timeline?.rectangles > 0")["panels"]["timeline"]
+    assert timeline["rows"] == 4
+    view.open("Ranks")
+    ranks = view.wait_for("state.panels.ranks?.rows.length == 4")["panels"]["ranks"]
+    assert f"all_reduce #{recorded['number']}" in ranks["rows"][3]["last"]
+
+
+def use_theme(lab: JupyterLab, theme: str) -> None:
+    """As JupyterLab's settings would do it, without a reload of its style sheets."""
+    lab.page.evaluate(
+        "theme => { document.body.dataset.jpThemeLight = String(theme == 'light');"
+        "for (const [name, value] of Object.entries(theme == 'light' ? {} :"
+        " {'--jp-layout-color0': '#111', '--jp-layout-color1': '#111', '--jp-content-font-color0': '#fff',"
+        " '--jp-content-font-color1': '#fff', '--jp-ui-font-color1': '#fff'}))"
+        " document.body.style.setProperty(name, value);"
+        "if (theme == 'light') document.body.removeAttribute('style'); }",
+        theme,
+    )
+
+
+def every_panel_is_accessible(view: View, screenshot: Any) -> None:
+    for panel in ("Loss", "Gradient sync", "Timeline", "Tensors", "Ranks"):
+        view.open(panel)
+        view.wait_for(f"Object.keys(state.panels)[0] == '{ {'Gradient sync': 'sync'}.get(panel, panel.lower()) }'")
+        view.root.screenshot(path=screenshot.with_stem(f"{screenshot.stem}_{panel.split()[0].lower()}"))
+        found = Axe().run(view.page, context=".ddpm")
+        assert found.violations_count == 0, found.generate_report()
+
+
+def a_second_view_catches_up(lab: JupyterLab, view: View, app: str) -> None:
+    """A tab that is opened again, and in JupyterLab a view of the same output beside."""
+    view.open("Loss")
+    before = view.wait_for(f"state.panels.loss?.x.length == {LOGGED}")
+    if app == "jupyterlab":
+        view.root.locator(".ddpm-title").click(button="right")
+        lab.page.locator(".lm-Menu-item", has_text="Create New View for Cell Output").click()
+        expect(lab.page.locator(".ddpm")).to_have_count(2)
+        second = View(lab)
+        second.root = lab.page.locator(".ddpm").last
+        after = second.wait_for(f"state.panels.loss?.x.length == {LOGGED}")
+        assert after["panels"]["loss"]["lines"] == before["panels"]["loss"]["lines"]
+        lab.page.locator(".lm-TabBar-tab", has_text="Output View").locator(".lm-TabBar-tabCloseIcon").click()
+        expect(lab.page.locator(".ddpm")).to_have_count(1)
+
+
+def a_hang_is_shown_and_interrupted(lab: JupyterLab, view: View) -> None:
+    view.open("Ranks")
+    lab.run_cell(HANG)
+    view.wait_for("state.alarm.includes('rank 2')", timeout_s=30)
+    view.root.get_by_role("button", name="Interrupt ranks").click()
+    lab.wait_for_text(HANG, "KeyboardInterrupt", timeout_s=10)
+    lab.wait_until_done(HANG)
+
+
+def the_picture_stays(lab: JupyterLab, path: Any) -> None:
+    expect(lab.page.locator(".ddpm")).to_have_count(0, timeout=10_000)
+    lab.page.keyboard.press("Control+s")
+    expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
+    until = time.monotonic() + 10
+    while True:
+        notebook = nbformat.read(path, nbformat.NO_CONVERT)
+        data = [one["data"] for one in notebook.cells[MONITOR].outputs + notebook.cells[UNDER].outputs if "data" in one]
+        if len(data) == 2 and all("image/png" in one for one in data):
+            break
+        assert time.monotonic() < until, data
+        time.sleep(0.1)
+    for one in data:
+        assert "application/vnd.jupyter.widget-view+json" not in one
+        assert one["text/plain"].startswith("4 ranks"), one["text/plain"]
+    lab.page.reload()
+    pictures = lab.page.locator(".jp-RenderedImage img")
+    expect(pictures).to_have_count(2, timeout=30_000)
+    assert "model not found" not in lab.page.content().lower()
