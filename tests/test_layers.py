@@ -108,6 +108,14 @@ def test_the_notebooks_side_imports_no_torch():
 
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
+    assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
+
+
+def test_the_monitor_imports_no_torch():
+    modules = loaded_by("from ddp_notebook.widgets import Monitor; import ddp_notebook.widgets.summary")
+
+    assert "anywidget" in modules
+    assert heavy(modules) == set()
 
 
 def test_the_package_alone_imports_nearly_nothing():

@@ -72,9 +72,16 @@ class JupyterLab:
         self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
 
     def run_cell(self, index: int) -> None:
-        """Start one cell with Ctrl+Enter, without waiting for it."""
-        self._cell(index).locator(".jp-InputPrompt").click()
-        self.page.keyboard.press("Control+Enter")
+        """Start one cell with Ctrl+Enter, without waiting for it. A page that has only just come may not hear it."""
+        prompt = self._cell(index).locator(".jp-InputPrompt")
+        before = prompt.inner_text()
+        for _ in range(3):
+            prompt.click()
+            self.page.keyboard.press("Control+Enter")
+            with suppress(AssertionError):
+                expect(prompt).not_to_have_text(before, timeout=5_000)
+                return
+        raise AssertionError(f"cell {index} does not start")
 
     def press_stop(self) -> None:
         """Press the toolbar's stop button, which interrupts the kernel."""

@@ -42,6 +42,7 @@ CELLS = [
     "x[1, 2] = float('nan')\n"
     "dist.all_reduce(x)",
     "import json\n"
+    "import ddp_notebook\n"
     "recording = ddp_notebook.current().recording\n"
     "loss = recording.metrics['loss']\n"
     "last = recording.steps()[-1].step\n"
