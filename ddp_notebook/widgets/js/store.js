@@ -12,6 +12,7 @@ import { COLLECTIVE, Entry, Index, makeTables } from "./tables.js";
 import { unpack } from "./wire.js";
 
 const MOST_METRICS = 48;
+const MOST_FRESH = 4096;
 const MOST_OPEN = 2000; // spans of a rank
 const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
 
@@ -114,7 +115,8 @@ export class Store {
     /** @type {Map<string, {cell: number, limit: number, series: Map<number, Series>}>} */
     this.metrics = new Map();
     /** @type {{rank: number, name: string, step: number, value: number, time: number}[]} */
-    this.fresh = []; // metrics since they were last drawn, for the measurement of latency
+    this.fresh = []; // the newest metrics, for the measurement of latency
+    this.freshTotal = 0; // how many there ever were
     this.tables = makeTables();
     this.stepIndex = new Index(this.tables.step, (cell, step) => new StepEntry(this, cell, step));
     this.bucketIndex = new Index(this.tables.bucket, (cell, step) => Object.assign(new Entry([cell, step]), { numbers: new Map() }));
@@ -330,9 +332,10 @@ export class Store {
    */
   feed(message, buffers = []) {
     const now = performance.now();
+    const tables = unpack(message, buffers); // first of all: a message that cannot be read is one that is missing
     if (message.kind === "answer") {
-      if (message.tables || buffers.length) this.#take(message, unpack(message, buffers), true);
-      if (message.request !== undefined) this.answers.set(message.request, { message, rows: unpack(message, buffers), buffers, at: now });
+      this.#take(message, tables, true);
+      if (message.request !== undefined) this.answers.set(message.request, { message, rows: tables, buffers, at: now });
       while (this.answers.size > 8) this.answers.delete(this.answers.keys().next().value);
       this.#tell("data");
       return false;
@@ -357,7 +360,7 @@ export class Store {
       }
       this.seq = message.seq;
     }
-    this.#take(message, unpack(message, buffers), isSnapshot);
+    this.#take(message, tables, isSnapshot);
     this.#tell("data");
     if (!this.catchingUp) this.askAgainMs = HELLO_AGAIN_MS;
     if (!this.catchingUp || now - this.askedAt < this.askAgainMs) return false;
@@ -433,10 +436,11 @@ export class Store {
         series = metric.series.get(rank[at]);
       }
       if (!series) metric.series.set(rank[at], (series = new Series(metric.limit)));
-      if (series.add(step[at], value[at], time[at]) && this.fresh.length < 4096) {
-        this.fresh.push({ rank: rank[at], name: words, step: step[at], value: value[at], time: time[at] });
-      }
+      if (!series.add(step[at], value[at], time[at])) continue;
+      this.fresh.push({ rank: rank[at], name: words, step: step[at], value: value[at], time: time[at] });
+      this.freshTotal++;
     }
+    if (this.fresh.length > 2 * MOST_FRESH) this.fresh.splice(0, this.fresh.length - MOST_FRESH);
   }
 
   /**

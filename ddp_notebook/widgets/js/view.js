@@ -65,7 +65,7 @@ class View {
     this.isVisible = true;
     this.frame = 0;
     this.interrupt = "";
-    this.width = 0;
+    this.freshSeen = 0;
     const view = this;
     this.hook = {
       store: this.store,
@@ -221,7 +221,7 @@ class View {
     if (name === "loss") return [metricControls(document, store, panel.showEveryRank)];
     if (name === "sync") return [stepControl(document, store), detailControls(document, store, panel)];
     if (name === "timeline") return [stepControl(document, store), collectiveControl(document, store)];
-    if (name === "tensors") return [collectiveControl(document, store)];
+    if (name === "tensors") return [collectiveControl(document, store, true)];
     return [];
   }
 
@@ -319,13 +319,14 @@ class View {
     const { store, hook } = this;
     const now = performance.now();
     const { metric } = panel.drawn();
-    const stayed = [];
-    for (const one of store.fresh) {
+    const known = store.fresh.length - Math.min(store.fresh.length, store.freshTotal - this.freshSeen);
+    this.freshSeen = store.freshTotal;
+    for (const one of store.fresh.slice(known)) {
       if (one.name !== metric) continue;
-      stayed.push({ ...one, unix_ms: Date.now(), age_ms: Number.isNaN(store.unixOfStart) ? store.liveNow + now - store.arrivedAt - one.time : Date.now() - store.unixOfStart - one.time });
+      const unix = Date.now();
+      const age = Number.isNaN(store.unixOfStart) ? store.liveNow + now - store.arrivedAt - one.time : unix - store.unixOfStart - one.time;
+      hook.latency.push({ ...one, unix_ms: unix, age_ms: age });
     }
-    store.fresh = [];
-    hook.latency.push(...stayed);
     if (hook.latency.length > MOST_LATENCIES) hook.latency.splice(0, hook.latency.length - MOST_LATENCIES);
   }
 
