@@ -319,6 +319,7 @@ class View {
     const { store, hook } = this;
     const now = performance.now();
     const { metric } = panel.drawn();
+    if (store.freshTotal < this.freshSeen) this.freshSeen = 0; // another run
     const known = store.fresh.length - Math.min(store.fresh.length, store.freshTotal - this.freshSeen);
     this.freshSeen = store.freshTotal;
     for (const one of store.fresh.slice(known)) {
