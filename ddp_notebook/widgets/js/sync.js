@@ -362,6 +362,7 @@ export function syncPanel(el, store, env) {
       size = [width, height - (key?.height() ?? 0)];
     },
     height() {
+      if (!store.steps().length) return 250;
       const rows = detail === "ranks" ? store.shownRanks().length : (picture.buckets?.buckets.length ?? 4) + 1;
       return 34 + 170 + 44 + 60 + 26 + ROW * Math.min(Math.max(rows, 4), MOST_ROWS);
     },

@@ -94,7 +94,7 @@ class View {
     this.head = make(this.document, "div", { class: "ddpm-head" });
     this.alarm = make(this.document, "div", { class: "ddpm-alarm", hidden: true });
     this.body = make(this.document, "div", { class: "ddpm-body" });
-    const status = make(this.document, "span", { class: "ddpm-status" });
+    const status = (this.statusEl = make(this.document, "span", { class: "ddpm-status" }));
     this.notes = make(this.document, "span", { class: "ddpm-notes" });
     this.root.replaceChildren(this.head, this.alarm, this.body, make(this.document, "div", { class: "ddpm-foot" }, status, this.notes));
     this.status = statusLine(status);
@@ -345,6 +345,8 @@ class View {
     const title = store.title || (store.worldSize ? `${store.worldSize} ranks` : "Monitor");
     if (this.title.textContent !== title) this.title.textContent = title;
     this.status.say(words);
+    // What hangs is seen above; here it is only read out.
+    this.statusEl.classList.toggle("ddpm-hidden", alarm !== "" && words.endsWith(alarm));
     const panels = this.current.flatMap((one) => one.panel.notes?.() ?? []);
     const notes = [...panels, ...inWords(store)].join(" · ");
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
@@ -373,7 +375,7 @@ class View {
       catchingUp,
       paused: choice.paused,
       theme: this.env.colours.theme,
-      status: this.root.querySelector(".ddpm-status")?.textContent,
+      status: this.statusEl.textContent,
       notes: this.notes.textContent,
       alarm: this.alarm.hidden ? "" : this.alarm.textContent,
     };
