@@ -61,6 +61,7 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
     });
     if (found.each > 1) notes.push(`of every ${found.each} steps the lowest and the highest are drawn`);
   }
+  for (const line of drawn) if (line.broken && line.label) notes.push(`× ${line.label}: ${line.broken}`);
   if (smoothing > 0) notes.push(`smoothed: exponential average, weight ${smoothing.toFixed(2)}`);
   if (thinned) notes.push("of older steps only the lowest and the highest of neighbours are kept");
   if (log) {
@@ -216,7 +217,8 @@ export function lossPanel(el, store, env) {
       ctx.globalAlpha = 0.55;
       ctx.setLineDash([]);
       ctx.beginPath();
-      ctx.moveTo(x + 2 * dpr, y);
+      // From the end of the line, or where that is further left from the edge: no line is to look like values.
+      ctx.moveTo(Math.max(x + 2 * dpr, left - 14 * dpr), y);
       ctx.lineTo(left - 9 * dpr, y);
       ctx.lineTo(left - 3 * dpr, places[at]);
       ctx.stroke();
@@ -240,13 +242,13 @@ export function lossPanel(el, store, env) {
     }
     const parts = picture.lines
       .filter((line) => line.label)
-      .map((line) => [line.label, valueNear(line.values, at), line.colour]);
+      .map((line) => [line.label, valueNear(line.values, at), line.colour, line.broken]);
     if (picture.band) parts.push(["lowest", picture.band.low[at], ""], ["highest", picture.band.high[at], ""]);
     readout.replaceChildren(
       span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `steps ${x[at]}–${ends[at]}` : `step ${x[at]}`}`),
-      ...parts.map(([label, value, colour]) => {
+      ...parts.map(([label, value, colour, broken]) => {
         const item = span("", `${label} `);
-        const strong = span("ddpm-number", value === null || value === undefined ? "–" : number(/** @type {number} */ (value)));
+        const strong = span("ddpm-number", value === null || value === undefined ? (broken && value === null ? "no number" : "–") : number(/** @type {number} */ (value)));
         if (colour) item.style.setProperty("--mark", String(colour));
         item.className = colour ? "ddpm-item ddpm-marked" : "ddpm-item";
         item.append(strong);

@@ -6,20 +6,11 @@
 import { niceStep, plainTicks, timeTicks } from "./axis.js";
 import { Surface, font } from "./canvas.js";
 import { hatch, textOn } from "./colours.js";
-import { show } from "./dom.js";
 import { bytes, duration, percent, plural, ranksInWords } from "./format.js";
+import { WORDS, legend } from "./legend.js";
 import { barOf, bucketsOf, highest, newBar, stack } from "./steps.js";
 import { PARTS } from "./tables.js";
 
-export const WORDS = {
-  input: "input",
-  compute: "compute",
-  overlapped: "compute while data moves",
-  exposed: "exposed communication",
-  waiting: "waiting for a slower rank",
-  optimizer: "optimizer",
-  rest: "rest",
-};
 const RIGHT = 14;
 const ROW = 20;
 const MOST_ROWS = 16;
@@ -371,6 +362,7 @@ export function syncPanel(el, store, env) {
       size = [width, height - (key?.height() ?? 0)];
     },
     height() {
+      if (!store.steps().length) return 250;
       const rows = detail === "ranks" ? store.shownRanks().length : (picture.buckets?.buckets.length ?? 4) + 1;
       return 34 + 170 + 44 + 60 + 26 + ROW * Math.min(Math.max(rows, 4), MOST_ROWS);
     },
@@ -437,37 +429,4 @@ function inShort(bar) {
 /** `layers.3.weight, 2 more`. @param {string[]} names */
 function namesOf(names) {
   return names.length > 1 ? `${names[0]}, ${names.length - 1} more` : (names[0] ?? "");
-}
-
-/** What the colours mean. @param {HTMLElement} el @param {any} env */
-function legend(el, env) {
-  const document = el.ownerDocument;
-  const list = document.createElement("ul");
-  list.className = "ddpm-legend";
-  const meanings = [...PARTS.map((part) => [part, WORDS[part]]), ["backward", "backward"], ["communication", "transfer behind compute"]];
-  const swatches = meanings.map(([part, words]) => {
-    const item = document.createElement("li");
-    const swatch = document.createElement("i");
-    item.append(swatch, words);
-    list.append(item);
-    return [part, swatch];
-  });
-  el.append(list);
-  let drawn = null;
-  return {
-    /** @param {string} detail what is below the bars */
-    update(detail) {
-      for (const item of [...list.children].slice(PARTS.length)) show(/** @type {HTMLElement} */ (item), detail === "buckets");
-      if (drawn === env.colours) return;
-      drawn = env.colours;
-      const { fill } = env.colours;
-      for (const [part, swatch] of swatches) {
-        const style = /** @type {HTMLElement} */ (swatch).style;
-        style.background = part === "overlapped" ? `repeating-linear-gradient(135deg, ${fill.overlapped} 0 3px, ${fill.overlappedStripe} 3px 5px)` : fill[/** @type {string} */ (part)];
-        style.borderColor = part === "waiting" ? fill.waitingLine : "transparent";
-      }
-    },
-    height: () => list.offsetHeight,
-    destroy: () => list.remove(),
-  };
 }

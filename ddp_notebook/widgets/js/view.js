@@ -65,7 +65,7 @@ class View {
     this.isVisible = true;
     this.frame = 0;
     this.interrupt = "";
-    this.width = 0;
+    this.freshSeen = 0;
     const view = this;
     this.hook = {
       store: this.store,
@@ -94,7 +94,7 @@ class View {
     this.head = make(this.document, "div", { class: "ddpm-head" });
     this.alarm = make(this.document, "div", { class: "ddpm-alarm", hidden: true });
     this.body = make(this.document, "div", { class: "ddpm-body" });
-    const status = make(this.document, "span", { class: "ddpm-status" });
+    const status = (this.statusEl = make(this.document, "span", { class: "ddpm-status" }));
     this.notes = make(this.document, "span", { class: "ddpm-notes" });
     this.root.replaceChildren(this.head, this.alarm, this.body, make(this.document, "div", { class: "ddpm-foot" }, status, this.notes));
     this.status = statusLine(status);
@@ -221,7 +221,7 @@ class View {
     if (name === "loss") return [metricControls(document, store, panel.showEveryRank)];
     if (name === "sync") return [stepControl(document, store), detailControls(document, store, panel)];
     if (name === "timeline") return [stepControl(document, store), collectiveControl(document, store)];
-    if (name === "tensors") return [collectiveControl(document, store)];
+    if (name === "tensors") return [collectiveControl(document, store, true)];
     return [];
   }
 
@@ -319,13 +319,15 @@ class View {
     const { store, hook } = this;
     const now = performance.now();
     const { metric } = panel.drawn();
-    const stayed = [];
-    for (const one of store.fresh) {
+    if (store.freshTotal < this.freshSeen) this.freshSeen = 0; // another run
+    const known = store.fresh.length - Math.min(store.fresh.length, store.freshTotal - this.freshSeen);
+    this.freshSeen = store.freshTotal;
+    for (const one of store.fresh.slice(known)) {
       if (one.name !== metric) continue;
-      stayed.push({ ...one, unix_ms: Date.now(), age_ms: Number.isNaN(store.unixOfStart) ? store.liveNow + now - store.arrivedAt - one.time : Date.now() - store.unixOfStart - one.time });
+      const unix = Date.now();
+      const age = Number.isNaN(store.unixOfStart) ? store.liveNow + now - store.arrivedAt - one.time : unix - store.unixOfStart - one.time;
+      hook.latency.push({ ...one, unix_ms: unix, age_ms: age });
     }
-    store.fresh = [];
-    hook.latency.push(...stayed);
     if (hook.latency.length > MOST_LATENCIES) hook.latency.splice(0, hook.latency.length - MOST_LATENCIES);
   }
 
@@ -343,6 +345,8 @@ class View {
     const title = store.title || (store.worldSize ? `${store.worldSize} ranks` : "Monitor");
     if (this.title.textContent !== title) this.title.textContent = title;
     this.status.say(words);
+    // What hangs is seen above; here it is only read out.
+    this.statusEl.classList.toggle("ddpm-hidden", alarm !== "" && words.endsWith(alarm));
     const panels = this.current.flatMap((one) => one.panel.notes?.() ?? []);
     const notes = [...panels, ...inWords(store)].join(" · ");
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
@@ -371,7 +375,7 @@ class View {
       catchingUp,
       paused: choice.paused,
       theme: this.env.colours.theme,
-      status: this.root.querySelector(".ddpm-status")?.textContent,
+      status: this.statusEl.textContent,
       notes: this.notes.textContent,
       alarm: this.alarm.hidden ? "" : this.alarm.textContent,
     };
