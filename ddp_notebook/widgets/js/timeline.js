@@ -345,7 +345,8 @@ export function timelinePanel(el, store, env) {
 
   /** @param {KeyboardEvent} event @returns {boolean} whether it was for the timeline */
   function onKey(event) {
-    if (event.altKey || event.metaKey || event.ctrlKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target)?.tagName ?? "")) return false;
+    const tag = /** @type {Element} */ (event.target)?.tagName ?? "";
+    if (event.altKey || event.metaKey || event.ctrlKey || /^(INPUT|SELECT|TEXTAREA)$/.test(tag) || (tag === "BUTTON" && event.key === "Enter")) return false;
     const centre = pointer.isInside ? pointer.x : undefined;
     const page = (width - left) / (event.shiftKey ? 1 : 8);
     const actions = {
