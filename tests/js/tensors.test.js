@@ -83,6 +83,7 @@ test("the scale is centred on zero and ends at three deviations", () => {
   assert.deepEqual(scaleOf([[0, 0]]), { limit: 1, isClipped: false });
   assert.deepEqual(scaleOf([[NaN, Infinity]]), { limit: 1, isClipped: false });
   assert.deepEqual(scaleOf([new Array(100).fill(0.5)]), { limit: 0.5, isClipped: false });
+  assert.equal(scaleOf(Array.from({ length: 64 }, () => [1, 1, 1, 1000])).isClipped, false, "small tensors are numbers");
   const outlier = scaleOf([[...new Array(99).fill(1), 1000]]);
   assert.ok(outlier.isClipped && outlier.limit < 1000 && outlier.limit > 100);
 });
