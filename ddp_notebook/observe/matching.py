@@ -97,6 +97,8 @@ def match_messages(recording: Recorded, calls: Rows) -> Matched:
         calls: (n,) rows of `records.CALL`.
     """
     chosen = np.flatnonzero(is_message(recording, calls) & (calls["peer"] >= 0))
+    if not len(chosen):
+        return _nothing()
     rows = calls[chosen]
     is_send = _codes(rows["op"], recording.text, {"send": 1, "recv": 0}).astype(bool)
     groups = _codes(rows["group"], lambda number: str(recording.group_of(number)["name"]))
@@ -115,6 +117,8 @@ def _codes(numbers: Rows, text: Any, codes: dict[str, int] | None = None) -> Num
 def _match(
     recording: Recorded, rows: Rows, index: Numbers, keys: tuple[npt.NDArray[Any], ...], *, by_op: bool
 ) -> Matched:
+    if len(rows) < 2:
+        return _nothing()
     rank = rows["rank"].astype(np.int64)
     # The k-th of a rank with the same key belongs to the k-th of the others: numbers begin anew with a group.
     order = np.lexsort((rows["issue_ns"], rank, *keys))
@@ -131,18 +135,7 @@ def _match(
     arrived = arrivals(rows)
     _, of, counts = np.unique(of, return_inverse=True, return_counts=True)
     if not len(rows):
-        none = np.empty(0, np.int64)
-        zero = np.zeros(1, np.int64)
-        return Matched(
-            index=none,
-            of=none,
-            arrived_ns=none,
-            waited_ns=none,
-            first=zero,
-            last=none,
-            all_arrived_ns=none,
-            ended_ns=none,
-        )
+        return _nothing()
     first = np.concatenate(([0], np.cumsum(counts)))
 
     # In the order of the last arrivals, which is that of time.
@@ -170,6 +163,20 @@ def _match(
         last=last,
         all_arrived_ns=all_arrived,
         ended_ns=ended,
+    )
+
+
+def _nothing() -> Matched:
+    none = np.empty(0, np.int64)
+    return Matched(
+        index=none,
+        of=none,
+        arrived_ns=none,
+        waited_ns=none,
+        first=np.zeros(1, np.int64),
+        last=none,
+        all_arrived_ns=none,
+        ended_ns=none,
     )
 
 

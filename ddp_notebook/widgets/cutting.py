@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.cycles import outermost
 from ddp_notebook.observe.matching import Recorded
-from ddp_notebook.observe.steps import in_order, parts, samples_of, waited_for
+from ddp_notebook.observe.steps import in_order, parts, samples_of
 from ddp_notebook.records import SPANS, Rows
 from ddp_notebook.widgets.rows import ms
 from ddp_notebook.widgets.tables import empty
@@ -34,7 +34,6 @@ class Cutter:
 
     def __init__(self, recording: Recorded, cell: int) -> None:
         world_size = recording.world_size
-        self._recording = recording
         self._cell = cell
         self.skips_first = False  # rows of the first step were left out
         self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps begin and end
@@ -108,11 +107,12 @@ class Cutter:
             until = furthest
         return range(max(self._next, int(self.skips_first)), until)
 
-    def measure(self, numbers: Numbers, spans: Rows, calls: Rows, start_ns: int) -> tuple[Rows, Rows]:
+    def measure(self, numbers: Numbers, spans: Rows, calls: Rows, waited: Numbers, start_ns: int) -> tuple[Rows, Rows]:
         """Rows of `step` and of `bucket` for these steps on all ranks that have them.
 
         Args:
             spans, calls: of these steps; further ones do no harm.
+            waited: (n,) nanoseconds for which each call waited for other ranks.
             start_ns: of the recording.
         """
         found = [
@@ -130,8 +130,8 @@ class Cutter:
         spans = spans[(spans["end_ns"] >= low[spans["rank"]]) & (spans["start_ns"] <= high[spans["rank"]])]
         spans = spans[(spans["kind"] != _CELL) & (spans["thread"] == self._thread[spans["rank"]])]
         until_ns = np.maximum(calls["end_ns"], calls["issue_ns"] + calls["blocked_ns"])
-        calls = calls[(until_ns >= low[calls["rank"]]) & (calls["issue_ns"] <= high[calls["rank"]])]
-        waited = waited_for(self._recording, calls)
+        overlaps = (until_ns >= low[calls["rank"]]) & (calls["issue_ns"] <= high[calls["rank"]])
+        calls, waited = calls[overlaps], waited[overlaps]
 
         times = [begin_ns, end_ns, spans["start_ns"], spans["end_ns"], calls["issue_ns"], calls["end_ns"]]
         origin = min(int(one[one >= 0].min(initial=_NEVER)) for one in times)

@@ -29,7 +29,8 @@ _TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, meas
 OWN_TEXTS = 1 << 24  # texts that are not the recording's are numbered from here
 _METRIC_BYTES = 13.0  # of a row, measured by tests/benchmarks/monitor.py
 _VALUE_BYTES = 24.0  # and four for each first value
-_LOOKS = 4  # looks at values in which those of a call have come
+_TIMELINE_PERIOD_S = 0.18  # it is looked at at every second message: each look costs the same
+_LOOKS = 6  # looks at values in which those of a call have come
 _HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
 _SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
@@ -83,6 +84,7 @@ class Feed:
         self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
         self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
+        self._timeline_s = 0.0
         self._rows_left_out = 0
         self._kept = {name: Ring(WIRE[name], count) for name, count in _KEPT.items()}
         self._ranks: Rows = empty("rank")
@@ -185,18 +187,23 @@ class Feed:
             numbers = metrics["step"].astype(np.int64)
             self._thin_metrics.adapt(numbers, _METRIC_BYTES * len(metrics), seconds)
             metrics = metrics[self._thin_metrics.keep(numbers)]
-        spans = self._follow("span")  # before the calls: they have come before the spans that they lie in
-        calls = self._follow("call")
-        if self.recording.store.rings["layout"].end > self._ends["layout"]:
-            self._read_layouts()
-        self._read_resources()
-        tables, whole = self._timelines_take(spans, calls, now_s)
+        if now_s < self._timeline_s + _TIMELINE_PERIOD_S:
+            tables, whole = {name: empty(name) for name in _TIMELINE_BYTES}, np.zeros(0, CALL)
+        else:
+            self._timeline_s = now_s
+            spans = self._follow("span")  # before the calls: they have come before the spans that they lie in
+            calls = self._follow("call")
+            if self.recording.store.rings["layout"].end > self._ends["layout"]:
+                self._read_layouts()
+            self._read_resources()
+            tables, whole = self._timelines_take(spans, calls, now_s)
         if self.is_live:
             tables = self._paced(tables, seconds)
         tables["metric"] = wire.metrics(metrics, self.start_ns)
         tables["value"] = self._values(whole, seconds)
         for name in _KEPT:
-            self._kept[name].append(tables[name])
+            if len(tables[name]):
+                self._kept[name].append(tables[name])
         return tables
 
     def _follow(self, table: str) -> Rows:

@@ -17,8 +17,7 @@ from ddp_notebook.widgets.feed import Feed
 from ddp_notebook.widgets.tables import empty
 from ddp_notebook.words import list_ranks
 
-_ASK_S, _ASK_MANY_S, _MANY = 0.5, 1.0, 16  # between two looks; with more ranks than so many
-_IDLE_S = 1.0
+_PERIOD_S = 1.0  # between two looks
 _ANSWER_S = 0.3  # what ranks get to answer
 _STUCK_S = 3.0  # for which a rank waits before it is said that the cell is stuck
 
@@ -94,13 +93,12 @@ class Present:
             return self._rows(views)
         if now_s < self._next_s:
             return None
-        self._next_s = now_s + _IDLE_S
+        self._next_s = now_s + _PERIOD_S
         running = self._session.under_way if self._session is not None and self._session.is_running else None
         if running is None:
             self._state, self._why = "recorded" if self._session is None else "idle", ""
             return self._rows({})
         assert self._session is not None
-        self._next_s = now_s + (_ASK_MANY_S if self._feed.recording.world_size > _MANY else _ASK_S)
         self._asked = running, now_s, self._session.looks.ask(running)
         return None
 

@@ -119,4 +119,7 @@ class Publisher:
         message = self._feed.delta(time.monotonic_ns(), self._present.head(), ranks)
         if message is not None:
             for sink in list(self._sinks):
-                sink(message)
+                try:
+                    sink(message)
+                except Exception:  # the other views must have it
+                    _log.exception("a view was not told something")

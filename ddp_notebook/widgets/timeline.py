@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.matching import match_collectives, match_messages
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.steps import waited_for
 from ddp_notebook.records import CALL, SPAN, SPANS, Rows
 from ddp_notebook.widgets import rows as wire
 from ddp_notebook.widgets.budget import Thinning
@@ -42,6 +43,7 @@ class Timeline:
         self._spans, self._calls = np.zeros(0, SPAN), np.zeros(0, CALL)
         self._span_sent, self._call_sent = np.zeros(0, bool), np.zeros(0, bool)
         self._came_s = np.zeros(0)
+        self._waited = np.zeros(0, np.int64)  # nanoseconds for the last rank; -1: not known
         self._looked_s: float | None = None
         self.left_out = 0  # rows
 
@@ -68,6 +70,7 @@ class Timeline:
         self._span_sent = np.concatenate((self._span_sent, np.zeros(len(spans), bool)))
         self._call_sent = np.concatenate((self._call_sent, np.zeros(len(calls), bool)))
         self._came_s = np.concatenate((self._came_s, np.full(len(calls), now_s)))
+        self._waited = np.concatenate((self._waited, np.full(len(calls), -1)))
 
         found = [wire.spans(self._spans[~self._span_sent], self._start_ns)]
         self._span_sent[:] = True
@@ -82,7 +85,7 @@ class Timeline:
             chosen = numbers[self._thin.keep(numbers)]
             if len(chosen):
                 tables["step"], tables["bucket"] = self._cutter.measure(
-                    chosen, self._spans, self._calls, self._start_ns
+                    chosen, self._spans, self._calls, np.maximum(self._waited, 0), self._start_ns
                 )
             self._forget(self._cutter.done(ready.stop))
         elif len(self._spans) + len(self._calls) > _MOST_KEPT and not self._cutter.has_steps:
@@ -94,10 +97,12 @@ class Timeline:
         """One step on all ranks, of a cell whose rows are all here."""
         cutter = self._cutter
         cutter.add(spans)
-        steps, buckets = cutter.measure(np.array([step]), spans, calls, self._start_ns)
+        waited = waited_for(self._recording, calls)
+        steps, buckets = cutter.measure(np.array([step]), spans, calls, waited, self._start_ns)
         spans = spans[cutter.numbers(spans["rank"], spans["start_ns"]) == step]
         self._calls = calls[cutter.numbers(calls["rank"], calls["issue_ns"]) == step]
         self._call_sent, self._came_s = np.zeros(len(self._calls), bool), np.zeros(len(self._calls))
+        self._waited = np.zeros(len(self._calls), np.int64)
         found = wire.spans(spans[spans["kind"] != _CELL], self._start_ns)
         if len(self._calls):
             found = np.concatenate((found, self._matched(2 * _LATE_S)[1]))
@@ -140,6 +145,7 @@ class Timeline:
         is_whole[matched.index] = True
         goes = is_whole | (now_s - self._came_s[chosen] > _LATE_S)
         self._call_sent[chosen[goes]] = True
+        self._waited[chosen[goes]] = waited[goes]
         return whole, wire.calls(self._recording, calls[goes], waited[goes], self._start_ns)
 
     def _group_sizes(self, groups: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
@@ -153,4 +159,5 @@ class Timeline:
         self._spans, self._span_sent = self._spans[keep], self._span_sent[keep]
         until_ns = np.maximum(self._calls["end_ns"], self._calls["issue_ns"])
         keep = ~self._call_sent | (until_ns >= before_ns[self._calls["rank"]])
-        self._calls, self._call_sent, self._came_s = self._calls[keep], self._call_sent[keep], self._came_s[keep]
+        self._calls, self._call_sent = self._calls[keep], self._call_sent[keep]
+        self._came_s, self._waited = self._came_s[keep], self._waited[keep]

@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, collective, intake, output, recording, results, scale, start
+from tests.benchmarks import cell, collective, intake, monitor, output, recording, results, scale, start
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
             *collective.measure(),
             *intake.measure(),
             *recording.measure(),
+            *monitor.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")

@@ -3,7 +3,7 @@
 many       64 simulated ranks in DDP with 1000 events a second each (50 steps of 14 buckets, 4 spans and 2 metrics), all
            of whose collectives have values: bytes a second that travel to the browser, bytes of the opening, and
            processor time of a message
-training   a small model in DDP on 4 ranks with the monitor open: processor time of the publisher and of the ranks'
+training   a transformer of 1.3 million parameters in DDP on 4 ranks with the monitor open: processor time of the publisher and of the ranks'
            senders (recorder and wire) over all that the ranks use
 """
 
@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,22 +24,23 @@ from ddp_notebook.widgets.feed import Feed, Message
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.benchmarks.results import Figure, moment, table
-from tests.observe.synthetic import BEGIN_NS, MODEL, simulate
+from tests.observe.synthetic import simulate
 
 BAR_BYTES_PER_S, BAR_OPENING, BAR_SHARE = 60_000.0, 150_000.0, 0.03
 BAR_TICK_MS = {4: 3.0, 64: 10.0}
 _PERIOD_S = 0.04
 _STEPS_PER_S, _BUCKETS = 50, 14
 _TRAINS = """
-import os, threading, time
+import json, os, threading, time
 from torch.nn.parallel import DistributedDataParallel
 tasks = {t.name: t.native_id for t in threading.enumerate() if os.path.exists(f"/proc/self/task/{t.native_id}")}
 def seconds(task):
     fields = open(f"/proc/self/task/{task}/stat").read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)]), bucket_cap_mb=0.5)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-x = torch.randn(64, 256)
+layer = torch.nn.TransformerEncoderLayer(192, 6, 768, batch_first=True, dropout=0.0)
+model = DistributedDataParallel(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), bucket_cap_mb=1.0)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+x = torch.randn(16, 64, 192)
 before, began = {n: seconds(t) for n, t in tasks.items()}, time.process_time()
 until = time.monotonic() + SECONDS
 step, stop = 0, torch.zeros(1)
@@ -56,7 +54,7 @@ while not stop.item():
     if step % 20 == 0:
         stop.fill_(time.monotonic() > until)
         dist.broadcast(stop, 0)
-print(step, time.process_time() - began, *(f"{n}={seconds(t) - before[n]:.3f}" for n, t in tasks.items()))
+print(json.dumps([step, time.process_time() - began, {n: seconds(t) - before[n] for n, t in tasks.items()}]))
 """
 
 
@@ -166,7 +164,6 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
         sum(n for at, n, _ in told if second <= at - begin_s < second + 1) for second in range(int(seconds))
     ]
     steady = seconds_told[2:]
-    events = 64 * 1000
     print({"notes": told[-1][2].get("notes"), "per table": _per_table(told), "seconds": seconds_told})
     what = f"{world_size} ranks with 1000 events/s each"
     return [
@@ -204,14 +201,14 @@ def training(seconds: float = 20.0) -> list[Figure]:
         publisher.add(lambda message: nbytes.append(message.nbytes))
         result = session.run(f"SECONDS = {seconds}\n{_TRAINS}", quiet=True, timeout=seconds + 60)
         publisher.close()
-    used_s = senders_s = 0.0
+    used_s = 0.0
     by_name: dict[str, float] = {}
+    steps = 0
     for rank in range(4):
-        _, used, *threads = result[rank].stdout.split()
-        used_s += float(used)
-        for one in threads:
-            name, _, value = one.rpartition("=")
-            by_name[name] = by_name.get(name, 0.0) + float(value)
+        steps, used, threads = json.loads(result[rank].stdout)
+        used_s += used
+        for name, seconds_of in threads.items():
+            by_name[name] = by_name.get(name, 0.0) + seconds_of
     senders_s = sum(
         value for name, value in by_name.items() if name.startswith(("ddp-record", "ddp-agent", "ddp-wire"))
     )
@@ -219,7 +216,7 @@ def training(seconds: float = 20.0) -> list[Figure]:
     share = (publisher.cpu_s + senders_s) / used_s
     return [
         Figure(
-            what=f"DDP on 4 ranks, {int(result[0].stdout.split()[0]) / seconds:.0f} steps/s: processor time of the "
+            what=f"DDP on 4 ranks, {steps / seconds:.0f} steps/s: processor time of the "
             "publisher over that of the ranks",
             value=publisher.cpu_s / used_s * 100,
             unit="%",

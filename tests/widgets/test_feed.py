@@ -1,0 +1,241 @@
+"""What views are told, against what the recording says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from ddp_notebook.codec import Batch
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.widgets import answers
+from ddp_notebook.widgets.feed import Feed
+from ddp_notebook.widgets.tables import KINDS
+from tests.observe.batches import Rank
+from tests.observe.synthetic import BEGIN_NS, simulate
+from tests.widgets.wire import unpack
+
+PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest", "duration")
+
+
+def recorded(run):
+    recording = Recording(run.world_size)
+    for batch in run.batches():
+        recording.feed(batch)
+    return recording
+
+
+def play(run, feed, recording, tick_ms=100):
+    """Feed what the ranks did as it happened, and read it as views are told it. Yields messages."""
+    time_of = {"call": "end_ns", "span": "end_ns", "layout": "time_ns", "value": None, "metric": "time_ns"}
+    batches = run.batches()
+    now_ns = BEGIN_NS
+    last_ns = max(int(run.rows("span")["end_ns"].max()), int(run.rows("call")["end_ns"].max()))
+    while now_ns < last_ns + 600_000_000:
+        for batch in batches:
+            tables = {}
+            for name, rows in batch.tables.items():
+                if (column := time_of.get(name)) is not None:
+                    tables[name] = rows[(rows[column] >= now_ns) & (rows[column] < now_ns + tick_ms * 1_000_000)]
+            recording.feed(Batch(rank=batch.rank, stream=batch.stream, texts=batch.texts, tables=tables))
+        now_ns += tick_ms * 1_000_000
+        if (message := feed.delta(now_ns, {"state": "running"})) is not None:
+            yield message
+
+
+def gathered(messages):
+    found = defaultdict(list)
+    for message in messages:
+        for name, rows in unpack(message.header, message.data).items():
+            found[name].append(rows)
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def check_steps(rows, recording):
+    true = {(one.rank, one.step): one for one in recording.steps()}
+    assert len(rows) > 0
+    for row in rows:
+        one = true[int(row["rank"]), int(row["step"])]
+        for part in PARTS:
+            assert row[part] == pytest.approx(getattr(one, f"{part}_ns") / 1e6, abs=1e-3), (part, one)
+        assert row["samples"] == (-1 if one.samples is None else one.samples)
+    return true
+
+
+SCENES = {
+    "even": {},
+    "a slow rank": {"slow": 2, "phase": "forward", "extra_ms": 50},
+    "noise": {"noise_ms": 3},
+    "accumulated gradients": {"micro_steps": 3},
+    "no DDP": {"is_ddp": False},
+    "clocks apart": {"clock_error_ns": 200_000},
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_steps_and_buckets_of_a_recording_that_is_over_are_the_recordings(scene):
+    recording = recorded(simulate(**SCENES[scene]))
+    tables = gathered([Feed(recording, is_live=False).snapshot(0, {})])
+
+    true = check_steps(tables["step"], recording)
+    newest = {key: one for key, one in true.items() if key[1] > max(step for _, step in true) - 5}
+    shown = {(int(row["rank"]), int(row["step"])) for row in tables["step"]}
+    assert newest.keys() <= shown
+    if "bucket" in tables:
+        of_step = defaultdict(list)
+        for row in tables["bucket"]:
+            of_step[int(row["rank"]), int(row["step"])].append(row)
+        origin = Feed(recording, is_live=False).start_ns
+        for key, one in newest.items():
+            assert [int(row["bucket"]) for row in of_step[key]] == [bucket.bucket for bucket in one.buckets]
+            for row, bucket in zip(of_step[key], one.buckets, strict=True):
+                assert row["start"] == pytest.approx((bucket.issue_ns - origin) / 1e6, abs=1e-4)
+                assert row["end"] == pytest.approx((bucket.end_ns - origin) / 1e6, abs=1e-4)
+                assert row["nbytes"] == bucket.nbytes
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_what_is_told_piece_by_piece_is_the_same(scene):
+    run = simulate(steps=30, **SCENES[scene])
+    recording = Recording(4)
+    feed = Feed(recording)
+    feed.start_ns = BEGIN_NS
+    tables = gathered(play(run, feed, recording))
+
+    assert len(check_steps(tables["step"], recording)) == len(tables["step"]), "every step of every rank, once"
+    calls = recording.rows("call")
+    told = tables["span"][tables["span"]["kind"] == KINDS.index("collective")]
+    assert sorted(zip(told["rank"].tolist(), told["call"].astype(int).tolist(), strict=True)) == sorted(
+        zip(calls["rank"].tolist(), calls["call"].tolist(), strict=True)
+    )
+    waited = {
+        (rank, wait.number): ns / 1e6
+        for wait in recording.waits()
+        for rank, ns in zip(wait.ranks, wait.waited_ns.tolist(), strict=True)
+    }
+    for row in told:
+        assert row["wait"] == pytest.approx(waited[int(row["rank"]), int(row["number"])], abs=1e-3)
+    assert len(tables["span"]) - len(told) == len(recording.rows("span"))
+
+
+def test_sequence_numbers_grow_by_one_and_a_late_view_goes_on_where_its_snapshot_ends():
+    run = simulate(steps=20)
+    recording = Recording(4)
+    feed = Feed(recording)
+    feed.start_ns = BEGIN_NS
+    seen, known, late = [], {0}, None
+    for message in play(run, feed, recording):
+        seen.append(message.header["seq"])
+        if late is not None:
+            known |= {number for number, _ in message.header["texts"]}
+            tables = unpack(message.header, message.data)
+            for name in ("name", "op", "group", "site"):
+                assert set(tables.get("span", np.zeros(0, [(name, "u4")]))[name].tolist()) <= known, (
+                    "all texts are told"
+                )
+        if message.header["seq"] == 4:
+            late = feed.snapshot(0, {})
+            known |= {number for number, _ in late.header["texts"]}
+            assert late.header["seq"] == 4
+    assert seen == list(range(1, len(seen) + 1))
+
+
+def test_too_much_is_left_out_by_whole_steps_and_said():
+    run = simulate(
+        world_size=8, steps=100, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5, transfer_ms=0.1
+    )
+    recording = Recording(8)
+    feed = Feed(recording)
+    feed.start_ns = BEGIN_NS
+    messages = list(play(run, feed, recording))
+    tables = gathered(messages)
+
+    notes = [message.header["notes"] for message in messages if "notes" in message.header][-1]
+    assert notes["units_shown_of"] > 1
+    assert notes["rows_left_out"] > 0
+    ranks_of = defaultdict(set)
+    for row in tables["step"]:
+        ranks_of[int(row["step"])].add(int(row["rank"]))
+    assert 0 < len(ranks_of) < 100
+    assert all(ranks == set(range(8)) for ranks in ranks_of.values()), "a step is shown on all ranks or on none"
+    check_steps(tables["step"], recording)
+    seconds = (BEGIN_NS + messages[-1].header["now_ms"] * 1e6 - BEGIN_NS) / 1e9
+    assert sum(message.nbytes for message in messages) / max(seconds, 1) < 60_000
+
+
+def test_metrics_are_told_and_thinned_in_a_snapshot():
+    rank = Rank(0)
+    recording = Recording(1)
+    feed = Feed(recording)
+    rows = [
+        rank.row("metric", name="loss", cell=1, step=step, value=1 / (step + 1), time_ns=step) for step in range(5000)
+    ]
+    recording.feed(rank.batch(*rows))
+    feed.delta(time.monotonic_ns(), {})
+    message = feed.snapshot(0, {})
+    metric = unpack(message.header, message.data)["metric"]
+
+    every = message.header["notes"]["history_every"]
+    assert metric["step"].tolist() == list(range(0, 5000, every))
+    assert 400 < len(metric) <= 1000
+    assert metric["value"].tolist() == pytest.approx((1 / (metric["step"] + 1)).tolist())
+    answer = answers.answer({"request": 7, "what": "metrics", "name": int(metric["name"][0])}, feed, 0)
+    assert answer.header["request"] == 7
+    assert len(unpack(answer.header, answer.data)["metric"]) == 5000
+
+
+def test_values_of_a_collective_that_all_ranks_know_are_told():
+    ranks = [Rank(0), Rank(1)]
+    recording = Recording(2)
+    feed = Feed(recording)
+    now_ns = time.monotonic_ns()
+    for one in ranks:
+        call = one.call(cell=1, issue_ns=now_ns, end_ns=now_ns + 1000)
+        values = [one.values(1, 0, [1.0 + one.rank, 2.0]), one.values(1, 1, [3.0, 4.0], dtype="float32")]
+        recording.feed(one.batch(call, *values))
+    message = feed.delta(now_ns + 10**8, {})
+    assert message is not None
+    value = unpack(message.header, message.data)["value"]
+
+    assert value["first"][:, :2].tolist() == [[1.0, 2.0], [3.0, 4.0], [2.0, 2.0], [3.0, 4.0]]
+    texts = dict(message.header["texts"])
+    assert (texts[value["op"][0]], texts[value["shape"][0]], texts[value["group"][0]]) == (
+        "all_reduce",
+        "[[2, 3]]",
+        "default",
+    )
+    assert value["count"].tolist() == [2] * 4
+    json.dumps(message.header, allow_nan=False)
+
+
+def test_a_window_a_step_and_values_can_be_asked_for():
+    recording = recorded(simulate(steps=20, slow=1, phase="backward", extra_ms=30))
+    feed = Feed(recording, is_live=False)
+    [one] = [step for step in recording.steps() if (step.rank, step.step) == (2, 7)]
+
+    step = gathered([answers.answer({"what": "step", "cell": 1, "step": 7}, feed, 0)])
+    assert sorted(step["step"]["rank"].tolist()) == [0, 1, 2, 3]
+    check_steps(step["step"], recording)
+    assert set(step["bucket"]["step"]) == {7}
+    begin_ms, end_ms = (one.start_ns - feed.start_ns) / 1e6, (one.end_ns - feed.start_ns) / 1e6
+    asked = {"what": "spans", "t0": begin_ms, "t1": end_ms, "ranks": [2]}
+    spans = gathered([answers.answer(asked, feed, 0)])["span"]
+    assert set(spans["rank"]) == {2}
+    assert ((spans["start"] < end_ms) & (spans["end"] > begin_ms)).all()
+    kinds = {KINDS[kind] for kind in spans["kind"]}
+    assert kinds == {"cell", "forward", "backward", "optimizer", "input", "collective"}
+    with pytest.raises(ValueError, match=r"^step 99 of cell 1 is not kept any more, or not over yet$"):
+        answers.answer({"what": "step", "cell": 1, "step": 99}, feed, 0)
+
+
+def test_a_feed_of_64_ranks_begins_with_little():
+    recording = recorded(simulate(world_size=64, steps=12))
+    began_s = time.process_time()
+    message = Feed(recording, is_live=False).snapshot(0, {})
+
+    assert message.nbytes < 40_000
+    assert time.process_time() - began_s < 2
+    json.dumps(message.header, allow_nan=False)

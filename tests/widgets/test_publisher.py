@@ -1,0 +1,142 @@
+"""The one thread: what it tells while ranks work, idle, hang, die, and when the session ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.widgets.feed import Feed
+from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.publisher import Publisher
+from tests.conftest import wait_until
+from tests.observe.batches import Rank
+from tests.widgets.wire import unpack
+
+
+class View:
+    """What one view is told."""
+
+    def __init__(self, publisher):
+        self.messages = []
+        self.texts = {}
+        self.head = {}
+        self.ranks = {}
+        publisher.catch_up(self.tell)
+        publisher.add(self.tell)
+
+    def tell(self, message):
+        self.messages.append(message)
+        self.texts |= dict(message.header["texts"])
+        self.head |= message.header
+        for row in unpack(message.header, message.data).get("rank", ()):
+            words = {name: self.texts.get(int(row[name]), "") for name in ("state", "line", "last", "waits_for")}
+            self.ranks[int(row["rank"])] = {**words, "rss": float(row["rss"])}
+
+
+@pytest.fixture
+def watched(make_session):
+    """Two ranks and a view of them."""
+    session = make_session(2, hang_after_s=None)
+    feed = Feed(session._observer.recording)
+    publisher = Publisher(feed, Present(feed, session._cells, "2 ranks, gloo"))
+    yield session, View(publisher)
+    publisher.close()
+
+
+def test_it_tells_of_a_hang_who_waits_for_whom(watched):
+    session, view = watched
+    wait_until(lambda: view.ranks.get(1, {}).get("state") == "idle", what="idle")
+    running = session.run(
+        "import time\nx = torch.ones(2)\ndist.all_reduce(x)\nif rank == 1:\n    time.sleep(60)\ndist.all_reduce(x)",
+        quiet=True,
+        wait=False,
+        timeout=8,
+    )
+    wait_until(lambda: view.head["state"] == "stuck", 10, "stuck")
+
+    assert view.ranks[0]["state"] == "waiting"
+    assert view.ranks[0]["waits_for"] == "rank 1 in all_reduce #2 (cell line 6)"
+    assert view.ranks[1]["state"] == "running"
+    assert view.ranks[1]["line"] == "cell line 5"
+    assert view.ranks[1]["last"] == "all_reduce #1, cell line 3"
+    assert view.head["why"] == "not arrived at all_reduce #2: rank 1 is at cell line 5"
+    assert view.ranks[0]["rss"] > 1e7
+    with pytest.raises(DDPNotebookError):
+        running.result(30)
+    wait_until(lambda: view.head["state"] == "idle", what="idle again")
+    assert view.head["why"] == ""
+
+
+def test_what_a_rank_logs_is_told_soon_and_not_in_too_many_messages(watched):
+    session, view = watched
+    code = "import time\nfor step in range(100):\n    log(sent=time.monotonic(), step=step)\n    time.sleep(0.02)"
+    began = len(view.messages)
+    began_s = time.monotonic()
+    session.run(code, quiet=True)
+    took_s = time.monotonic() - began_s
+    wait_until(lambda: sum(len(rows) for _, rows in logged(view)) == 200, what="all that was logged")
+
+    # The clock of ranks on this machine is the notebook's.
+    late_ms = sorted(told_ms - time_ms for told_ms, rows in logged(view) for time_ms in rows["time"].tolist())
+    assert late_ms[int(len(late_ms) * 0.95)] < 300
+    assert len(view.messages) - began <= 12 * took_s + 5
+
+
+def logged(view):
+    """Rows of metrics in deltas, and when these left, in milliseconds of the recording."""
+    found = []
+    for message in view.messages:
+        rows = unpack(message.header, message.data).get("metric")
+        if rows is not None and message.header["kind"] == "delta":
+            found.append((message.header["now_ms"], rows))
+    return found
+
+
+def test_a_rank_that_has_died_is_told(watched):
+    session, view = watched
+    with pytest.raises(DDPNotebookError):
+        session.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)", quiet=True)
+
+    wait_until(lambda: view.ranks.get(1, {}).get("state") == "died", what="died")
+    assert "SIGKILL" in view.ranks[1]["line"]
+
+
+def test_it_sleeps_where_nothing_comes_and_its_thread_ends():
+    recording = Recording(1)
+    feed = Feed(recording)
+    publisher = Publisher(feed, Present(feed, None, ""))
+    view = View(publisher)
+    time.sleep(0.5)
+    began, cpu_s = len(view.messages), publisher.cpu_s
+    time.sleep(2.0)
+    assert len(view.messages) - began <= 5
+    assert publisher.cpu_s - cpu_s < 0.05
+
+    rank = Rank(0)
+    began_s = time.monotonic()
+    recording.feed(rank.batch(rank.row("metric", name="loss", value=1.0, time_ns=time.monotonic_ns())))
+    wait_until(lambda: logged(view), 1.0)
+    assert time.monotonic() - began_s < 0.3
+    publisher.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ddp-monitor"]
+    assert not recording.listeners
+
+
+def test_a_sink_that_fails_does_not_end_it():
+    recording = Recording(1)
+    feed = Feed(recording)
+    publisher = Publisher(feed, Present(feed, None, ""))
+    publisher.add(lambda _: 1 / 0)
+    view = View(publisher)
+    rank = Rank(0)
+    try:
+        for value in (1.0, 2.0):
+            recording.feed(rank.batch(rank.row("metric", name="loss", value=value, time_ns=time.monotonic_ns())))
+            time.sleep(0.3)
+        assert [rows["value"].tolist() for _, rows in logged(view)] == [[1.0], [2.0]]
+    finally:
+        publisher.close()
