@@ -240,12 +240,13 @@ export function detailControls(document, store, panel) {
  * Which collective: scrubbed with a slider, one back, one further, the newest.
  * @param {Document} document
  * @param {Store} store
+ * @param {boolean} [withValues] only those of which the tensors' values are known
  */
-export function collectiveControl(document, store) {
+export function collectiveControl(document, store, withValues = false) {
   const id = newId("collective");
   const slider = make(document, "input", { type: "range", id, min: "0", max: "0", oninput: () => pick(Number(slider.value)) });
   const told = make(document, "output", { for: id, class: "ddpm-wide-output" });
-  const latest = make(document, "input", { type: "checkbox", onchange: () => (latest.checked ? store.choose({ collective: null }) : pick(store.collectives().length - 1)) });
+  const latest = make(document, "input", { type: "checkbox", onchange: () => (latest.checked ? store.choose({ collective: null }) : pick(all().length - 1)) });
   const el = make(
     document,
     "div",
@@ -262,20 +263,21 @@ export function collectiveControl(document, store) {
     ),
     make(document, "label", {}, latest, "latest"),
   );
+  const all = () => (withValues ? store.collectives().filter((one) => one.values.size > 0) : store.collectives());
   /** @param {number} at */
   function pick(at) {
-    const found = store.collectives();
+    const found = all();
     const one = found[Math.min(Math.max(at, 0), found.length - 1)];
     if (one) store.choose({ collective: { group: one.group, number: one.number } });
   }
   function where() {
-    const found = store.collectives();
+    const found = all();
     const { collective } = store.choice;
     const at = collective ? found.findIndex((one) => one.group === collective.group && one.number === collective.number) : -1;
     return at < 0 ? found.length - 1 : at;
   }
   function update() {
-    const found = store.collectives();
+    const found = all();
     const at = where();
     slider.max = String(Math.max(0, found.length - 1));
     slider.disabled = found.length < 2;

@@ -152,7 +152,7 @@ export function lossPanel(el, store, env) {
     return {
       width,
       height,
-      padding: [10, compact ? 88 : 112, 0, 0],
+      padding: [10, compact ? (picture.isBand ? 106 : 84) : 112, 0, 0],
       legend: { show: false },
       cursor: { show: !compact, drag: { x: false, y: false }, points: { show: false }, y: false },
       scales: { x: { time: false, range: xRange }, y: { distr: store.choice.log ? 3 : 1, range: store.choice.log ? logRange : yRange } },

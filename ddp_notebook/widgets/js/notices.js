@@ -5,7 +5,7 @@
 import { plural } from "./format.js";
 import { alarmOf } from "./ranks.js";
 
-const STATES = { running: "running", idle: "idle", hang: "hanging", ended: "ended", "": "" };
+const STATES = { stuck: "hangs" };
 
 /**
  * What the view is in: for the chip at the top, and for the line that is read out. The line changes only when a state
@@ -15,23 +15,30 @@ const STATES = { running: "running", idle: "idle", hang: "hanging", ended: "ende
  */
 export function stateOf(store, interrupt) {
   const { state, cell, choice } = store;
-  const running = state === "running" || state === "hang";
   const chip = STATES[state] ?? state;
   if (interrupt) return { chip, words: interrupt };
   if (store.catchingUp) return { chip, words: `Catching up: ${plural(store.missed, "message")} did not arrive.` };
   const alarm = alarmOf(store);
   if (alarm) return { chip, words: `Cell ${cell} hangs. ${alarm}` };
-  const what = !store.messages
-    ? "Waiting for the first message."
-    : running
-      ? `Cell ${cell} is running.`
-      : state === "ended"
-        ? "The session has ended."
-        : state === "idle"
-          ? `No cell is running${cell ? `; the last one was ${cell}` : ""}.`
-          : "";
+  const whats = {
+    running: `Cell ${cell} is running.`,
+    idle: `No cell is running${cell ? `; the last one was ${cell}` : ""}.`,
+    stopped: "The session has ended.",
+    recorded: "This was recorded.",
+  };
+  const what = store.messages ? (whats[state] ?? "") : "Waiting for the first message.";
   return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };
 }
+
+/** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */
+const NOTES = {
+  units_shown_of: (every) => (every > 1 ? [`timeline and buckets: one of ${every} steps is shown`] : []),
+  metric_every: (every) => (every > 1 ? [`metrics: every ${ordinal(every)} step`] : []),
+  history_every: (every) => (every > 1 ? [`what came before the view was opened: every ${ordinal(every)} step of the metrics`] : []),
+  rows_left_out: (count) => (count ? [`${plural(count, "row")} of the timeline left out`] : []),
+  dropped_rows: (count) => (count ? [`${plural(count, "row")} lost on the ranks`] : []),
+  answers: () => [],
+};
 
 /**
  * What was left out, in words: `notes` of the kernel, and what is missing here.
@@ -41,14 +48,10 @@ export function stateOf(store, interrupt) {
 export function inWords(store) {
   const found = [];
   for (const [name, value] of Object.entries(store.notes)) {
-    if (value === null || value === undefined || value === false || value === 0 || value === "") continue;
-    if (name === "steps_shown_of" && Array.isArray(value)) {
-      if (value[1] > value[0]) found.push(`timeline and buckets show ${value[0]} of ${value[1]} steps`);
-    } else if (name === "metric_every") {
-      if (value > 1) found.push(`metrics: every ${ordinal(value)} step`);
-    } else if (name === "dropped_rows") found.push(`${plural(value, "row")} left out`);
-    else if (typeof value === "string") found.push(value);
-    else found.push(`${name.replaceAll("_", " ")}: ${Array.isArray(value) ? value.join(" of ") : value}`);
+    const known = NOTES[name];
+    if (known) found.push(...known(value));
+    else if (typeof value === "string" && value) found.push(value);
+    else if (value) found.push(`${name.replaceAll("_", " ")}: ${value}`);
   }
   if (store.missed && !store.catchingUp) found.push(`${plural(store.missed, "message")} did not arrive; a snapshot filled in what it holds`);
   return found;

@@ -16,7 +16,7 @@ const COLUMNS = [
   { title: "GPU", of: (row) => percent(row.gpu / 100), number: true, share: (row) => row.gpu / 100 },
   {
     title: "GPU memory",
-    of: (row) => (row.gpu_total > 0 ? `${bytes(row.gpu_allocated)} of ${bytes(row.gpu_total)}` : MISSING),
+    of: (row) => bytes(row.gpu_allocated) + (row.gpu_total > 0 ? ` of ${bytes(row.gpu_total)}` : ""),
     number: true,
     share: (row) => row.gpu_allocated / row.gpu_total,
   },
@@ -52,7 +52,7 @@ function capital(words) {
 /** What is wrong, in a sentence; empty if nothing is. @param {import("./store.js").Store} store */
 export function alarmOf(store) {
   if (store.alert) return capital(store.alert);
-  if (store.state !== "hang") return "";
+  if (store.state !== "stuck") return "";
   const found = waiting(store.ranks.values());
   return found.length ? capital(`${found.map(({ words }) => words).join("; ")}.`) : "The ranks wait for each other and cannot go on.";
 }
@@ -83,9 +83,8 @@ export function ranksPanel(el, store, _env) {
 
   function draw() {
     const rows = store.shownRanks().map((rank) => store.ranks.get(rank)).filter((row) => row !== undefined);
-    const hasGpu = rows.some((row) => row.gpu_total > 0 || row.gpu >= 0);
-    const wanted = COLUMNS.filter(({ title }) => hasGpu || !GPU.includes(title));
-    if (wanted.length !== columns.length) head(wanted);
+    const wanted = COLUMNS.filter(({ title, of }) => !GPU.includes(title) || rows.some((row) => of(row) !== MISSING));
+    if (wanted.length !== columns.length || wanted.some((column, at) => column !== columns[at])) head(wanted);
     const body = table.tBodies[0];
     const present = new Set(rows.map((row) => row.rank));
     for (const [rank, line] of lines) {

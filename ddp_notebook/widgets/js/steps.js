@@ -124,7 +124,7 @@ export function bucketsOf(store, step, rank) {
       return {
         bucket: row.bucket,
         nbytes: row.nbytes,
-        names: store.parametersOf(row.model, row.bucket),
+        names: store.parametersOf(row.model, row.bucket, row.start),
         start: row.start,
         end: to,
         isOpen,

@@ -12,6 +12,7 @@ import { COLLECTIVE, Entry, Index, makeTables } from "./tables.js";
 import { unpack } from "./wire.js";
 
 const MOST_METRICS = 48;
+const MOST_FRESH = 4096;
 const MOST_OPEN = 2000; // spans of a rank
 const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
 
@@ -105,7 +106,7 @@ export class Store {
     this.version = 0;
     /** @type {Map<number, string>} */
     this.texts = new Map();
-    /** @type {Map<number, {model: number, buckets: string[][]}>} */
+    /** @type {Map<number, {time: number, buckets: {parameters: string[]}[]}[]>} */
     this.layouts = new Map();
     /** @type {Record<string, any>} */
     this.notes = {};
@@ -114,7 +115,8 @@ export class Store {
     /** @type {Map<string, {cell: number, limit: number, series: Map<number, Series>}>} */
     this.metrics = new Map();
     /** @type {{rank: number, name: string, step: number, value: number, time: number}[]} */
-    this.fresh = []; // metrics since they were last drawn, for the measurement of latency
+    this.fresh = []; // the newest metrics, for the measurement of latency
+    this.freshTotal = 0; // how many there ever were
     this.tables = makeTables();
     this.stepIndex = new Index(this.tables.step, (cell, step) => new StepEntry(this, cell, step));
     this.bucketIndex = new Index(this.tables.bucket, (cell, step) => Object.assign(new Entry([cell, step]), { numbers: new Map() }));
@@ -210,9 +212,17 @@ export class Store {
     return entry ? this.indexesOf("bucket", entry.numbers).map(([, index]) => this.tables.bucket.row(index)) : [];
   }
 
-  /** The names of the parameters in a bucket of a model. @param {number} model @param {number} bucket @returns {string[]} */
-  parametersOf(model, bucket) {
-    return this.layouts.get(model)?.buckets[bucket] ?? [];
+  /**
+   * The names of the parameters in a bucket of a model. DDP makes its buckets anew after the first step.
+   * @param {number} model
+   * @param {number} bucket
+   * @param {number} [time] of the bucket
+   * @returns {string[]}
+   */
+  parametersOf(model, bucket, time = Infinity) {
+    const layouts = this.layouts.get(model) ?? [];
+    const layout = layouts.findLast((one) => one.time <= time) ?? layouts[0];
+    return layout?.buckets[bucket]?.parameters ?? [];
   }
 
   /**
@@ -322,9 +332,10 @@ export class Store {
    */
   feed(message, buffers = []) {
     const now = performance.now();
+    const tables = unpack(message, buffers); // first of all: a message that cannot be read is one that is missing
     if (message.kind === "answer") {
-      if (message.tables || buffers.length) this.#take(message, unpack(message, buffers), true);
-      if (message.request !== undefined) this.answers.set(message.request, { message, rows: unpack(message, buffers), buffers, at: now });
+      this.#take(message, tables, true);
+      if (message.request !== undefined) this.answers.set(message.request, { message, rows: tables, buffers, at: now });
       while (this.answers.size > 8) this.answers.delete(this.answers.keys().next().value);
       this.#tell("data");
       return false;
@@ -349,7 +360,7 @@ export class Store {
       }
       this.seq = message.seq;
     }
-    this.#take(message, unpack(message, buffers), isSnapshot);
+    this.#take(message, tables, isSnapshot);
     this.#tell("data");
     if (!this.catchingUp) this.askAgainMs = HELLO_AGAIN_MS;
     if (!this.catchingUp || now - this.askedAt < this.askAgainMs) return false;
@@ -373,14 +384,14 @@ export class Store {
    */
   #take(message, tables, mayBeKnown) {
     for (const [number, text] of message.texts ?? []) this.texts.set(number, text);
-    for (const layout of message.layouts ?? []) this.layouts.set(layout.model, layout);
+    if (message.layouts) this.#takeLayouts(message.layouts);
     if (message.kind !== "answer") {
       this.worldSize = message.world_size ?? this.worldSize;
       this.liveNow = Math.max(this.liveNow, message.now_ms ?? 0);
       this.cell = message.cell ?? this.cell;
       this.state = message.state ?? this.state;
       this.title = message.title ?? this.title;
-      this.alert = message.alert ?? "";
+      this.alert = message.why ?? "";
       this.unixOfStart = message.start_unix_ms ?? this.unixOfStart;
       this.notes = message.notes ?? this.notes;
     }
@@ -392,6 +403,16 @@ export class Store {
     if (tables.span) this.#takeSpans(tables.span, mayBeKnown);
     if (tables.value) this.#takeValues(tables.value);
     if (tables.rank) this.#takeRanks(tables.rank);
+  }
+
+  /** All that are known. @param {{model: number, time: number, buckets: {parameters: string[]}[]}[]} layouts */
+  #takeLayouts(layouts) {
+    this.layouts.clear();
+    for (const layout of layouts) {
+      const known = this.layouts.get(layout.model) ?? [];
+      known.push(layout);
+      this.layouts.set(layout.model, known.sort((a, b) => a.time - b.time));
+    }
   }
 
   /** @param {import("./wire.js").Rows} rows */
@@ -415,10 +436,11 @@ export class Store {
         series = metric.series.get(rank[at]);
       }
       if (!series) metric.series.set(rank[at], (series = new Series(metric.limit)));
-      if (series.add(step[at], value[at], time[at]) && this.fresh.length < 4096) {
-        this.fresh.push({ rank: rank[at], name: words, step: step[at], value: value[at], time: time[at] });
-      }
+      if (!series.add(step[at], value[at], time[at])) continue;
+      this.fresh.push({ rank: rank[at], name: words, step: step[at], value: value[at], time: time[at] });
+      this.freshTotal++;
     }
+    if (this.fresh.length > 2 * MOST_FRESH) this.fresh.splice(0, this.fresh.length - MOST_FRESH);
   }
 
   /**
@@ -447,18 +469,16 @@ export class Store {
     const { rank, kind, start, end, wait, group, number, op, latest, replaced } = span.columns;
     for (let at = begin; at < span.end; at++) {
       const rowNumber = span.moved + at;
-      const key = spanKey(span.columns, at);
       const open = (this.openOfRank[rank[at]] ??= new Map());
       const openKey = open.size ? knownKey(open, span.columns, at) : undefined;
-      const before = openKey !== undefined ? open.get(openKey) : known?.get(knownKey(known, span.columns, at) ?? "");
-      if (before !== undefined) {
-        const index = span.find(before);
-        if (index >= 0) replaced[index] = rowNumber;
-        if (openKey !== undefined) open.delete(openKey);
-      }
+      const seenKey = openKey === undefined && known?.size ? knownKey(known, span.columns, at) : undefined;
+      const before = open.get(openKey ?? "") ?? known?.get(seenKey ?? "");
+      if (openKey !== undefined) open.delete(openKey);
+      const index = before === undefined ? -1 : span.find(before);
+      if (index >= 0) replaced[index] = rowNumber;
       replaced[at] = 0;
-      const isCall = kind[at] >= COLLECTIVE;
-      if (Number.isNaN(end[at]) || (isCall && Number.isNaN(wait[at]))) open.set(key, rowNumber);
+      const mayComeAgain = Number.isNaN(end[at]) || (kind[at] >= COLLECTIVE && Number.isNaN(wait[at]));
+      if (mayComeAgain) open.set(spanKey(span.columns, at), rowNumber);
       if (open.size > MOST_OPEN) open.delete(open.keys().next().value);
       const own = (this.spansOfRank[rank[at]] ??= []);
       const last = own.length ? span.find(own[own.length - 1]) : -1;

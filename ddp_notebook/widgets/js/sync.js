@@ -3,7 +3,7 @@
  * that is chosen, the same by rank or the buckets over the backward, with the names of their parameters.
  */
 
-import { plainTicks, timeTicks } from "./axis.js";
+import { niceStep, plainTicks, timeTicks } from "./axis.js";
 import { Surface, font } from "./canvas.js";
 import { hatch, textOn } from "./colours.js";
 import { show } from "./dom.js";
@@ -125,10 +125,14 @@ export function syncPanel(el, store, env) {
     const last = bars[bars.length - 1].step;
     const isOneCell = bars[0].cell === bars[bars.length - 1].cell;
     const wanted = isOneCell ? new Set(plainTicks(first, last, Math.max(2, (bars.length * frame.pitch) / 70)).map(({ value }) => value)) : null;
-    let free = -Infinity;
+    const every = Math.max(1, niceStep(70, frame.pitch));
+    // Where two cells begin next to each other the newer one is named.
+    const second = bars.findIndex((bar, at) => at > 0 && bars[at - 1].cell !== bar.cell);
+    let free = second > 0 && second * frame.pitch < 100 ? left + second * frame.pitch - 20 : -Infinity;
     bars.forEach((bar, at) => {
       const isNewCell = at === 0 || bars[at - 1].cell !== bar.cell;
-      if (wanted ? !wanted.has(bar.step) && bars.length > 1 : !isNewCell && at % 10) return;
+      if (isNewCell && at) surface.rule(left + at * frame.pitch, frame.top - 6, left + at * frame.pitch, bottom + 6, colours.line);
+      if (wanted ? !wanted.has(bar.step) && bars.length > 1 : !isNewCell && bar.step % every) return;
       const x = left + (at + 0.5) * frame.pitch;
       const words = wanted ? String(bar.step) : isNewCell ? `cell ${bar.cell}: ${bar.step}` : String(bar.step);
       pen.font = font(11);
@@ -257,8 +261,8 @@ export function syncPanel(el, store, env) {
   }
 
   function noBuckets() {
-    const every = store.notes.steps_shown_of;
-    if (Array.isArray(every) && every[1] > every[0]) return `Buckets of ${every[0]} of ${every[1]} steps are sent; choose a neighbouring step.`;
+    const every = store.notes.units_shown_of;
+    if (every > 1) return `One of ${every} steps is sent with its buckets; choose a neighbouring step.`;
     return "It synchronises none, or it has gone from memory. A model in DistributedDataParallel has buckets.";
   }
 

@@ -65,7 +65,7 @@ class View {
     this.isVisible = true;
     this.frame = 0;
     this.interrupt = "";
-    this.width = 0;
+    this.freshSeen = 0;
     const view = this;
     this.hook = {
       store: this.store,
@@ -80,6 +80,7 @@ class View {
       dpr: devicePixelRatio || 1,
       reducedMotion: false,
       compact: false,
+      canSend: this.hub.canSend,
       send: this.hub.send,
       ask: /** @param {Record<string, any>} message */ (message) => this.hub.ask(message),
       redraw: /** @param {boolean} [resized] */ (resized) => (resized ? this.layout() : this.mark()),
@@ -111,16 +112,19 @@ class View {
     const { document, store } = this;
     this.title = make(document, "span", { class: "ddpm-title" });
     this.chip = make(document, "span", { class: "ddpm-chip" });
-    this.head.append(this.title, this.chip, make(document, "span", { class: "ddpm-space" }));
+    const controls = make(document, "span", { class: "ddpm-actions" });
+    this.head.append(make(document, "span", { class: "ddpm-what" }, this.title, this.chip), controls);
     if (this.compact) {
-      this.head.append(make(document, "button", { type: "button", textContent: "Open all panels", onclick: () => this.#open() }));
+      controls.append(make(document, "button", { type: "button", textContent: "Open all panels", onclick: () => this.#open() }));
       return;
     }
     this.picker = rankPicker(document, store);
     this.cleanup.push(this.picker.destroy);
     this.pause = make(document, "button", { type: "button", class: "ddpm-pause", "aria-pressed": "false", textContent: "Pause", title: "The picture stands still; what comes is taken in", onclick: () => store.choose({ paused: !store.choice.paused }) });
-    this.head.append(this.picker.el, this.pause);
-    if (this.hub.canSend) this.head.append(make(document, "button", { type: "button", class: "ddpm-interrupt", textContent: "Interrupt ranks", onclick: () => this.#interrupt() }));
+    controls.append(this.picker.el, this.pause);
+    if (!this.hub.canSend) return;
+    this.stop = make(document, "button", { type: "button", class: "ddpm-interrupt", textContent: "Interrupt ranks", onclick: () => this.#interrupt() });
+    controls.append(this.stop);
   }
 
   #open() {
@@ -135,8 +139,9 @@ class View {
     const request = this.hub.ask({ kind: "interrupt" });
     this.#tellInterrupt("Interrupting the ranks …");
     const timer = setTimeout(() => {
-      const isHeard = store.answers.has(request) || store.state !== before;
-      this.#tellInterrupt(isHeard ? "The ranks were interrupted." : "The kernel is busy and has not heard it: press the notebook's stop button (■), which does the same.");
+      const answer = store.answers.get(request)?.message;
+      const isHeard = answer || store.state !== before;
+      this.#tellInterrupt(isHeard ? sentence(answer?.said || answer?.error || "The ranks were interrupted") : "The kernel is busy and has not heard it: press the notebook's stop button (■), which does the same.");
     }, INTERRUPT_MS);
     this.cleanup.push(() => clearTimeout(timer));
   }
@@ -216,7 +221,7 @@ class View {
     if (name === "loss") return [metricControls(document, store, panel.showEveryRank)];
     if (name === "sync") return [stepControl(document, store), detailControls(document, store, panel)];
     if (name === "timeline") return [stepControl(document, store), collectiveControl(document, store)];
-    if (name === "tensors") return [collectiveControl(document, store)];
+    if (name === "tensors") return [collectiveControl(document, store, true)];
     return [];
   }
 
@@ -314,13 +319,14 @@ class View {
     const { store, hook } = this;
     const now = performance.now();
     const { metric } = panel.drawn();
-    const stayed = [];
-    for (const one of store.fresh) {
+    const known = store.fresh.length - Math.min(store.fresh.length, store.freshTotal - this.freshSeen);
+    this.freshSeen = store.freshTotal;
+    for (const one of store.fresh.slice(known)) {
       if (one.name !== metric) continue;
-      stayed.push({ ...one, unix_ms: Date.now(), age_ms: Number.isNaN(store.unixOfStart) ? store.liveNow + now - store.arrivedAt - one.time : Date.now() - store.unixOfStart - one.time });
+      const unix = Date.now();
+      const age = Number.isNaN(store.unixOfStart) ? store.liveNow + now - store.arrivedAt - one.time : unix - store.unixOfStart - one.time;
+      hook.latency.push({ ...one, unix_ms: unix, age_ms: age });
     }
-    store.fresh = [];
-    hook.latency.push(...stayed);
     if (hook.latency.length > MOST_LATENCIES) hook.latency.splice(0, hook.latency.length - MOST_LATENCIES);
   }
 
@@ -334,7 +340,7 @@ class View {
     if (this.alarm.textContent !== alarm) this.alarm.textContent = alarm;
     const { chip, words } = stateOf(store, this.interrupt);
     if (this.chip.textContent !== chip) this.chip.textContent = chip;
-    this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "hang" : store.state;
+    this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "stuck" : store.state;
     const title = store.title || (store.worldSize ? `${store.worldSize} ranks` : "Monitor");
     if (this.title.textContent !== title) this.title.textContent = title;
     this.status.say(words);
@@ -343,6 +349,8 @@ class View {
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
     if (this.pause) {
       const { paused } = store.choice;
+      show(this.pause, paused || !["recorded", "stopped"].includes(store.state));
+      if (this.stop) this.stop.disabled = !["running", "stuck"].includes(store.state);
       this.pause.setAttribute("aria-pressed", String(paused));
       const label = paused ? "Resume" : "Pause";
       if (this.pause.textContent !== label) this.pause.textContent = label;
@@ -385,4 +393,9 @@ class View {
   destroy() {
     this.#teardown();
   }
+}
+
+/** @param {string} words */
+function sentence(words) {
+  return `${words.charAt(0).toUpperCase()}${words.slice(1)}${words.endsWith(".") ? "" : "."}`;
 }

@@ -69,7 +69,9 @@ function read(bytes, type, offset, count, scale, base, where) {
   const raw = new Type(bytes.buffer, bytes.byteOffset + offset, count);
   if (scale === undefined) return raw;
   const greatest = GREATEST[type];
-  return Float64Array.from(raw, (value) => (value === greatest ? NaN : value * scale + base));
+  const meant = new Float64Array(count);
+  for (let at = 0; at < count; at++) meant[at] = raw[at] === greatest ? NaN : raw[at] * scale + base;
+  return meant;
 }
 
 /**
@@ -86,5 +88,8 @@ function aligned(buffer) {
 
 /** Bytes of a text in base64, as a saved page holds them. @param {string} text @returns {ArrayBuffer} */
 export function fromBase64(text) {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = letters.charCodeAt(at);
+  return bytes.buffer;
 }
