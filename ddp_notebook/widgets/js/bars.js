@@ -166,9 +166,9 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
     const bodyH = isHalf ? h * 0.65 : h;
     if (bodyW > 0) into.push(meaning, bodyX, bodyY, bodyW, bodyH);
     if (end[i] === Infinity) into.open.push({ x: x + w, y, h });
-    if (w >= 16 && h >= 9) {
+    if (w >= 16 && bodyH >= 9) {
       const isBody = bodyW >= w - bodyW;
-      into.wide.push({ lane, at: i, x: isBody ? bodyX : x, y, w: isBody ? bodyW : w - bodyW, h, meaning: isBody ? meaning : WAITING });
+      into.wide.push({ lane, at: i, x: isBody ? bodyX : x, y: isBody ? bodyY : y, w: isBody ? bodyW : w - bodyW, h: isBody ? bodyH : h, meaning: isBody ? meaning : WAITING });
     }
   }
   if (merging) closeShares(into, box, pixel, FIRST_OF[lane.which], FIRST_OF[lane.which + 1]);

@@ -11,6 +11,7 @@ import { statistics } from "./values.js";
 
 const STEPS = 128; // to each side of zero
 const SIGMAS = 3;
+const SMALL = 32; // elements
 
 /**
  * The scale of a set of tensors that are to be compared: the same for all of them.
@@ -28,8 +29,8 @@ export function scaleOf(all) {
     count += finite;
   }
   const limit = SIGMAS * Math.sqrt(sum / count);
-  // Of a handful of values none is an outlier.
-  if (!(limit > 0) || limit >= largest || count < 32) return { limit: largest || 1, isClipped: false };
+  // Among a handful of values none is an outlier, and small tensors are written in numbers.
+  if (!(limit > 0) || limit >= largest || all.every((data) => data.length <= SMALL)) return { limit: largest || 1, isClipped: false };
   return { limit, isClipped: true };
 }
 

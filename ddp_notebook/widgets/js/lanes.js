@@ -92,6 +92,16 @@ export class Lane {
     return at;
   }
 
+  /** Lets go the oldest spans with a row before this one. @param {number} row */
+  forget(row) {
+    let gone = 0;
+    while (gone < this.length && this.row[gone] < row && this.end[gone] !== Infinity) gone++;
+    for (const name of gone ? [...COLUMNS, "reach", "slot"] : []) this[name].copyWithin(0, gone, this.length);
+    this.length -= gone;
+    this._settled = Math.max(0, this._settled - gone);
+    this._lastSettled = Math.max(0, this._lastSettled - gone);
+  }
+
   /** After inserts: reach and slots of all that may have changed. */
   settle() {
     if (this._settled === this.length) return;
@@ -165,8 +175,10 @@ export class Lanes {
    */
   sync(table) {
     const { columns, moved } = table;
-    // All that was known is gone after a snapshot and in another run; in a long run the oldest are.
-    if (moved + table.first >= this._end || this.count > 1.25 * table.length + 1024) this.clear();
+    // All that was known is gone in another run; in a long one the oldest are.
+    const grown = this.count + table.total - this._end;
+    if (moved + table.first >= this._end) this.clear();
+    else if (grown > 1.1 * table.length + 1024) this._forget(moved + table.first);
     /** @type {Set<Lane>} */
     const touched = new Set();
     for (const number of this._open) {
@@ -185,6 +197,19 @@ export class Lanes {
       this.depths[lane.which] = Math.max(this.depths[lane.which], lane.depth);
     }
     return touched.size > 0;
+  }
+
+  /** Lets go what the store has let go. @param {number} row number of the first that it still has */
+  _forget(row) {
+    this.first = Infinity;
+    this.count = 0;
+    for (const lanes of this.ranks.values()) {
+      for (const lane of lanes) {
+        lane.forget(row);
+        this.count += lane.length;
+        if (lane.length) this.first = Math.min(this.first, lane.start[0]);
+      }
+    }
   }
 
   /** @param {Record<string, any>} columns @param {number} at @param {number} row @param {Set<Lane>} touched */

@@ -71,16 +71,18 @@ export function collectivesIn(lane, table, { t0, t1 }, most) {
 }
 
 /**
- * Corners of the parts of a ribbon, one part between two rows: left and right edge above, right and left edge below.
+ * The parts of a ribbon, one between each two calls: left and right edge above, right and left edge below. A part that
+ * passes by a row without the call is loose: that rank is not in the group, or has not come.
  *
- * @param {{x0: number, x1: number, top: number, bottom: number}[]} bars of one collective, in the order of the rows
- * @returns {number[][]} eight numbers each: x, y of the four corners
+ * @param {{row: number, x0: number, x1: number, top: number, bottom: number}[]} bars of one collective, in the order of the rows
+ * @returns {{corners: number[], isLoose: boolean}[]} corners: x, y of the four
  */
 export function ribbon(bars) {
   const parts = [];
   for (let i = 1; i < bars.length; i++) {
     const above = bars[i - 1], below = bars[i];
-    parts.push([above.x0, above.bottom, above.x1, above.bottom, below.x1, below.top, below.x0, below.top]);
+    const corners = [above.x0, above.bottom, above.x1, above.bottom, below.x1, below.top, below.x0, below.top];
+    parts.push({ corners, isLoose: below.row - above.row > 1 });
   }
   return parts;
 }

@@ -94,7 +94,7 @@ export function tensorsPanel(el, store, env) {
     const rows = Math.ceil(found.size / across);
     const isNarrow = tileWidth < NARROW;
     // Both sides of all ranks in a height that fits a screen, whatever the number of rows.
-    const room = Math.max(24, isNarrow ? Math.max(44, 480 / rows - LABEL) : Math.min(tileWidth - MARGIN, rows > 1 ? Math.max(40, 560 / rows / 2 - LABEL) : 190));
+    const room = Math.max(24, isNarrow ? Math.max(52, 480 / rows - LABEL) : Math.min(tileWidth - MARGIN, rows > 1 ? Math.max(40, 560 / rows / 2 - LABEL) : 190));
     const margin = isNarrow ? 0 : MARGIN;
     const sideWidth = isNarrow ? (tileWidth - 4) / 2 : tileWidth - MARGIN;
     tiles = [];
@@ -123,8 +123,8 @@ export function tensorsPanel(el, store, env) {
     });
     changedInWords = changed();
     // Where nearly all of it differs, marks on each element would hide what they mark: the words say it.
-    for (const name of ["changed", "differs"]) {
-      const marked = tiles.flatMap((tile) => tile.sides).filter((tensor) => tensor?.[name] && tensor.data.length > 4);
+    for (const [name, side] of [["changed", 1], ["differs", 0], ["differs", 1]]) {
+      const marked = tiles.map((tile) => tile.sides[side]).filter((tensor) => tensor?.[name] && tensor.data.length > 4);
       const share = marked.reduce((sum, tensor) => sum + part(tensor[name]), 0) / Math.max(marked.length, 1);
       if (share > 0.5) for (const tensor of marked) tensor[name] = null;
     }

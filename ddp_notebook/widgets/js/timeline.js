@@ -14,18 +14,17 @@
  */
 
 import { MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "./bars.js";
-import { bytes, duration, percent, plural, ranksInWords } from "./format.js";
+import { plural } from "./format.js";
 import { COMMUNICATION, COMPUTE, Lanes } from "./lanes.js";
 import { MOST_RIBBONS, callsOf, collectivesIn } from "./links.js";
 import { StepMarks, leftOut } from "./stepmarks.js";
-import { KINDS } from "./tables.js";
-import { Asking, Follow, controls, legend, tooltip } from "./timeline_controls.js";
+import { Asking, Follow, GOING_ON, controls, legend, tooltip } from "./timeline_controls.js";
 import { drawScene, xOf } from "./timeline_draw.js";
+import { timelineWords } from "./timeline_words.js";
 import { pan, zoom } from "./timewindow.js";
 
 const TOP = 28; // axis and steps
 const MOST_STEPS = 400; // steps in sight, above which none is asked for or hatched
-const SAYABLE = 50; // rows of the table for screen readers
 
 /**
  * @param {HTMLElement} el
@@ -55,6 +54,7 @@ export function timelinePanel(el, store, env) {
   let shownStep = store.choice.window && store.choice.step ? `${store.choice.step.cell}.${store.choice.step.step}` : "";
   let chosenCalls = { key: "", calls: [] };
 
+  const { rowOf, wordsOf, about, describe, table } = timelineWords(store, lanes);
   const listeners = new AbortController();
   const on = (type, listener, options = {}) => canvas.addEventListener(type, listener, { ...options, signal: listeners.signal });
 
@@ -130,7 +130,7 @@ export function timelinePanel(el, store, env) {
       }
     });
     const inSight = steps.within(seen);
-    const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), Math.min(lanes.last, now));
+    const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), GOING_ON.has(store.state) && !store.choice.paused ? now : Infinity);
     const missingWords = asking.about(missing, seen, ranks, redraw);
     scene = {
       pen, colours: env.colours, dpr: env.dpr, width, height, view: seen, left, top: TOP, scroll, ranks, layout, rectangles,
@@ -176,7 +176,7 @@ export function timelinePanel(el, store, env) {
       const bars = calls.map(({ row, lane, at }) => {
         const top = TOP + row * layout.row - scroll + part.y + (part.slots > 1 ? lane.slot[at] * part.slotH : 0);
         const end = lane.end[at] === Infinity ? now : lane.end[at];
-        return { x0: clampX(xOf(scene, lane.start[at])), x1: clampX(xOf(scene, end)), top, bottom: top + part.slotH };
+        return { row, x0: clampX(xOf(scene, lane.start[at])), x1: clampX(xOf(scene, end)), top, bottom: top + part.slotH };
       });
       const isSeen = bars.some(({ x0, x1 }) => x1 >= left && x0 <= width);
       if (isSeen) made.push({ bars, isChosen });
@@ -227,46 +227,10 @@ export function timelinePanel(el, store, env) {
     return null;
   }
 
-  /** Its row as an object; null where the store has let it go. */
-  function rowOf({ lane, at }) {
-    const index = span().find(lane.row[at]);
-    return index < 0 ? null : span().row(index);
-  }
-
   function nameOf(one) {
     if (one.lane.kind[one.at] !== TRANSFER) return null;
     const row = rowOf(one);
     return row && { group: row.group, number: row.number };
-  }
-
-  function wordsOf(lane, at) {
-    const index = span().find(lane.row[at]);
-    const kind = lane.kind[at];
-    if (index < 0) return [KINDS[kind]];
-    const { op, number, name } = span().columns;
-    if (kind < TRANSFER) return name[index] && kind ? [`${KINDS[kind]} ${store.text(name[index])}`, KINDS[kind]] : [KINDS[kind]];
-    const words = store.text(op[index]) || KINDS[kind];
-    return [`${words} #${number[index]}`, words, `#${number[index]}`];
-  }
-
-  /** Lines about an operation. */
-  function about(one) {
-    const row = rowOf(one);
-    const { lane, at } = one;
-    const isOpen = lane.end[at] === Infinity;
-    const length = isOpen ? store.now - lane.start[at] : lane.end[at] - lane.start[at];
-    const lines = [`rank ${one.rank}: ${wordsOf(lane, at)[0]}`];
-    if (isOpen) lines.push(`under way for ${duration(length)}`);
-    else lines.push(row?.state === 3 ? "nobody waited for it: its end is unknown" : duration(length) + (row?.state === 2 ? ", failed" : ""));
-    if (row && row.kind >= TRANSFER) {
-      if (row.wait > 0) lines[1] += `, of which ${duration(row.wait)} waited for the last rank`;
-      else if (row.wait === 0) lines[1] += ", the last to arrive";
-      lines.push([bytes(row.nbytes), store.text(row.group)].filter(Boolean).join(", "));
-    }
-    const place = [row?.step !== undefined ? `step ${row.step}` : "", row?.cell ? `cell ${row.cell}` : "", row ? store.text(row.site) : ""].filter(Boolean);
-    if (place.length) lines.push(place.join(", "));
-    if (one.count > 1) lines.push(`and ${one.count - 1} more under the pointer: zoom in to see them`);
-    return lines;
   }
 
   // ---- pointer
@@ -345,7 +309,8 @@ export function timelinePanel(el, store, env) {
 
   /** @param {KeyboardEvent} event @returns {boolean} whether it was for the timeline */
   function onKey(event) {
-    if (event.altKey || event.metaKey || event.ctrlKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target)?.tagName ?? "")) return false;
+    const tag = /** @type {Element} */ (event.target)?.tagName ?? "";
+    if (event.altKey || event.metaKey || event.ctrlKey || /^(INPUT|SELECT|TEXTAREA)$/.test(tag) || (tag === "BUTTON" && event.key === "Enter")) return false;
     const centre = pointer.isInside ? pointer.x : undefined;
     const page = (width - left) / (event.shiftKey ? 1 : 8);
     const actions = {
@@ -393,74 +358,10 @@ export function timelinePanel(el, store, env) {
     setWindow({ t0: (t0 + t1 - around) / 2, t1: (t0 + t1 + around) / 2 });
   }
 
-  // ---- in words
-
-  /** Of each shown rank what of the window it computed, communicated and waited: ms. */
-  function sums() {
-    const seen = view();
-    return store.shownRanks().map((rank) => {
-      const sum = { rank, compute: 0, communication: 0, waited: 0, count: 0 };
-      for (const which of [COMPUTE, COMMUNICATION]) {
-        const lane = lanes.of(rank)[which];
-        const until = lane.until(seen.t1);
-        let covered = seen.t0; // what overlaps counts once
-        for (let i = lane.from(seen.t0); i < until; i++) {
-          const end = Math.min(lane.end[i], store.now, seen.t1);
-          const more = Math.max(0, end - Math.max(lane.start[i], covered));
-          covered = Math.max(covered, end);
-          sum.count++;
-          if (which === COMPUTE) sum.compute += more;
-          else sum.communication += more;
-          if (lane.wait[i] > 0) sum.waited += lane.wait[i];
-        }
-      }
-      return sum;
-    });
-  }
-
-  function describe() {
-    const seen = view();
-    const each = sums();
-    const count = each.reduce((sum, one) => sum + one.count, 0);
-    const length = seen.t1 - seen.t0;
-    if (!count) return `Timeline, ${duration(length)}: nothing was recorded in this time.`;
-    const part = (name) => percent(each.reduce((sum, one) => sum + one[name], 0) / each.length / length);
-    const byWait = [...each].filter((one) => one.communication).sort((a, b) => a.waited - b.waited);
-    const least = byWait[0], most = byWait[byWait.length - 1];
-    const slow = byWait.length > 1 && most.waited > 2 * least.waited + length / 100 ? ` Rank ${least.rank} waits least, ${duration(least.waited)}; rank ${most.rank} most, ${duration(most.waited)}.` : "";
-    const words = scene ? note() : "";
-    return (
-      `Timeline of ${ranksInWords(each.map((one) => one.rank))}, ${duration(length)} up to ${duration(seen.t1)}: ` +
-      `${plural(count, "operation")}; a rank computes ${part("compute")} and communicates ${part("communication")} of the time.${slow}${words ? ` ${words}.` : ""}`
-    );
-  }
-
-  function table() {
-    const seen = view();
-    const rows = [];
-    const ranks = store.shownRanks();
-    const most = Math.max(1, Math.floor(SAYABLE / Math.max(ranks.length, 1)));
-    for (const rank of ranks) {
-      const own = [];
-      for (const which of [COMPUTE, COMMUNICATION]) {
-        const lane = lanes.of(rank)[which];
-        for (let i = lane.until(seen.t1) - 1, n = 0; i >= lane.from(seen.t0) && n < most; i--, n++) own.push({ lane, at: i });
-      }
-      own.sort((a, b) => b.lane.start[b.at] - a.lane.start[a.at]);
-      for (const one of own.slice(0, most)) {
-        const { lane, at } = one;
-        const row = rowOf(one);
-        const length = lane.end[at] === Infinity ? "under way" : duration(lane.end[at] - lane.start[at]);
-        rows.push([`${rank}`, wordsOf(lane, at)[0], duration(lane.start[at]), length, lane.wait[at] > 0 ? duration(lane.wait[at]) : "", row ? store.text(row.site) : ""]);
-      }
-    }
-    return { head: ["rank", "operation", "start", "duration", "waited", "line"], rows };
-  }
-
   return {
     draw,
-    describe,
-    table,
+    describe: () => describe(view(), scene ? note() : ""),
+    table: () => table(view()),
     onKey,
     notes: () => (scene && note() ? [note()] : []),
     height: () => Math.min(Math.max(store.worldSize * (store.worldSize > 16 ? 9 : store.worldSize > 6 ? 34 : 76), 120), 620) + TOP + (env.compact ? 24 : 64),

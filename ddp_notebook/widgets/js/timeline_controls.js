@@ -11,7 +11,8 @@ const LENGTHS = [
   ["5000", "last 5 s"], ["500", "last 0.5 s"], ["1000", "last 1 s"], ["2000", "last 2 s"], ["20000", "last 20 s"], ["60000", "last minute"],
   ["1 step", "last step"], ["3 steps", "last 3 steps"], ["10 steps", "last 10 steps"],
 ];
-const GOING_ON = new Set(["running", "stuck", "hang"]);
+/** States of a run in which more is to come. */
+export const GOING_ON = new Set(["running", "stuck", "hang"]);
 const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
 const PATIENCE_MS = 1200;
 
@@ -156,10 +157,10 @@ export class Asking {
     if (!missing.length) return "";
     const name = ({ cell, step }) => `${cell}.${step}`;
     const isChosen = this.store.choice.window !== null; // while following the next picture is another one
-    if (!this.env.ask || this.env.canSend === false) return "not on this page|…";
+    if (!this.env.ask || this.env.canSend === false) return "not on this page";
     if (!isChosen || view.t1 - view.t0 > MOST_ASKED_MS) {
       this.words = isChosen ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
-      return "not sent|…";
+      return "not sent";
     }
     const fresh = missing.filter((one) => !this.requests.has(name(one)));
     if (fresh.length) {

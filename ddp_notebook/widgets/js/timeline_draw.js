@@ -56,6 +56,7 @@ export function drawScene(scene) {
   drawRectangles(scene);
   drawRibbons(scene);
   drawWords(scene);
+  nameMissing(scene);
   pen.restore();
   drawNames(scene);
   drawPointer(scene);
@@ -121,7 +122,7 @@ function drawRows({ pen, colours, left, top, width, height, ranks, layout, scrol
 
 /** Steps without spans: known in time, otherwise unknown. @param {Scene} scene */
 function drawMissing(scene) {
-  const { pen, colours, top, height, ranks, layout, scroll, missing, missingWords } = scene;
+  const { pen, top, height, ranks, layout, scroll, missing } = scene;
   if (!missing.length) return;
   const bottom = Math.min(height, top + ranks.length * layout.row - scroll);
   pen.fillStyle = patternOf(scene, "missing");
@@ -129,13 +130,19 @@ function drawMissing(scene) {
     const x0 = xOf(scene, step.start), w = xOf(scene, step.end) - x0;
     pen.fillRect(x0, top, Math.max(w - 1, 1), bottom - top);
   }
+}
+
+/** @param {Scene} scene */
+function nameMissing(scene) {
+  const { pen, colours, top, layout, missing, missingWords } = scene;
+  pen.textBaseline = "middle";
   pen.font = `10px ${FONT}`;
   pen.textAlign = "center";
   for (const step of missing) {
     const x0 = Math.max(xOf(scene, step.start), scene.left), x1 = Math.min(xOf(scene, step.end), scene.width);
     const label = missingWords.split("|").find((text) => widthOf(pen, text) < x1 - x0 - 12);
     if (!label) continue;
-    const half = widthOf(pen, label) / 2 + 4, y = Math.round((top + bottom) / 2);
+    const half = widthOf(pen, label) / 2 + 4, y = top + Math.min(layout.row / 2, 40);
     pen.fillStyle = colours.paper;
     pen.fillRect((x0 + x1) / 2 - half, y - 8, 2 * half, 16);
     pen.fillStyle = colours.ink;
@@ -239,12 +246,13 @@ function drawRibbons(scene) {
   for (const { bars, isChosen } of ribbons) {
     pen.fillStyle = pen.strokeStyle = isChosen ? colours.focus : colours.fill.communication;
     pen.lineWidth = isChosen ? 1.5 : 1;
-    for (const part of ribbon(bars)) {
+    for (const { corners: part, isLoose } of ribbon(bars)) {
       pen.globalAlpha = isChosen ? 0.16 : 0.07;
       pen.beginPath();
       pen.moveTo(part[0], part[1]);
       for (let i = 2; i < 8; i += 2) pen.lineTo(part[i], part[i + 1]);
-      pen.fill();
+      if (!isLoose) pen.fill();
+      pen.setLineDash(isLoose ? [3, 4] : []);
       pen.globalAlpha = isChosen ? 0.9 : 0.3;
       pen.beginPath();
       pen.moveTo(part[0], part[1]);
@@ -254,6 +262,7 @@ function drawRibbons(scene) {
       pen.stroke();
     }
     pen.globalAlpha = 1;
+    pen.setLineDash([]);
     if (!isChosen) continue;
     pen.lineWidth = 2;
     for (const bar of bars) pen.strokeRect(bar.x0 - 0.5, bar.top - 0.5, Math.max(bar.x1 - bar.x0, 1) + 1, bar.bottom - bar.top + 1);
