@@ -147,6 +147,6 @@ def _as_json(value: Any) -> str:
 
     Example:
         >>> _as_json("</script>")
-        '"\\u003c/script>"'
+        '"\\\\u003c/script>"'
     """
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

@@ -37,7 +37,7 @@ def text(recording: Recording, cell: int | None = None) -> str:
     Example:
         >>> from ddp_notebook.widgets import simulate
         >>> text(simulate(world_size=4), cell=2)
-        '4 ranks, 60 steps, loss 0.22 -> 0.11, 47 ms/step, 9.5 % exposed communication, rank 2 slowest'
+        '4 ranks, 60 steps, loss 0.21 -> 0.11, 47 ms/step, 9.5 % exposed communication, rank 2 slowest'
     """
     return _Facts.of(recording, cell).words()
 
