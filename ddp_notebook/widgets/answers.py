@@ -33,7 +33,7 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> Message:
         case "step":
             return feed.answer(request, now_ns, _step(feed, int(asked["cell"]), int(asked["step"])))
         case "values":
-            tables, data = _values(feed, int(asked["group"]), int(asked["number"]), asked.get("op"))
+            tables, data = _values(feed, *(int(asked[name]) for name in ("cell", "group", "number", "op")))
             return feed.answer(request, now_ns, tables, data=data)
         case "metrics":
             rows, every = feed.metrics(_METRICS, asked.get("name"), asked.get("cell"))
@@ -73,14 +73,12 @@ def _step(feed: Feed, cell: int, step: int) -> dict[str, Rows]:
     return tables
 
 
-def _values(feed: Feed, group: int, number: int, op: Any) -> tuple[dict[str, Rows], bytes]:
+def _values(feed: Feed, cell: int, group: int, number: int, op: int) -> tuple[dict[str, Rows], bytes]:
     """What was in the tensors of a collective, whole ones where they were kept."""
     recording = feed.recording
     calls = _rows(feed, "call")
-    calls = calls[(calls["group"] == group) & (calls["number"] == number)]
-    if op is not None:
-        calls = calls[calls["op"] == op]
-    calls = calls[calls["cell"] == calls["cell"].max(initial=0)]
+    is_it = (calls["cell"] == cell) & (calls["group"] == group) & (calls["number"] == number) & (calls["op"] == op)
+    calls = calls[is_it]
     rows = feed.values_of(calls)
     data, whole, at = [], [], 0
     shapes = {int(call["rank"]): int(call["shapes"]) for call in calls}

@@ -55,10 +55,7 @@ def calls(recording: Texts, rows: Rows, waited_ns: npt.NDArray[Any], start_ns: i
     for name in ("rank", "cell", "step", "thread", "op", "group", "number", "call", "origin", "site", "state"):
         found[name] = rows[name]
     found["name"] = rows["module"]
-    found["kind"] = _COLLECTIVE
-    for number in np.unique(rows["op"]).tolist():
-        if (op := recording.text(number)) in KINDS:
-            found["kind"][rows["op"] == number] = KINDS.index(op)
+    found["kind"] = _kinds(recording, rows["op"])
     found["nbytes"] = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
     begun, ended = arrivals(rows), rows["end_ns"]
     # gloo does not tell when a receive has ended, only for how long somebody waited for it.
@@ -77,14 +74,24 @@ def values(recording: Texts, rows: Rows, of_calls: Rows) -> Rows:
     found = empty("value", len(rows))
     for name in ("rank", "call", "side", "dtype", "numel", "looked_at", "low", "high", "mean", "nans", "infs"):
         found[name] = rows[name]
-    for name in ("group", "number", "op"):
+    for name in ("cell", "group", "number", "op"):
         found[name] = of_calls[name]
+    found["kind"] = _kinds(recording, of_calls["op"])
     found["shape"] = of_calls["shapes"]
     for number in np.unique(rows["dtype"]).tolist():
         mine = rows["dtype"] == number
         first = _first(rows[mine], recording.text(number))  # (m, up to 32)
         found["first"][mine, : first.shape[1]] = first
         found["count"][mine] = np.minimum(rows["first_count"][mine], first.shape[1])
+    return found
+
+
+def _kinds(recording: Texts, ops: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """(n,) whether these are collectives, sends or receives."""
+    found = np.full(len(ops), _COLLECTIVE, np.uint8)
+    for number in np.unique(ops).tolist():
+        if (op := recording.text(number)) in KINDS:
+            found[ops == number] = KINDS.index(op)
     return found
 
 

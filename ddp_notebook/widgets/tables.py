@@ -82,6 +82,8 @@ WIRE: dict[str, np.dtype[np.void]] = {
         [
             ("rank", "<u2"),
             ("call", "<f8"),
+            ("kind", "u1"),
+            ("cell", "<u4"),
             ("group", TEXT),
             ("number", "<u4"),
             ("op", TEXT),

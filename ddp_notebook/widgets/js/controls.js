@@ -8,6 +8,7 @@ import { make, newId, show } from "./dom.js";
 import { parseRanks, plural, ranksShort } from "./format.js";
 import { MOST_LINES } from "./curves.js";
 import { chosenMetric } from "./loss.js";
+import { isSameName, nameOf } from "./names.js";
 import { chooseNeighbour } from "./sync.js";
 
 /** @typedef {import("./store.js").Store} Store */
@@ -268,12 +269,12 @@ export function collectiveControl(document, store, withValues = false) {
   function pick(at) {
     const found = all();
     const one = found[Math.min(Math.max(at, 0), found.length - 1)];
-    if (one) store.choose({ collective: { group: one.group, number: one.number } });
+    if (one) store.choose({ collective: nameOf(one) });
   }
   function where() {
     const found = all();
     const { collective } = store.choice;
-    const at = collective ? found.findIndex((one) => one.group === collective.group && one.number === collective.number) : -1;
+    const at = collective ? found.findIndex((one) => isSameName(one, collective)) : -1;
     return at < 0 ? found.length - 1 : at;
   }
   function update() {

@@ -3,6 +3,7 @@
  */
 
 import { MISSING } from "./format.js";
+import { keyOf, nameAt } from "./names.js";
 import { Series } from "./series.js";
 import { COLLECTIVE, Entry, Index, makeTables } from "./tables.js";
 import { unpack } from "./wire.js";
@@ -54,9 +55,12 @@ class StepEntry extends Entry {
 }
 
 class CollectiveEntry extends Entry {
-  /** @param {number} group @param {number} number @param {number} start */
-  constructor(group, number, start) {
-    super([start, number]);
+  /** @param {import("./names.js").Name} name @param {number} start */
+  constructor(name, start) {
+    super([start, name.number]);
+    const { kind, cell, group, number } = name;
+    this.kind = kind;
+    this.cell = cell;
     this.group = group;
     this.number = number;
     this.op = 0; // a text
@@ -76,7 +80,7 @@ export class Intake {
       log: false,
       smoothing: 0,
       /** @type {{cell: number, step: number}|null} */ step: null,
-      /** @type {{group: number, number: number}|null} */ collective: null,
+      /** @type {import("./names.js").Name|null} */ collective: null,
       paused: false,
       /** @type {[number, number]|null} */ window: null,
     };
@@ -118,7 +122,7 @@ export class Intake {
     this.stepIndex = new Index(this.tables.step, (cell, step) => new StepEntry(this, cell, step));
     this.bucketIndex = new Index(this.tables.bucket, (cell, step) => Object.assign(new Entry([cell, step]), { numbers: new Map() }));
     /** @type {Map<string, CollectiveEntry>} */
-    this.collectiveIndex = new Map(); // by "group:number"
+    this.collectiveIndex = new Map(); // by their names (names.js)
     /** @type {CollectiveEntry[]} */
     this.collectiveList = [];
     this.collectiveVersion = this.collectiveListVersion = 0;
@@ -294,7 +298,7 @@ export class Intake {
     const { span } = this.tables;
     const known = mayBeKnown ? this.#knownSpans(rows) : null;
     const begin = span.append(rows);
-    const { rank, kind, start, end, wait, group, number, op, latest, replaced } = span.columns;
+    const { rank, kind, start, end, wait, op, latest, replaced } = span.columns;
     for (let at = begin; at < span.end; at++) {
       const rowNumber = span.moved + at;
       const open = (this.openOfRank[rank[at]] ??= new Map());
@@ -312,7 +316,7 @@ export class Intake {
       const last = own.length ? span.find(own[own.length - 1]) : -1;
       latest[at] = Math.max(Number.isNaN(end[at]) ? -Infinity : end[at], last >= 0 ? latest[last] : -Infinity);
       own.push(rowNumber);
-      if (kind[at] === COLLECTIVE) this.#collective(group[at], number[at], op[at], start[at], rowNumber).spans.set(rank[at], rowNumber);
+      if (kind[at] === COLLECTIVE) this.#collective(nameAt(span.columns, at), op[at], start[at], rowNumber).spans.set(rank[at], rowNumber);
     }
     this.#forget();
   }
@@ -334,9 +338,9 @@ export class Intake {
   #takeValues(rows) {
     const { value } = this.tables;
     const begin = value.append(rows);
-    const { rank, side, group, number, op } = value.columns;
+    const { rank, side, op } = value.columns;
     for (let at = begin; at < value.end; at++) {
-      const entry = this.#collective(group[at], number[at], op[at], NaN, value.moved + at);
+      const entry = this.#collective(nameAt(value.columns, at), op[at], NaN, value.moved + at);
       entry.values.set(2 * rank[at] + side[at], value.moved + at);
     }
     this.#forget();
@@ -354,13 +358,13 @@ export class Intake {
     }
   }
 
-  /** @param {number} group @param {number} number @param {number} op @param {number} start @param {number} rowNumber */
-  #collective(group, number, op, start, rowNumber) {
-    const key = `${group}:${number}`;
+  /** @param {import("./names.js").Name} name @param {number} op @param {number} start @param {number} rowNumber */
+  #collective(name, op, start, rowNumber) {
+    const key = keyOf(name);
     let entry = this.collectiveIndex.get(key);
     if (!entry) {
       // Values may come before the span: then the collective is one of now.
-      entry = new CollectiveEntry(group, number, Number.isNaN(start) ? this.liveNow : start);
+      entry = new CollectiveEntry(name, Number.isNaN(start) ? this.liveNow : start);
       entry.since = rowNumber;
       this.collectiveIndex.set(key, entry);
       this.collectiveVersion++;
@@ -389,7 +393,7 @@ export class Intake {
     if (this.collectiveIndex.size > most) {
       const entries = this.sortedCollectives();
       for (const entry of entries.slice(0, entries.length - Math.floor(most / 2))) {
-        this.collectiveIndex.delete(`${entry.group}:${entry.number}`);
+        this.collectiveIndex.delete(keyOf(entry));
       }
       this.collectiveVersion++;
     }

@@ -5,6 +5,7 @@
  * all others wait for is a dent to the right.
  */
 
+import { isSameName, nameAt } from "./names.js";
 import { COMMUNICATION, lowerBound } from "./lanes.js";
 
 const COLLECTIVE = 5;
@@ -13,7 +14,7 @@ export const MOST_RIBBONS = 16;
 
 const NEAR = 256; // calls to both sides among which the same collective of another rank is sought
 
-/** @typedef {{group: number, number: number}} Name of a collective, as on the wire */
+/** @typedef {import("./names.js").Name} Name */
 /** @typedef {{rank: number, row: number, lane: import("./lanes.js").Lane, at: number}} Call */
 
 /**
@@ -27,14 +28,13 @@ const NEAR = 256; // calls to both sides among which the same collective of anot
  * @returns {Call[]}
  */
 export function callsOf(lanes, table, name, ranks, around) {
-  const { group, number } = table.columns;
   const found = [];
   ranks.forEach((rank, row) => {
     const lane = lanes.of(rank)[COMMUNICATION];
     const is = (i) => {
       if (i < 0 || i >= lane.length || lane.kind[i] !== COLLECTIVE) return false;
       const at = table.find(lane.row[i]);
-      return at >= 0 && number[at] === name.number && group[at] === name.group;
+      return at >= 0 && isSameName(nameAt(table.columns, at), name);
     };
     // From the likely place to both sides; without one from the newest back.
     const begin = around === undefined ? lane.length - 1 : lowerBound(lane.start, lane.length, around);
@@ -65,7 +65,7 @@ export function collectivesIn(lane, table, { t0, t1 }, most) {
     if (lane.kind[i] !== COLLECTIVE || lane.end[i] < t0) continue;
     if (found.length === most) return null;
     const at = table.find(lane.row[i]);
-    if (at >= 0) found.push({ group: table.columns.group[at], number: table.columns.number[at], around: lane.start[i] });
+    if (at >= 0) found.push({ ...nameAt(table.columns, at), around: lane.start[i] });
   }
   return found;
 }

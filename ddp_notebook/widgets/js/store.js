@@ -7,6 +7,7 @@
  */
 
 import { Intake } from "./intake.js";
+import { keyOf } from "./names.js";
 
 export class Store extends Intake {
   /** Milliseconds since the start of the recording: of the last message, or of the pause. */
@@ -132,14 +133,14 @@ export class Store extends Intake {
     return this.sortedCollectives().filter((one) => one.since < (one.spans.size ? limit : values));
   }
 
-  /** @param {number} group @param {number} number */
-  collectiveOf(group, number) {
-    return this.collectiveIndex.get(`${group}:${number}`);
+  /** @param {import("./names.js").Name} name */
+  collectiveOf(name) {
+    return this.collectiveIndex.get(keyOf(name));
   }
 
-  /** Rows of a collective's tensors, by rank and side, as objects. @param {number} group @param {number} number */
-  valuesOf(group, number) {
-    const entry = this.collectiveOf(group, number);
+  /** Rows of a collective's tensors, by rank and side, as objects. @param {import("./names.js").Name} name */
+  valuesOf(name) {
+    const entry = this.collectiveOf(name);
     return entry ? this.indexesOf("value", entry.values).map(([, index]) => this.tables.value.row(index)) : [];
   }
 

@@ -46,8 +46,8 @@ export function makeTables() {
     ),
     value: new Table(
       [
-        ["rank", U16], ["call", F64], ["group", U32], ["number", U32], ["op", U32], ["side", U8], ["dtype", U32],
-        ["shape", U32], ["numel", F64], ["looked_at", F64], ["low", F32], ["high", F32], ["mean", F32], ["nans", F64],
+        ["rank", U16], ["call", F64], ["kind", U8], ["cell", U32], ["group", U32], ["number", U32], ["op", U32], ["side", U8],
+        ["dtype", U32], ["shape", U32], ["numel", F64], ["looked_at", F64], ["low", F32], ["high", F32], ["mean", F32], ["nans", F64],
         ["infs", F64], ["count", U8], ["first", F32, 32],
       ],
       32768,

@@ -2,6 +2,7 @@
  * The tensors of the collective that is shown: which one that is, the elements that are here, and asking for all.
  */
 
+import { keyOf, nameOf } from "./names.js";
 import { shapeOf, statistics } from "./values.js";
 
 const DWELL_MS = 400, CALM_MS = 2000; // that a newest collective stays at least, and where motion is to be reduced
@@ -27,9 +28,9 @@ export class TensorSource {
   current() {
     const { store } = this;
     const { collective } = store.choice;
-    if (collective) return store.collectiveOf(collective.group, collective.number) ?? null;
+    if (collective) return store.collectiveOf(collective) ?? null;
     const now = performance.now();
-    const kept = this.newest && store.collectiveOf(this.newest.group, this.newest.number);
+    const kept = this.newest && store.collectiveOf(this.newest);
     if (kept && now - this.since < (this.env.reducedMotion ? CALM_MS : DWELL_MS)) return kept;
     const all = store.collectives();
     let best = null;
@@ -44,14 +45,14 @@ export class TensorSource {
       if (!best || one.values.size > best.values.size) best = one;
     }
     if (best && best !== kept) {
-      this.newest = { group: best.group, number: best.number };
+      this.newest = nameOf(best);
       this.since = now;
     }
     return best ?? kept ?? all[all.length - 1] ?? null;
   }
 
   /**
-   * @param {{group: number, number: number}} one
+   * @param {import("./names.js").Name} one
    * @param {Set<number>} ranks
    * @returns {Map<number, (Told|null)[]>} by rank: input and output
    */
@@ -59,7 +60,7 @@ export class TensorSource {
     const { store } = this;
     const whole = this.#wholeOf(one);
     const found = new Map();
-    for (const row of store.valuesOf(one.group, one.number)) {
+    for (const row of store.valuesOf(one)) {
       if (!ranks.has(row.rank) || row.side > 1) continue;
       const sides = found.get(row.rank) ?? [null, null];
       found.set(row.rank, sides);
@@ -83,27 +84,27 @@ export class TensorSource {
     return !!this.env.ask && this.env.canSend !== false;
   }
 
-  /** Asks for the whole tensors, once. @param {{group: number, number: number, op: number}} one */
+  /** Asks for the whole tensors, once. @param {import("./names.js").Name & {op: number}} one */
   ask(one) {
-    const name = `${one.group}:${one.number}`;
+    const name = keyOf(one);
     if (this.requests.has(name) || !this.canAsk) return;
-    this.requests.set(name, this.env.ask({ kind: "ask", what: "values", group: one.group, number: one.number, op: one.op }));
+    this.requests.set(name, this.env.ask({ kind: "ask", what: "values", cell: one.cell, group: one.group, number: one.number, op: one.op }));
     if (this.requests.size > 64) this.requests.delete(/** @type {string} */ (this.requests.keys().next().value));
   }
 
-  /** What became of asking: "" not asked, "asking", "here", or why there is nothing. @param {{group: number, number: number}} one */
+  /** What became of asking: "" not asked, "asking", "here", or why there is nothing. @param {import("./names.js").Name} one */
   asked(one) {
-    const request = this.requests.get(`${one.group}:${one.number}`);
+    const request = this.requests.get(keyOf(one));
     if (request === undefined) return "";
     const answer = this.store.answers.get(request);
     if (!answer) return this.whole?.request === request ? "here" : "asking";
     if (answer.message.error) return answer.message.error;
-    return answer.rows.whole?.rows ? "here" : "the whole tensors were not kept: record with %ddp_record full";
+    return answer.rows.whole?.rows ? "here" : "the whole tensors were not kept: run the cell with %%on_all_ranks --tensors full";
   }
 
-  /** @param {{group: number, number: number}} one @returns {Map<string, Float32Array>|null} by "rank:side" */
+  /** @param {import("./names.js").Name} one @returns {Map<string, Float32Array>|null} by "rank:side" */
   #wholeOf(one) {
-    const request = this.requests.get(`${one.group}:${one.number}`);
+    const request = this.requests.get(keyOf(one));
     if (request === undefined) return null;
     if (this.whole?.request === request) return this.whole.tensors;
     const answer = this.store.answers.get(request);

@@ -17,6 +17,7 @@ import { bytes, percent, plural, ranksInWords } from "./format.js";
 import { colourMap, scaleOf } from "./heat.js";
 import { TensorSource } from "./tensor_source.js";
 import { LABEL, LINE, NARROW, drawScale, drawTiles } from "./tensors_draw.js";
+import { isSameName, nameOf } from "./names.js";
 import { block, elementAt, indexOf, tilesAcross } from "./tiles.js";
 import { tooltip } from "./timeline_controls.js";
 import { acrossRanks, differences, element, exactly, isSame, range } from "./values.js";
@@ -261,7 +262,7 @@ export function tensorsPanel(el, store, env) {
     env.redraw?.();
   });
   // A chosen collective stays, whatever comes.
-  on("click", () => current && store.choose({ collective: { group: current.group, number: current.number } }));
+  on("click", () => current && store.choose({ collective: nameOf(current) }));
 
   /** @param {KeyboardEvent} event @returns {boolean} whether it was for the tensors */
   function onKey(event) {
@@ -316,9 +317,9 @@ export function tensorsPanel(el, store, env) {
   function next(by) {
     const all = store.collectives().filter((one) => one.values.size);
     if (!all.length) return true;
-    const at = current ? all.findIndex((one) => one.group === current.group && one.number === current.number) : all.length;
+    const at = current ? all.findIndex((one) => isSameName(one, current)) : all.length;
     const one = all[Math.min(Math.max(at + by, 0), all.length - 1)];
-    store.choose({ collective: { group: one.group, number: one.number } });
+    store.choose({ collective: nameOf(one) });
     return true;
   }
 

@@ -19,6 +19,7 @@ import { COMMUNICATION, COMPUTE, Lanes } from "./lanes.js";
 import { MOST_RIBBONS, callsOf, collectivesIn } from "./links.js";
 import { StepMarks, leftOut } from "./stepmarks.js";
 import { Asking, Follow, GOING_ON, controls, legend, tooltip } from "./timeline_controls.js";
+import { isSameName, keyOf, nameOf } from "./names.js";
 import { drawScene, xOf } from "./timeline_draw.js";
 import { timelineWords } from "./timeline_words.js";
 import { pan, zoom } from "./timewindow.js";
@@ -184,19 +185,19 @@ export function timelinePanel(el, store, env) {
     const names = layout.row >= 12 && ranks.length > 1 ? collectivesIn(lanes.of(ranks[0])[COMMUNICATION], span, seen, MOST_RIBBONS) : null;
     const { collective } = store.choice;
     for (const name of names ?? []) {
-      if (isSame(name, collective)) continue;
+      if (isSameName(name, collective)) continue;
       add(callsOf(lanes, span, name, ranks, name.around), false);
     }
     if (collective) add(callsOfChosen(ranks, collective), true);
-    const under = found && nameOf(found);
-    if (under && !isSame(under, collective)) add(callsOf(lanes, span, under, ranks, found.lane.start[found.at]), true);
+    const under = found && nameUnder(found);
+    if (under && !isSameName(under, collective)) add(callsOf(lanes, span, under, ranks, found.lane.start[found.at]), true);
     return made;
   }
 
   function callsOfChosen(ranks, collective) {
-    const name = `${collective.group}:${collective.number}:${span().total}:${ranks.length}`;
+    const name = `${keyOf(collective)}:${span().total}:${ranks.length}`;
     if (chosenCalls.key !== name) {
-      const start = store.collectiveOf(collective.group, collective.number)?.start;
+      const start = store.collectiveOf(collective)?.start;
       chosenCalls = { key: name, calls: callsOf(lanes, span(), collective, ranks, start) };
     }
     return chosenCalls.calls;
@@ -205,7 +206,6 @@ export function timelinePanel(el, store, env) {
   const span = () => store.tables.span;
   // Far outside of the picture canvases lose precision.
   const clampX = (x) => Math.min(Math.max(x, -2000), width + 2000);
-  const isSame = (one, other) => !!one && !!other && one.group === other.group && one.number === other.number;
 
   // ---- what is under the pointer
 
@@ -227,10 +227,10 @@ export function timelinePanel(el, store, env) {
     return null;
   }
 
-  function nameOf(one) {
+  function nameUnder(one) {
     if (one.lane.kind[one.at] !== TRANSFER) return null;
     const row = rowOf(one);
-    return row && { group: row.group, number: row.number };
+    return row && nameOf(row);
   }
 
   // ---- pointer
@@ -301,7 +301,7 @@ export function timelinePanel(el, store, env) {
       return;
     }
     const one = find(at.x, at.y);
-    const name = one && nameOf(one);
+    const name = one && nameUnder(one);
     store.choose({ collective: name || null });
   }
 
@@ -341,9 +341,9 @@ export function timelinePanel(el, store, env) {
     const all = store.collectives().filter((one) => one.spans.size);
     if (!all.length) return;
     const { collective } = store.choice;
-    const at = collective ? all.findIndex((one) => isSame(one, collective)) : by < 0 ? all.length : -1;
+    const at = collective ? all.findIndex((one) => isSameName(one, collective)) : by < 0 ? all.length : -1;
     const one = all[Math.min(Math.max(at + by, 0), all.length - 1)];
-    store.choose({ collective: { group: one.group, number: one.number } });
+    store.choose({ collective: nameOf(one) });
     const seen = view();
     if (one.start < seen.t0 || one.start > seen.t1) showChosen(seen.t1 - seen.t0);
   }
