@@ -211,12 +211,12 @@ def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys)
 
 
 def test_a_comm_says_where_what_the_browser_says_goes():
-    import ipykernel
+    from ipykernel._version import version_info
     from ipykernel.comm.comm import BaseComm
 
     from ddp_notebook.widgets import subshell
 
-    if ipykernel.version_info < (7, 4):
+    if version_info < (7, 4):
         assert not hasattr(BaseComm, subshell._ROUTE)
     else:  # a later version may have mended it, and then needs nothing
         assert list(inspect.signature(getattr(BaseComm, subshell._ROUTE)).parameters) == ["self", "data", "default"]

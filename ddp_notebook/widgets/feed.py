@@ -96,6 +96,14 @@ class Feed:
         self._said: dict[str, Any] = {}
         self._read_history()
 
+    @property
+    def cell(self) -> int:
+        """The cell of the latest rows; 0: there are none."""
+        if self.only is not None:
+            return self.only
+        metrics, _, _ = self.recording.follow("metric", self._ends["metric"] - 1, 1)
+        return max(*self._timelines, int(metrics["cell"].max(initial=0)), 0)
+
     # ---- what is new
 
     def has_news(self) -> bool:
@@ -293,7 +301,8 @@ class Feed:
         now_s = 0.0
         found = {}
         for table in ("span", "call"):
-            since = 0 if self.only is not None else max(0, self._ends[table] - _HISTORY)
+            is_all = self.only is not None and not self.is_live  # else what is of interest has just come
+            since = 0 if is_all else max(0, self._ends[table] - _HISTORY)
             rows, self._ends[table], _ = self.recording.follow(table, since)
             rows = rows[rows["rank"] < self.recording.world_size]
             found[table] = (rows if self.only is None else rows[rows["cell"] == self.only])[-_HISTORY:]
