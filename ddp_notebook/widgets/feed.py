@@ -34,6 +34,7 @@ _LOOKS = 6  # looks at values in which those of a call have come
 _HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
 _SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
+_SNAPSHOT_VALUES = 1200  # first values of tensors in a snapshot
 _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": ("group", "number")}  # of whole ones
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
 _OWN_TEXTS = 1 << 12  # that are known: one that comes again later gets another number
@@ -137,6 +138,8 @@ class Feed:
     def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> Message:
         """What a view begins with: the latest of everything, and the metrics from the beginning, thinned."""
         tables = {name: self._latest(name) for name in _KEPT}
+        values = tables["value"]  # of many ranks not all of the first values have room; `count` says how many are there
+        values["count"] = np.minimum(values["count"], max(1, int(_SNAPSHOT_VALUES / max(1, len(values)))))
         tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
         said = {**head, "notes": {**self.notes(), "history_every": every}, "layouts": self._layouts}
