@@ -19,7 +19,7 @@ from ddp_notebook.observe.store import keys_of
 from ddp_notebook.records import CALL, RESOURCE, SPAN, TIMES, Rows
 from ddp_notebook.widgets import rows as wire
 from ddp_notebook.widgets.budget import Thinning
-from ddp_notebook.widgets.tables import TEXTS, WIRE, empty, pack
+from ddp_notebook.widgets.tables import FIRST, TEXTS, WIRE, empty, pack
 from ddp_notebook.widgets.timeline import Timeline
 
 # What may travel: with the headers and what the ranks do, less than 60 kB in any second.
@@ -139,7 +139,7 @@ class Feed:
         """What a view begins with: the latest of everything, and the metrics from the beginning, thinned."""
         tables = {name: self._latest(name) for name in _KEPT}
         values = tables["value"]  # of many ranks not all of the first values have room; `count` says how many are there
-        values["count"] = np.minimum(values["count"], max(1, int(_SNAPSHOT_VALUES / max(1, len(values)))))
+        values["count"] = np.minimum(values["count"], min(FIRST, 1 + _SNAPSHOT_VALUES // max(1, len(values))))
         tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
         said = {**head, "notes": {**self.notes(), "history_every": every}, "layouts": self._layouts}
