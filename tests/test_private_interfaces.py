@@ -208,3 +208,22 @@ def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys)
     assert "does not let operations be observed (no such operator)" in capsys.readouterr().err
     made.begin_cell(1)
     assert made.end_cell(None) == {}
+
+
+def test_a_comm_says_where_what_the_browser_says_goes():
+    from ipykernel._version import version_info
+    from ipykernel.comm.comm import BaseComm
+
+    from ddp_notebook.widgets import subshell
+
+    if version_info < (7, 4):
+        assert not hasattr(BaseComm, subshell._ROUTE)
+    else:  # a later version may have mended it, and then needs nothing
+        assert list(inspect.signature(getattr(BaseComm, subshell._ROUTE)).parameters) == ["self", "data", "default"]
+
+
+def test_a_comm_without_that_is_left_as_it_is():
+    from ddp_notebook.widgets.subshell import hear_at_once
+
+    comm = object()  # takes no attributes
+    assert hear_at_once(comm) is False, "and this process is no kernel"

@@ -19,7 +19,7 @@ from ddp_notebook.observe.store import keys_of
 from ddp_notebook.records import CALL, RESOURCE, SPAN, TIMES, Rows
 from ddp_notebook.widgets import rows as wire
 from ddp_notebook.widgets.budget import Thinning
-from ddp_notebook.widgets.tables import TEXTS, WIRE, empty, pack
+from ddp_notebook.widgets.tables import FIRST, TEXTS, WIRE, empty, pack
 from ddp_notebook.widgets.timeline import Timeline
 
 # What may travel: with the headers and what the ranks do, less than 60 kB in any second.
@@ -34,7 +34,9 @@ _LOOKS = 6  # looks at values in which those of a call have come
 _HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
 _SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
-_COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": ("cell", "kind", "group", "number")}  # of whole ones
+_SNAPSHOT_VALUES = 1200  # first values of tensors in a snapshot
+_VALUES = ("cell", "kind", "group", "number")
+_COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}  # of whole ones
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
 _OWN_TEXTS = 1 << 12  # that are known: one that comes again later gets another number
 _MOST_WAITING_S = 4.0  # that a row may wait
@@ -96,6 +98,14 @@ class Feed:
         self._said: dict[str, Any] = {}
         self._read_history()
 
+    @property
+    def cell(self) -> int:
+        """The cell of the latest rows; 0: there are none."""
+        if self.only is not None:
+            return self.only
+        metrics, _, _ = self.recording.follow("metric", self._ends["metric"] - 1, 1)
+        return max(*self._timelines, int(metrics["cell"].max(initial=0)), 0)
+
     # ---- what is new
 
     def has_news(self) -> bool:
@@ -129,6 +139,8 @@ class Feed:
     def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> Message:
         """What a view begins with: the latest of everything, and the metrics from the beginning, thinned."""
         tables = {name: self._latest(name) for name in _KEPT}
+        values = tables["value"]  # of many ranks not all of the first values have room; `count` says how many are there
+        values["count"] = np.minimum(values["count"], min(FIRST, 1 + _SNAPSHOT_VALUES // max(1, len(values))))
         tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
         said = {**head, "notes": {**self.notes(), "history_every": every}, "layouts": self._layouts}
@@ -293,7 +305,8 @@ class Feed:
         now_s = 0.0
         found = {}
         for table in ("span", "call"):
-            since = 0 if self.only is not None else max(0, self._ends[table] - _HISTORY)
+            is_all = self.only is not None and not self.is_live  # else what is of interest has just come
+            since = 0 if is_all else max(0, self._ends[table] - _HISTORY)
             rows, self._ends[table], _ = self.recording.follow(table, since)
             rows = rows[rows["rank"] < self.recording.world_size]
             found[table] = (rows if self.only is None else rows[rows["cell"] == self.only])[-_HISTORY:]

@@ -135,18 +135,18 @@ class Live:
                 self._recording,
                 cell,
                 compact=compact,
-                publisher=self._live_publisher(),
+                publisher=self._live_publisher(cell),
                 interrupt=self.interrupt,
             )
         return _View(monitor, cell)
 
-    def _live_publisher(self) -> Publisher:
+    def _live_publisher(self, cell: int | None) -> Publisher:
         from ddp_notebook.widgets.feed import Feed
         from ddp_notebook.widgets.present import Present
         from ddp_notebook.widgets.publisher import Publisher
 
         if self._publisher is None:
-            feed = Feed(self._recording)
+            feed = Feed(self._recording, cell)
             self._publisher = Publisher(feed, Present(feed, self._cells, self._title))
         return self._publisher
 

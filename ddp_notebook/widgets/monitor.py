@@ -81,7 +81,6 @@ class Monitor(anywidget.AnyWidget):
         self._hears_at_once = hear_at_once(self.comm)
         self.on_msg(self._on_message)
         # At once, and not when the browser asks: what it says may be heard only after the cell.
-        publisher.catch_up(self._tell)
         publisher.add(self._tell)
 
     def __repr__(self) -> str:

@@ -56,8 +56,9 @@ class Present:
         self._title = title
         self._asked: tuple[CellRun, float, dict[int, Future[Vitals]]] | None = None
         self._next_s = 0.0
-        self._cell = feed.only or 0
-        self._state, self._why = "recorded" if session is None else "idle", ""
+        self._alone = "running" if feed.is_live else "recorded"  # of a recording without a session
+        self._cell = feed.cell
+        self._state, self._why = self._alone if session is None else "idle", ""
         self._has_ended = False
 
     def end(self) -> None:
@@ -69,7 +70,9 @@ class Present:
         session, state, cell = self._session, self._state, self._cell
         if session is not None and (self._has_ended or not session.is_running):
             state = "stopped"
-        elif session is not None:
+        elif session is None:
+            cell = self._feed.cell
+        else:
             run = session.under_way
             if run is None:
                 state = "idle"
@@ -96,7 +99,7 @@ class Present:
         self._next_s = now_s + _PERIOD_S
         running = self._session.under_way if self._session is not None and self._session.is_running else None
         if running is None:
-            self._state, self._why = "recorded" if self._session is None else "idle", ""
+            self._state, self._why = self._alone if self._session is None else "idle", ""
             return self._rows({})
         assert self._session is not None
         self._asked = running, now_s, self._session.looks.ask(running)
@@ -143,7 +146,7 @@ class Present:
             if how_it_died is not None:
                 return "died", how_it_died, ""
             if self._session is None:
-                return "recorded", "", ""
+                return self._alone, "", ""
             return ("idle" if self._session.is_running else "stopped"), "", ""
         waits_for = ""
         if view.operation is not None:

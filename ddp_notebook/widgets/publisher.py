@@ -45,8 +45,9 @@ class Publisher:
         return self._feed
 
     def add(self, sink: Sink) -> None:
-        """A view has come: what it is told from now on."""
+        """A view has come. It is told all that it needs to begin, and what is new from then on."""
         with self._lock:
+            sink(self.snapshot())
             if sink not in self._sinks:
                 self._sinks.append(sink)
             if self._thread is None and not self._closing.is_set() and self._feed.is_live:
@@ -62,7 +63,7 @@ class Publisher:
                 self._sinks.remove(sink)
 
     def catch_up(self, sink: Sink) -> None:
-        """Send a view all that it needs to begin, or to go on after it has missed something."""
+        """Send a view all that it needs to go on after it has missed something."""
         with self._lock:
             sink(self.snapshot())
 

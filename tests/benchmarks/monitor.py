@@ -3,8 +3,8 @@
 many       64 simulated ranks in DDP with 1000 events a second each (50 steps of 14 buckets, 4 spans and 2 metrics), all
            of whose collectives have values: bytes a second that travel to the browser, bytes of the opening, and
            processor time of a message
-training   a transformer of 1.3 million parameters in DDP on 4 ranks with the monitor open: processor time of the publisher and of the ranks'
-           senders (recorder and wire) over all that the ranks use
+training   a transformer of 1.3 million parameters in DDP on 4 ranks with the monitor open: processor time of the
+           publisher and of the ranks' senders (recorder and wire) over all that the ranks use
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ddp_notebook.codec import Batch
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records import METRIC, VALUE, Rows
 from ddp_notebook.widgets.feed import Feed, Message
+from ddp_notebook.widgets.monitor import BUNDLE
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.benchmarks.results import Figure, moment, table
@@ -157,21 +158,27 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
     publisher.add(sink)
     stream.play(recording, seconds, start_ns)
     cpu_s = publisher.cpu_s
-    opening = publisher.with_feed(lambda f, now_ns: f.snapshot(now_ns, {})).nbytes
+    snapshot = publisher.with_feed(lambda f, now_ns: f.snapshot(now_ns, {})).nbytes
     publisher.close()
     begin_s = told[0][0]
     seconds_told = [
         sum(n for at, n, _ in told if second <= at - begin_s < second + 1) for second in range(int(seconds))
     ]
     steady = seconds_told[2:]
-    print({"notes": told[-1][2].get("notes"), "per table": _per_table(told), "seconds": seconds_told})
     what = f"{world_size} ranks with 1000 events/s each"
+    script = BUNDLE.stat().st_size if BUNDLE.exists() else 0
     return [
         Figure(
             what=f"{what}: bytes in the worst second of {len(steady)}", value=max(steady), unit="B", bar=BAR_BYTES_PER_S
         ),
         Figure(what="... bytes of the first second", value=seconds_told[0], unit="B", bar=BAR_BYTES_PER_S),
-        Figure(what="... bytes of a snapshot", value=opening, unit="B", bar=40_000),
+        Figure(what="... bytes of a snapshot", value=snapshot, unit="B", bar=40_000),
+        Figure(
+            what=f"... bytes of the opening, {script} of them JavaScript",
+            value=snapshot + script,
+            unit="B",
+            bar=BAR_OPENING,
+        ),
         Figure(what="... messages a second", value=len(told) / seconds, unit="", bar=20),
         Figure(
             what="... the publisher's processor time for a message",
@@ -181,14 +188,6 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
         ),
         Figure(what="... and for a second", value=cpu_s / seconds * 1000, unit="ms", bar=BAR_SHARE * 1000 * world_size),
     ]
-
-
-def _per_table(told: list[tuple[float, int, dict[str, Any]]]) -> dict[str, int]:
-    rows: dict[str, int] = {}
-    for _, _, header in told:
-        for name, one in header["tables"].items():
-            rows[name] = rows.get(name, 0) + one["rows"]
-    return rows
 
 
 def training(seconds: float = 20.0) -> list[Figure]:
@@ -212,7 +211,6 @@ def training(seconds: float = 20.0) -> list[Figure]:
     senders_s = sum(
         value for name, value in by_name.items() if name.startswith(("ddp-record", "ddp-agent", "ddp-wire"))
     )
-    print({"threads": by_name, "publisher_s": publisher.cpu_s, "ranks_s": used_s, "messages": len(nbytes)})
     share = (publisher.cpu_s + senders_s) / used_s
     return [
         Figure(

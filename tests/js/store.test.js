@@ -95,7 +95,7 @@ test("a collective is one over all ranks, with its values", () => {
   const call = { op: 2, group: 3, number: 7 };
   deliver(store, { seq: 1, texts: TEXTS }, {
     span: [0, 1].map((rank) => span(rank, COLLECTIVE, 50 + rank, 60, { ...call, call: 7 })),
-    value: [0, 1].map((rank) => ({ rank, ...call, side: 1, count: 2, first: [1 + rank, 2] })),
+    value: [0, 1].map((rank) => ({ rank, ...call, kind: COLLECTIVE, cell: 1, side: 1, count: 2, first: [1 + rank, 2] })),
   });
   const [found] = store.collectives();
   assert.equal(store.text(found.op), "all_reduce");
@@ -103,6 +103,18 @@ test("a collective is one over all ranks, with its values", () => {
   assert.deepEqual([...found.spans.keys()], [0, 1]);
   const [, second] = store.valuesOf(found);
   assert.deepEqual([...second.first.slice(0, 3)], [2, 2, NaN], "narrower than 32: the rest is not known");
+});
+
+test("a receive, and a collective of a group that counts anew, are others than those with their numbers", () => {
+  const store = new Store();
+  const call = { op: 2, group: 3, number: 1 };
+  const value = (more) => ({ rank: 0, ...call, kind: COLLECTIVE, cell: 1, side: 1, count: 1, first: [1], ...more });
+  deliver(store, { seq: 1, texts: TEXTS }, {
+    span: [span(0, COLLECTIVE, 50, 60, { ...call, call: 1 }), span(0, COLLECTIVE, 80, 90, { ...call, cell: 2, call: 3 })],
+    value: [value({}), value({ kind: 7, first: [2] }), value({ cell: 2, first: [3] })],
+  });
+  assert.equal(store.collectives().length, 3);
+  assert.deepEqual(store.collectives().map((one) => store.valuesOf(one)[0].first[0]).sort(), [1, 2, 3]);
 });
 
 test("paused, the picture stands while data are taken in", () => {

@@ -171,11 +171,11 @@ test("what is asked for is asked once, and why there is nothing is told", () => 
   const sent = [];
   const store = { answers: new Map(), choice: {} };
   const source = new TensorSource(store, { ask: (message) => sent.push(message) });
-  const one = { group: 3, number: 7, op: 2 };
+  const one = { kind: 5, cell: 1, group: 3, number: 7, op: 2 };
   assert.equal(source.asked(one), "");
   source.ask(one);
   source.ask(one);
-  assert.deepEqual(sent, [{ kind: "ask", what: "values", group: 3, number: 7, op: 2 }]);
+  assert.deepEqual(sent, [{ kind: "ask", what: "values", cell: 1, group: 3, number: 7, op: 2 }]);
   assert.equal(source.asked(one), "asking");
   store.answers.set(1, { message: {}, rows: {}, buffers: [] });
   assert.match(source.asked(one), /not kept/);

@@ -259,10 +259,11 @@ test("a collective is found on every rank that has called it", () => {
   for (let rank = 0; rank < 4; rank++) for (let i = 1; i <= 50; i++) if (!(rank === 2 && i === 50)) rows.push(call(rank, i, 10 * i + rank, 10 * i + 8));
   fill(span, [...rows, call(0, 7, 75, 76, { group: 2, call: 900 })]);
   lanes.sync(span);
-  const found = callsOf(lanes, span, { group: 1, number: 7 }, [0, 1, 2, 3], 70);
+  const collective = { kind: 5, cell: 0 };
+  const found = callsOf(lanes, span, { ...collective, group: 1, number: 7 }, [0, 1, 2, 3], 70);
   assert.deepEqual(found.map(({ rank, lane, at }) => [rank, lane.start[at]]), [[0, 70], [1, 71], [2, 72], [3, 73]]);
-  assert.deepEqual(callsOf(lanes, span, { group: 1, number: 50 }, [0, 1, 2, 3]).map(({ rank }) => rank), [0, 1, 3]);
-  assert.deepEqual(callsOf(lanes, span, { group: 2, number: 7 }, [0, 1, 2, 3]).map(({ rank }) => rank), [0]);
+  assert.deepEqual(callsOf(lanes, span, { ...collective, group: 1, number: 50 }, [0, 1, 2, 3]).map(({ rank }) => rank), [0, 1, 3]);
+  assert.deepEqual(callsOf(lanes, span, { ...collective, group: 2, number: 7 }, [0, 1, 2, 3]).map(({ rank }) => rank), [0]);
   assert.equal(collectivesIn(lanes.of(0)[COMMUNICATION], span, { t0: 0, t1: 1000 }, 16), null);
   assert.deepEqual(collectivesIn(lanes.of(1)[COMMUNICATION], span, { t0: 69, t1: 85 }, 16).map(({ number }) => number), [7, 8]);
 });

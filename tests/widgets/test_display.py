@@ -229,6 +229,15 @@ def test_interrupt_ends_the_cell_where_the_kernel_hears_it(browser):
         )
 
 
+def test_where_nobody_can_type_nobody_looks(browser):
+    """As nbclient runs a notebook: a widget would stay in it for ever, with all its JavaScript."""
+    for code in (TRAINS, "%ddp_monitor 1"):
+        reply = finish(browser, browser.kernel.client.execute(code, allow_stdin=False))
+        assert reply.status == "ok"
+    assert browser.monitors() == []
+    assert [set(shown) for shown in reply.displays] == [{"image/png", "text/plain"}]
+
+
 def test_stop_makes_the_last_view_static(browser):
     browser.run("%ddp_monitor")
     comm_id = browser.monitors()[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def check_steps(rows, recording):
     return true
 
 
-SCENES = {
+SCENES: dict[str, dict[str, Any]] = {
     "even": {},
     "a slow rank": {"slow": 2, "phase": "forward", "extra_ms": 50},
     "noise": {"noise_ms": 3},

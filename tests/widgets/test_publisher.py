@@ -25,7 +25,6 @@ class View:
         self.texts = {}
         self.head = {}
         self.ranks = {}
-        publisher.catch_up(self.tell)
         publisher.add(self.tell)
 
     def tell(self, message):
@@ -130,7 +129,11 @@ def test_a_sink_that_fails_does_not_end_it():
     recording = Recording(1)
     feed = Feed(recording)
     publisher = Publisher(feed, Present(feed, None, ""))
-    publisher.add(lambda _: 1 / 0)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    publisher.add(fail)
     view = View(publisher)
     rank = Rank(0)
     try:
