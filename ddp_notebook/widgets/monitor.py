@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,7 @@ class Monitor(anywidget.AnyWidget):
     """
 
     compact = traitlets.Bool(False).tag(sync=True)
+    key = traitlets.Unicode().tag(sync=True)  # by which all views of this widget find what it was told
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Monitor(anywidget.AnyWidget):
         publisher: Publisher | None = None,
         interrupt: Callable[[], str] | None = None,
     ) -> None:
-        super().__init__(_esm=bundle(), compact=compact)
+        super().__init__(_esm=bundle(), compact=compact, key=uuid.uuid4().hex)
         self._cell = cell
         self._interrupt = interrupt
         self._is_own = publisher is None

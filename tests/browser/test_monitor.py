@@ -18,6 +18,10 @@ from tests.browser.test_jupyterlab import write_notebook
 
 START, MONITOR, SET_UP, TRAIN, COMPARE, HANG, UNDER, STOP = range(8)
 LOGGED = 60
+_IS_COMPLETE = (
+    f"Object.values(state.panels.loss?.lines ?? {{}}).length == 4 && Object.values(state.panels.loss.lines)"
+    f".every(({{ values }}) => values.filter(Number.isFinite).length == {LOGGED})"
+)
 
 CELLS = [
     "%load_ext ddp_notebook\n%ddp_start 4 --backend gloo --hang-after 2",
@@ -117,7 +121,8 @@ class View:
         return found
 
     def wait_for(self, condition: str, timeout_s: float = 20.0) -> dict[str, Any]:
-        """Wait for a condition on `state`, in JavaScript."""
+        """Wait for a condition on `state`, in JavaScript. What is not on the screen is not drawn."""
+        self.root.scroll_into_view_if_needed()
         until = time.monotonic() + timeout_s
         while not self.root.evaluate(f"root => {{ const state = root.ddpMonitor.state(); return {condition}; }}"):
             assert time.monotonic() < until, f"not within {timeout_s:g} s: {condition}; {self.state()}"
@@ -138,7 +143,7 @@ def near(drawn: float, recorded: float) -> bool:
 
 
 def it_is_what_was_recorded(view: View, recorded: dict[str, Any]) -> None:
-    lines = view.wait_for(f"state.panels.loss.x.length == {LOGGED}")["panels"]["loss"]["lines"]
+    lines = view.wait_for(_IS_COMPLETE)["panels"]["loss"]["lines"]
     for rank in range(4):
         drawn = lines[f"rank {rank}"]["values"]
         assert all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(drawn, recorded["loss"][str(rank)], strict=True))
@@ -195,14 +200,14 @@ def every_panel_is_accessible(view: View, screenshot: Any) -> None:
 def a_second_view_catches_up(lab: JupyterLab, view: View, app: str) -> None:
     """A tab that is opened again, and in JupyterLab a view of the same output beside."""
     view.open("Loss")
-    before = view.wait_for(f"state.panels.loss?.x.length == {LOGGED}")
+    before = view.wait_for(_IS_COMPLETE)
     if app == "jupyterlab":
         view.root.locator(".ddpm-title").click(button="right")
         lab.page.locator(".lm-Menu-item", has_text="Create New View for Cell Output").click()
         expect(lab.page.locator(".ddpm")).to_have_count(2)
         second = View(lab)
         second.root = lab.page.locator(".ddpm").last
-        after = second.wait_for(f"state.panels.loss?.x.length == {LOGGED}")
+        after = second.wait_for(_IS_COMPLETE)
         assert after["panels"]["loss"]["lines"] == before["panels"]["loss"]["lines"]
         lab.page.locator(".lm-TabBar-tab", has_text="Output View").locator(".lm-TabBar-tabCloseIcon").click()
         expect(lab.page.locator(".ddpm")).to_have_count(1)

@@ -6,26 +6,28 @@ import { Hub } from "./hub.js";
 import { makeView } from "./view.js";
 import { fromBase64 } from "./wire.js";
 
-/** @type {WeakMap<object, Hub>} */
-const hubs = new WeakMap();
+/** @type {Map<string, Hub>} by the widget's key: a model comes to `initialize` and to `render` as different objects */
+const hubs = new Map();
 
 /** Once for each model: takes in what comes, whether somebody looks or not. @param {{model: any}} context */
 function initialize({ model }) {
+  const key = model.get("key");
   const hub = new Hub((message) => model.send(message));
-  hubs.set(model, hub);
+  hubs.set(key, hub);
   model.on("msg:custom", hub.receive);
   const stop = hub.greet();
   return () => {
     stop();
     model.off("msg:custom", hub.receive);
-    hubs.delete(model);
+    hubs.delete(key);
   };
 }
 
 /** Once for each view. @param {{model: any, el: HTMLElement}} context */
 function render({ model, el }) {
-  if (!hubs.has(model)) initialize({ model });
-  const hub = /** @type {Hub} */ (hubs.get(model));
+  const key = model.get("key");
+  if (!hubs.has(key)) initialize({ model });
+  const hub = /** @type {Hub} */ (hubs.get(key));
   return makeView(el, hub, { compact: Boolean(model.get("compact")), panel: model.get("panel") || "loss" });
 }
 
