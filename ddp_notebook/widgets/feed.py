@@ -79,6 +79,7 @@ class Feed:
         self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
         self.resources = np.zeros(recording.world_size, RESOURCE)  # and how it was
         self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
+        self._late_values: tuple[Rows, int] = (np.zeros(0, CALL), 0)  # calls whose values had to wait, and from where on
         self._value_ends: deque[int] = deque([self._ends["value"]], maxlen=_LOOKS)
         self._timelines: dict[int, Timeline] = {}
         self._thin_metrics = Thinning(METRIC_BYTES_PER_S)
@@ -115,6 +116,7 @@ class Feed:
             any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "layout"))
             or any(timeline.is_waiting for timeline in self._timelines.values())
             or any(map(len, self._waiting.values()))
+            or len(self._late_values[0]) > 0
         )
 
     def delta(self, now_ns: int, head: Mapping[str, Any], ranks: Rows | None = None) -> Message | None:
@@ -271,10 +273,17 @@ class Feed:
         self._value_ends.append(store.rings["value"].end)
         self._value_allowance = min(self._value_allowance + VALUE_BYTES_PER_S * seconds, VALUE_BYTES_PER_S)
         found = [empty("value")]
-        while len(calls) and self._value_allowance > 0:
+        if not len(calls):
+            calls, since = self._late_values
+        while len(calls):
             newest = calls[np.argmax(calls["issue_ns"])]
             mine = (calls["group"] == newest["group"]) & (calls["number"] == newest["number"])
             mine &= (calls["op"] == newest["op"]) & (calls["cell"] == newest["cell"])
+            is_last = len(found) == 1  # of all: it is told, if not now then later
+            if is_last:
+                self._late_values = (calls[mine], since) if self._value_allowance <= 0 else (calls[:0], 0)
+            if self._value_allowance <= 0:
+                break
             rows = self.values_of(calls[mine], since)
             calls = calls[~mine]
             self._value_allowance -= len(rows) * _VALUE_BYTES + 4 * float(rows["count"].max(initial=0)) * len(rows)

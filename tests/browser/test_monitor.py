@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from tests.browser.jupyterlab import SCREENSHOTS, JupyterLab, open_notebook
 from tests.browser.test_jupyterlab import write_notebook
 
-START, MONITOR, SET_UP, TRAIN, COMPARE, HANG, UNDER, STOP = range(8)
+START, MONITOR, SET_UP, TRAIN, COMPARE, HANG, STOP, AGAIN, UNDER, END = range(10)
 LOGGED = 60
 _IS_COMPLETE = (
     f"Object.values(state.panels.loss?.lines ?? {{}}).length == 4 && Object.values(state.panels.loss.lines)"
@@ -61,7 +61,9 @@ CELLS = [
     "    'input': call.input.first.tolist(), 'output': call.output.first.tolist(), 'number': call.number,\n"
     "}))",
     "%%on_all_ranks\nif rank != 2: dist.barrier()\nelse: time.sleep(60)",
-    f"%%on_all_ranks\nfor step in range({LOGGED}): log(loss=1 / (step + 1)); time.sleep(0.05)",
+    "%ddp_stop",
+    "%ddp_start 2 --backend gloo",
+    f"%%on_all_ranks\nimport time\nfor step in range({LOGGED}): log(loss=1 / (step + 1)); time.sleep(0.05)",
     "%ddp_stop",
 ]
 
@@ -100,10 +102,17 @@ def test_the_monitor(tmp_path, app):
 
         a_second_view_catches_up(lab, view, app)
         a_hang_is_shown_and_interrupted(lab, view)
+        for cell in (STOP, AGAIN):
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        expect(lab.page.locator(".ddpm")).to_have_count(0)
         lab.run_cell(UNDER)
+        compact = View(lab)
+        compact.wait_for("state.panels.loss?.x.length > 5")
+        assert is_running(lab, UNDER), "it comes by itself, while the cell runs"
         lab.wait_until_done(UNDER)
-        lab.run_cell(STOP)
-        lab.wait_until_done(STOP)
+        lab.run_cell(END)
+        lab.wait_until_done(END)
         the_picture_stays(lab, path)
 
 
@@ -234,9 +243,9 @@ def the_picture_stays(lab: JupyterLab, path: Any) -> None:
             break
         assert time.monotonic() < until, data
         time.sleep(0.1)
-    for one in data:
+    for one, text in zip(data, (f"4 ranks, {LOGGED} steps, loss", "2 ranks, loss 1.00 -> 0.0167"), strict=True):
         assert "application/vnd.jupyter.widget-view+json" not in one
-        assert one["text/plain"].startswith("4 ranks"), one["text/plain"]
+        assert one["text/plain"].startswith(text), one["text/plain"]
     lab.page.reload()
     pictures = lab.page.locator(".jp-RenderedImage img")
     expect(pictures).to_have_count(2, timeout=30_000)
