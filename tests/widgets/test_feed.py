@@ -212,6 +212,34 @@ def test_values_of_a_collective_that_all_ranks_know_are_told():
     json.dumps(message.header, allow_nan=False)
 
 
+def test_the_newest_values_come_later_where_too_many_came_at_once():
+    ranks = [Rank(number) for number in range(8)]
+    recording = Recording(8)
+    feed = Feed(recording)
+    begin_ns = time.monotonic_ns()
+    group = {"name": "0", "title": "default", "ranks": list(range(8))}
+
+    def call(number: int) -> None:
+        at_ns = begin_ns + number * 10_000_000
+        for one in ranks:
+            values = [one.values(number, side, [float(number)] * 32) for side in (0, 1)]
+            recording.feed(one.batch(one.call(cell=1, group=group, issue_ns=at_ns, end_ns=at_ns + 1000), *values))
+
+    def told(tick: int) -> list[float]:
+        message = feed.delta(begin_ns + tick * 210_000_000, {})
+        rows = None if message is None else unpack(message.header, message.data).get("value")
+        return [] if rows is None else rows["first"][:, 0].tolist()
+
+    call(1)
+    call(2)
+    call(3)
+    assert told(1)[-1] == 3.0, "the newest"
+    call(4)
+    assert told(2) == [], "too much was told"
+    assert feed.has_news()
+    assert 4.0 in [value for tick in range(3, 20) for value in told(tick)]
+
+
 def test_a_window_a_step_and_values_can_be_asked_for():
     recording = recorded(simulate(steps=20, slow=1, phase="backward", extra_ms=30))
     feed = Feed(recording, is_live=False)
