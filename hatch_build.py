@@ -45,8 +45,8 @@ _ESBUILD = (
 )
 
 
-# The module is sent with each view, so it travels compressed, half as large, and unpacks itself. anywidget has it loaded
-# from a blob's address anyway, so that another one is nothing new to a front end.
+# The module is sent with each view, so it travels compressed, half as large, and unpacks itself. anywidget has it
+# loaded from a blob's address anyway, so that another one is nothing new to a front end.
 _UNPACK = """\
 const packed = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
 const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));

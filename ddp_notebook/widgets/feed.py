@@ -79,7 +79,10 @@ class Feed:
         self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
         self.resources = np.zeros(recording.world_size, RESOURCE)  # and how it was
         self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
-        self._late_values: tuple[Rows, int] = (np.zeros(0, CALL), 0)  # calls whose values had to wait, and from where on
+        self._late_values: tuple[Rows, int] = (
+            np.zeros(0, CALL),
+            0,
+        )  # calls whose values had to wait, and from where on
         self._value_ends: deque[int] = deque([self._ends["value"]], maxlen=_LOOKS)
         self._timelines: dict[int, Timeline] = {}
         self._thin_metrics = Thinning(METRIC_BYTES_PER_S)
