@@ -167,7 +167,7 @@ def test_requests_are_answered(browser):
     span = [row for row in unpack(header, data)["span"] if row["op"]][-1]
     asks: dict[str, dict[str, Any]] = {
         "spans": {"t0": float(span["start"]) - 1, "t1": float(span["end"]) + 1, "ranks": [int(span["rank"])]},
-        "values": {"group": int(span["group"]), "number": int(span["number"])},
+        "values": {name: int(span[name]) for name in ("cell", "group", "number", "op")},
         "metrics": {},
         "step": {"cell": 1, "step": 0},
         "nonsense": {},
