@@ -19,6 +19,7 @@ from ddp_notebook.widgets import answers
 from ddp_notebook.widgets.feed import Feed, Message
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
+from ddp_notebook.widgets.simulation import Simulation
 from ddp_notebook.widgets.subshell import hear_at_once
 
 BUNDLE = Path(__file__).with_name("static") / "monitor.js"
@@ -48,7 +49,7 @@ class Monitor(anywidget.AnyWidget):
         Monitor(ddp_notebook.load("run.npz"))
 
     Args:
-        recording: what is shown.
+        recording: what is shown; one that `simulate(live=True)` feeds is live.
         cell: this one only; None: all.
         live: the recording grows.
         compact: less high, as under a running cell.
@@ -64,7 +65,7 @@ class Monitor(anywidget.AnyWidget):
 
     def __init__(
         self,
-        recording: Recording,
+        recording: Recording | Simulation,
         cell: int | None = None,
         *,
         live: bool = False,
@@ -72,6 +73,8 @@ class Monitor(anywidget.AnyWidget):
         publisher: Publisher | None = None,
         interrupt: Callable[[], str] | None = None,
     ) -> None:
+        if not isinstance(recording, Recording):
+            recording, live = recording.recording, True
         super().__init__(_esm=bundle(), compact=compact, key=uuid.uuid4().hex)
         self._cell = cell
         self._interrupt = interrupt
