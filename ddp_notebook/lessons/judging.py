@@ -1,4 +1,4 @@
-"""Answers to the questions of the lessons: right or wrong, and why."""
+"""How the answers to the questions of the notebooks are judged: right or wrong, and why."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.words import name_ranks
-
-Judge = Callable[[Any], str | None]
-_MISSING = "no answer yet: put yours in the place of the dots"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,72 +33,27 @@ class Question:
     tolerance: float = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What `check` says. True when the answer was right."""
-
-    right: bool
-    text: str
-
-    def __bool__(self) -> bool:
-        return self.right
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def check(question: str | Judge, answer: Any) -> Verdict:
-    """Say whether an answer is right, and why.
-
-    Args:
-        question: the name of a question of the notebooks, such as "04/world-size"; or a function that is given the
-            answer, and returns None when it is right, else the reason why not.
-        answer: a number, a text, a list, or a mapping from rank such as `session["x"]`. `...` is no answer yet.
-
-    Raises:
-        UsageError: there is no such question.
-
-    Example:
-        >>> check("04/world-size", 3)
-        wrong: 3 is the number of nodes. Every process counts, on all nodes.
-    """
-    if callable(question):
-        if _is_missing(answer):
-            return Verdict(False, _MISSING)
-        reason = question(answer)
-        return Verdict(True, "right") if reason is None else Verdict(False, f"wrong: {reason}")
-    asked = _questions().get(question)
-    if asked is None:
-        raise UsageError(f"there is no question {question!r}; there are {', '.join(sorted(_questions()))}")
+def judge(asked: Question, answer: Any) -> tuple[bool, str]:
+    """Whether the answer is right, and what is to be said."""
     if _is_missing(answer):
-        return Verdict(False, _MISSING)
-    return _judge(asked, answer)
-
-
-def _questions() -> dict[str, Question]:
-    from ddp_notebook.lessons import questions
-
-    return questions.QUESTIONS
-
-
-def _judge(asked: Question, answer: Any) -> Verdict:
+        return False, "put your answer in place of the dots"
     right = asked.answer(_world_size()) if callable(asked.answer) else asked.answer
     if isinstance(right, Mapping) and isinstance(answer, Mapping):
         wrong = [key for key in right if key not in answer or not _is_equal(answer[key], right[key], asked.tolerance)]
         if wrong or set(answer) - set(right):
-            return Verdict(False, f"wrong{_where(wrong)}: {asked.hint}")
+            return False, f"{_where(wrong)}{asked.hint}"
     elif not _is_equal(answer, right, asked.tolerance):
         traps = asked.traps(_world_size()) if callable(asked.traps) else asked.traps
         met = [text for trap, text in traps.items() if _is_equal(answer, trap, asked.tolerance)]
-        return Verdict(False, " ".join(["wrong:", *met[:1], asked.hint]))
-    return Verdict(True, f"right: {asked.why}")
+        return False, " ".join([*met[:1], asked.hint])
+    return True, asked.why
 
 
 def _where(wrong: list[Any]) -> str:
     if not wrong:
         return ""
     ranks = all(type(key) is int for key in wrong)
-    return f" on {name_ranks(wrong)}" if ranks else f" at {', '.join(map(str, wrong))}"
+    return f"look at {name_ranks(wrong) if ranks else ', '.join(map(str, wrong))}. "
 
 
 def _world_size() -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ddp_notebook.lessons.checks import Question
+from functools import partial
+
+from ddp_notebook.lessons.judging import Question, judge
+from ddp_notebook.lessons.questions import question
 
 QUESTIONS = {
     # ---- 04: processes, ranks, nodes, groups
@@ -105,15 +108,15 @@ QUESTIONS = {
         hint="Who has the data before, and who needs what afterwards?",
     ),
     "06/mean": Question(
-        answer=lambda size: {rank: (size * 10 - 9) / 2 for rank in range(size)},
+        answer=lambda size: {rank: (size * size - 1) / 2 for rank in range(size)},
         why="the sum of all numbers over how many there are.",
-        hint="The ranks have different amounts of data, so a mean of their means counts some numbers more than others. "
-        "Add up sums and counts, and divide at the end.",
+        hint="The ranks have different amounts of numbers, so a mean of their means counts some more than others. Add "
+        "up sums and counts, and divide at the end.",
     ),
     # ---- 07: ring, tree, parameter server
     "07/server-bytes": Question(
-        answer=lambda size: 2 * (size - 1) * 8.0,
-        why="every other rank's 8 bytes come in, and 8 bytes go out to every other rank.",
+        answer=lambda size: 2 * (size - 1) * 48,
+        why="48 bytes come in from every other rank, and 48 bytes go out to every other rank.",
         hint="Count both directions: what comes in at the server from each other rank, and what goes out to it.",
     ),
     "07/ring-bytes": Question(
@@ -156,3 +159,7 @@ def _bits(size: int, rule: str) -> int:
     for number in range(2, size + 1):
         total = {"and": total & number, "or": total | number, "xor": total ^ number}[rule]
     return total
+
+
+for _name, _asked in QUESTIONS.items():
+    question(_name)(partial(judge, _asked))
