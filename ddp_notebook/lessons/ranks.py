@@ -319,9 +319,7 @@ def time_algorithms(
     rank, n, device = dist.get_rank(), dist.get_world_size(), _device()
     found: dict[tuple[str, int], list[float]] = {}
     for nbytes in sizes:
-        x = torch.ones(max(nbytes // 4, 1), device=device)
-        ends = [len(x) * (at + 1) // n for at in range(n)]
-        chunks = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        x, chunks = _data(nbytes, n, device)
         for name in algorithms:
             times = found[name, nbytes] = []
             for _ in range(repeats + 1):
@@ -337,6 +335,20 @@ def time_algorithms(
                 times.append(time.perf_counter() - began_s)
             del times[0]  # the first one opens connections
     return found
+
+
+def run_once(algorithm: str, nbytes: int) -> None:
+    """Run an algorithm on data of so many bytes, for who counts what it moves."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x, chunks = _data(nbytes, n, _device())
+    for _ in ALGORITHMS[algorithm](x, chunks, rank, n):
+        pass
+
+
+def _data(nbytes: int, n: int, device: torch.device) -> tuple[torch.Tensor, list[slice]]:
+    x = torch.ones(max(nbytes // 4, 1), device=device)
+    ends = [len(x) * (at + 1) // n for at in range(n)]
+    return x, [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _finish(device: torch.device) -> None:

@@ -39,14 +39,23 @@ class Runner:
         self.session = session
         self._seen = 0  # calls in the recording
 
-    def ask(self, code: str, timeout_s: float = RUN_S) -> dict[int, Any]:
+    def ask(self, code: str, timeout_s: float = RUN_S, level: str = "values") -> dict[int, Any]:
         """Run code that sets `_lesson_told`, and bring that from each rank."""
-        self.run(f"_lesson_told = None\n{code}", timeout_s)
-        return dict(self.session["_lesson_told"])
+        self.run(f"_lesson_told = None\n{code}", timeout_s, level)
+        return self.pull("_lesson_told")
 
-    def run(self, code: str, timeout_s: float = RUN_S) -> None:
-        """Run code, recorded whatever the session records otherwise: the lessons count by it."""
-        self.session.run(code, timeout=timeout_s, quiet=True, record={"level": "values"})
+    def pull(self, name: str) -> dict[int, Any]:
+        """A variable of each rank."""
+        return dict(self.session[name])
+
+    def run(self, code: str, timeout_s: float = RUN_S, level: str = "values", *, quiet: bool = True) -> None:
+        """Run code.
+
+        Args:
+            level: how much is recorded, whatever the session records otherwise: the lessons count by it.
+            quiet: show nothing.
+        """
+        self.session.run(code, timeout=timeout_s, quiet=quiet, record={"level": level})
 
     def mark(self) -> None:
         """What is recorded from here on is what `calls` gives."""
