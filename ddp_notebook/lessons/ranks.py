@@ -164,7 +164,7 @@ def parameter_server(x: torch.Tensor, chunks: list[slice], rank: int, n: int) ->
         yield exchange(x, [], [(other, whole) for other in others], add=True)
         yield exchange(x, [(other, whole) for other in others], [])
     else:
-        yield exchange(x, [(0, whole)], [])
+        yield exchange(x, [(0, whole)], [], add=True)
         yield exchange(x, [], [(0, whole)])
 
 
@@ -198,7 +198,7 @@ def exchange(
     Args:
         sends: to whom, and which part.
         receives: from whom, and which part.
-        add: what comes is added, not kept in place of what was there.
+        add: what comes, here or at the receivers, is added, not kept in place of what was there.
         source: what is sent, where it is not x as it is now.
     """
     outgoing = [(peer, part) for peer, part in sends if part.stop > part.start]  # nothing is not sent
