@@ -6,7 +6,9 @@
     lessons.algorithm("ring all_reduce")        one step at a time
     lessons.point_to_point("race")              who waits for whom, drawn as it happened
     lessons.cost()                              measured times, and the alpha-beta model
-    lessons.check("all_reduce_sum", 10)         was that right?
+    lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
+    lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
+    lessons.check("04/world-size", 24)          was that right?
 
 Every number comes from tensors on the ranks. Without a front end they work the same, and leave pictures.
 """
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.cost import Costs, cost
     from ddp_notebook.lessons.explorer import Explorer
     from ddp_notebook.lessons.messages import Scene, point_to_point
+    from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.questions import Verdict, check
     from ddp_notebook.lessons.stepping import Stepper
+    from ddp_notebook.lessons.transfers import exchanges
 
 __all__ = [
     "Costs",
@@ -32,6 +36,8 @@ __all__ = [
     "check",
     "collective",
     "cost",
+    "exchanges",
+    "places",
     "point_to_point",
 ]
 
@@ -43,6 +49,8 @@ _LAZY = {
     "Stepper": "stepping",
     "Verdict": "questions",
     "check": "questions",
+    "exchanges": "transfers",
+    "places": "nodes",
     "point_to_point": "messages",
 }
 
