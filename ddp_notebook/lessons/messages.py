@@ -155,9 +155,7 @@ class Event:
     def __repr__(self) -> str:
         toward = "" if self.peer is None else f" {'to' if 'send' in self.what else 'from'} rank {self.peer}"
         end = f"{self.end_ms:.0f}" if self.is_over else "never"
-        return (
-            f"<rank {self.rank}: {self.what}{toward}, {self.start_ms:.0f} to {end} ms, blocked {self.blocked_ms:.0f}>"
-        )
+        return f"<rank {self.rank}: {self.what}{toward}, {self.start_ms:.0f} to {end} ms, blocked {self.blocked_ms:.0f}>"
 
 
 class Scene:

@@ -200,9 +200,7 @@ def _default(call: Call, rank: int, at: int) -> float:
     if call.op in POINT_TO_POINT and rank == call.peer:
         return 0  # the buffer that the message goes into
     if call.op in REDUCING and call.reduce_op in _BITWISE:
-        return (
-            (1 << (rank % 7)) | (128 if at % 2 else 0) if call.reduce_op != "BAND" else 255 ^ (1 << ((rank + at) % 8))
-        )
+        return (1 << (rank % 7)) | (128 if at % 2 else 0) if call.reduce_op != "BAND" else 255 ^ (1 << ((rank + at) % 8))
     if call.op in REDUCING and call.reduce_op == "PRODUCT":
         return _PRIMES[rank % 8] if at % 2 == 0 or call.dtype in ("uint8", "float16") else _PRIMES[rank % 8] + at
     if call.op in REDUCING and call.reduce_op in ("MIN", "MAX"):
