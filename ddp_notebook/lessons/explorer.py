@@ -298,10 +298,10 @@ class Explorer:
             state += f", {sum(marks)} of {len(marks)} cells right"
         return f"<Explorer: {self.line} on {list_ranks(list(self.call.ranks))}: {state}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from ddp_notebook.lessons import shown
 
-        return shown.bundle(self)
+        shown.display(self)
 
     # ---- the code that runs
 
