@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -177,12 +178,12 @@ class Explorer:
         """What NumPy says, by rank; a rank whose result torch does not specify is not in it."""
         return theory.expected(self.call, self._inputs)
 
-    def predict(self, values: Mapping[int, Sequence[float]]) -> None:
-        """Say what comes out, for some ranks or for all."""
+    def predict(self, values: Mapping[int, Sequence[float | None]]) -> None:
+        """Say what comes out, for some ranks or for all; None: nothing is said of this element."""
         for rank in values:
             if rank not in self.call.ranks:
                 raise UsageError(f"rank {rank} does not take part; {list_ranks(list(self.call.ranks))} do")
-        self.prediction |= {rank: [float(value) for value in given] for rank, given in values.items()}
+        self.prediction |= {rank: [math.nan if value is None else float(value) for value in given] for rank, given in values.items()}
 
     def run(self) -> Values:
         """Run it on the ranks.
@@ -298,10 +299,10 @@ class Explorer:
             state += f", {sum(marks)} of {len(marks)} cells right"
         return f"<Explorer: {self.line} on {list_ranks(list(self.call.ranks))}: {state}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from ddp_notebook.lessons import shown
 
-        return shown.bundle(self)
+        shown.display(self)
 
     # ---- the code that runs
 

@@ -217,6 +217,26 @@ class Scene:
         return found
 
     @property
+    def world_size(self) -> int:
+        return self._runner.session.world_size
+
+    @property
+    def arrows(self) -> list[tuple[int, int]]:
+        """Which send belongs to which receive, as their places in `events`: in order, for each pair of ranks and tag."""
+        sends: dict[tuple[int, int | None, int], list[int]] = {}
+        for at, event in enumerate(self.events):
+            if "send" in event.what:
+                sends.setdefault((event.rank, event.peer, event.tag), []).append(at)
+        found = []
+        came_from = iter(self.values.get(0) or ()) if self.name == "any source" else iter(())
+        for at, event in enumerate(self.events):
+            if "recv" in event.what:
+                source = next(came_from, None) if event.peer is None else event.peer
+                if source is not None and (waiting := sends.get((source, event.rank, event.tag))):
+                    found.append((waiting.pop(0), at))
+        return found
+
+    @property
     def changed(self) -> float | None:
         """Of a race: which part of the receiver's numbers are not those that were in the tensor at isend."""
         if self.name not in ("race", "no race") or 1 not in self.values:
@@ -248,10 +268,10 @@ class Scene:
     def __repr__(self) -> str:
         return f"<Scene {self.name}: {'; '.join(self.said) or 'nobody waited'}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from ddp_notebook.lessons import shown
 
-        return shown.bundle(self)
+        shown.display(self)
 
     # ---- what was recorded
 

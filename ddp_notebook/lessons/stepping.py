@@ -125,6 +125,7 @@ class Stepper:
         """Begin again, with the same data."""
         self._key = uuid.uuid4().hex
         self._runner.mark()
+        self.compared: bool | None = None
         inputs: Any = self.elements if self._inputs is None else self._inputs
         per_rank = f"{inputs}" if self._inputs is None else f"{inputs}[rank]"
         told = self._runner.ask(
@@ -234,6 +235,11 @@ class Stepper:
         call = theory.Call(op="all_reduce", world_size=self.world_size, dtype=self.dtype)
         return all(all(theory.agree(call, mine[rank], real[rank])) for rank in mine)
 
+    def compare(self) -> bool:
+        """Run torch.distributed's own call on the same inputs, and say whether all ranks have the same. See `agrees`."""
+        self.compared = self.agrees
+        return self.compared
+
     def picture(self) -> Figure:
         """All steps so far, from left to right: a figure that stays in a saved notebook."""
         from ddp_notebook.lessons import pictures
@@ -248,10 +254,10 @@ class Stepper:
             parts.append(f"busiest link {busiest[0][0]} -> {busiest[0][1]} with {busiest[1]} B")
         return f"<{self.name} on {self.world_size} ranks: {', '.join(parts)}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from ddp_notebook.lessons import shown
 
-        return shown.bundle(self)
+        shown.display(self)
 
     # ---- inside
 
