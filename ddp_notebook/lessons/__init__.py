@@ -6,6 +6,7 @@
     lessons.algorithm("ring all_reduce")        one step at a time
     lessons.point_to_point("race")              who waits for whom, drawn as it happened
     lessons.cost()                              measured times, and the alpha-beta model
+    lessons.inside_ddp()                        a training step in DDP, in stages and at speed
     lessons.check("all_reduce_sum", 10)         was that right?
 
 Every number comes from tensors on the ranks. Without a front end they work the same, and leave pictures.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_notebook.lessons.cost import Costs, cost
     from ddp_notebook.lessons.explorer import Explorer
+    from ddp_notebook.lessons.inside import InsideDDP, inside_ddp
     from ddp_notebook.lessons.messages import Scene, point_to_point
     from ddp_notebook.lessons.questions import Verdict, check
     from ddp_notebook.lessons.stepping import Stepper
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Costs",
     "Explorer",
+    "InsideDDP",
     "Scene",
     "Stepper",
     "Verdict",
@@ -32,6 +35,7 @@ __all__ = [
     "check",
     "collective",
     "cost",
+    "inside_ddp",
     "point_to_point",
 ]
 
@@ -39,10 +43,12 @@ __all__ = [
 _LAZY = {
     "Costs": "cost",
     "Explorer": "explorer",
+    "InsideDDP": "inside",
     "Scene": "messages",
     "Stepper": "stepping",
     "Verdict": "questions",
     "check": "questions",
+    "inside_ddp": "inside",
     "point_to_point": "messages",
 }
 

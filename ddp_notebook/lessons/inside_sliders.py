@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
-from IPython.core.getipython import get_ipython
 from IPython.core.display_functions import DisplayHandle
+from IPython.core.getipython import get_ipython
 
 from ddp_notebook.errors import DDPNotebookError
 
