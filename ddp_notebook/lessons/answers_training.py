@@ -29,7 +29,7 @@ QUESTIONS = {
     ),
     "08/dealt": Question(
         answer=lambda size: math.ceil(1258 / size) * size,
-        why="every rank gets as many as the others, so the sampler deals some images twice where it does not come out even.",
+        why="every rank gets as many as the others, so some images are dealt twice where it does not come out even.",
         hint="All ranks get equally many, and nobody goes short: round 1258 up to the next multiple of the world size.",
         traps=lambda size: {1258 // size * size: "That is what it deals with drop_last=True."} if 1258 % size else {},
     ),
@@ -48,12 +48,19 @@ QUESTIONS = {
     ),
     "09/slow-link": Question(
         answer="fp16",
-        why="where the link is slow its bytes take the time: half of them take half of it, in buckets of whatever size.",
+        why="where the link is slow the bytes take the time: half of them take half of it, in buckets of any size.",
         hint="Small buckets hide communication behind the backward, but only as long as the backward lasts.",
         traps={"small buckets": "They can hide no more than the backward lasts, and it is short beside the transfer."},
     ),
     "09/default-device": Question(
-        answer=["optimizer state", "gathered outputs", "whole batch"],
+        answer={
+            "parameters": False,
+            "gradients": False,
+            "optimizer state": True,
+            "activations": False,
+            "whole batch": True,
+            "gathered outputs": True,
+        },
         why="the update is made there, the loss too, and the batch begins there.",
         hint="Follow one step: where does the batch begin, where do the outputs come together, who makes the update?",
     ),

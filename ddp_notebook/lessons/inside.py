@@ -147,8 +147,15 @@ class Run:
     @property
     def ms(self) -> dict[str, float]:
         """Where a step's time goes, by part: medians over steps and ranks, without the first steps."""
-        settled = [step for step in self.steps if step.step >= WARM_UP] or list(self.steps)
-        return medians_ms(self.spans, settled)
+        return medians_ms(self.spans, self.steps, self._settled)
+
+    def ms_of(self, rank: int) -> dict[str, float]:
+        """The same of one rank."""
+        return medians_ms(self.spans, self.steps, [one for one in self._settled if one.rank == rank])
+
+    @property
+    def _settled(self) -> list[Step]:
+        return [step for step in self.steps if step.step >= WARM_UP] or list(self.steps)
 
     @property
     def typical(self) -> int:

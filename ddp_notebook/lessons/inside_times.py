@@ -82,10 +82,16 @@ def _arrivals(steps: Iterable[Step], number: int) -> dict[int, int]:
     return arrived
 
 
-def medians_ms(spans: Sequence[Span], steps: Sequence[Step]) -> dict[str, float]:
-    """Where the time of these steps goes: "step", and the parts of it that are known; medians over steps and ranks."""
+def medians_ms(spans: Sequence[Span], steps: Sequence[Step], chosen: Sequence[Step]) -> dict[str, float]:
+    """Where the time of the chosen steps goes: "step", and the parts of it that are known; medians.
+
+    Args:
+        spans: of all ranks.
+        steps: of all ranks.
+        chosen: some of them.
+    """
     of: dict[str, list[float]] = {name: [] for name in ("step", *PARTS)}
-    for step in steps:
+    for step in chosen:
         of["step"].append(step.duration_ns / 1e6)
         mine = [one for one in pieces(spans, steps, step) if one.bucket is None]
         for part in PARTS:
