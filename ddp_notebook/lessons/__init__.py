@@ -8,6 +8,7 @@
     lessons.cost()                              measured times, and the alpha-beta model
     lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
     lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
+    lessons.inside_ddp()                        a training step in DDP, in stages and at speed
     lessons.check("04/world-size", 24)          was that right?
 
 Every number comes from tensors on the ranks. Without a front end they work the same, and leave pictures.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_notebook.lessons.cost import Costs, cost
     from ddp_notebook.lessons.explorer import Explorer
+    from ddp_notebook.lessons.inside import InsideDDP, inside_ddp
     from ddp_notebook.lessons.messages import Scene, point_to_point
     from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.questions import Verdict, check
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Costs",
     "Explorer",
+    "InsideDDP",
     "Scene",
     "Stepper",
     "Verdict",
@@ -37,6 +40,7 @@ __all__ = [
     "collective",
     "cost",
     "exchanges",
+    "inside_ddp",
     "places",
     "point_to_point",
 ]
@@ -45,12 +49,14 @@ __all__ = [
 _LAZY = {
     "Costs": "cost",
     "Explorer": "explorer",
+    "InsideDDP": "inside",
     "Scene": "messages",
     "Stepper": "stepping",
     "Verdict": "questions",
     "check": "questions",
     "exchanges": "transfers",
     "places": "nodes",
+    "inside_ddp": "inside",
     "point_to_point": "messages",
 }
 

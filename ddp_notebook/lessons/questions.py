@@ -74,8 +74,8 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     """
     if answer is None or answer is Ellipsis:
         return Verdict(False, "put your answer in place of the dots")
-    from ddp_notebook.lessons import answers  # noqa: F401  # which registers them
-
+    if isinstance(question, str):
+        from ddp_notebook.lessons import answers, answers_training  # noqa: F401  # they register their questions
     if isinstance(question, str) and not isinstance(answer, str):
         if question not in _QUESTIONS:
             known = ", ".join(sorted(_QUESTIONS)) or "none"
