@@ -36,7 +36,9 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NOT_COPIED = (".git", ".venv*", "*.executed.ipynb", "__pycache__", "node_modules", ".*_cache")
 # mybinder.org guarantees 1 GB, and ends what takes more than 2.
-BUDGET_MIB = {2: 950, 4: 1100}  # by number of ranks
+# Measured: 640 to 750 MiB in 04 to 07, 820 in 01; JupyterLab with its kernel is 200 of it, ipyparallel's controller 250.
+BUDGET_MIB = 900
+MORE_MIB = {"02": 1100, "09": 1250}  # four ranks; models and their replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,4 +198,4 @@ def test_a_notebook_runs_on_two_ranks_within_the_budget(server, path, record_pro
     print(f"{path.name}: {peak.mib:.0f} MiB, {time.monotonic() - began:.1f} s")
     record_property("mib", round(peak.mib))
     assert world_size == (4 if path.name.startswith("02") else 2)
-    assert peak.mib < BUDGET_MIB[world_size]
+    assert peak.mib < MORE_MIB.get(path.name[:2], BUDGET_MIB)
