@@ -32,7 +32,7 @@ def act(lesson: Explorer | Stepper | Scene, wish: Mapping[str, Any]) -> None:
             lesson.configure(**_options(wish))
         case Explorer(), "run":
             if (inputs := wish.get("inputs")) is not None:
-                lesson.inputs = _by_rank(inputs)  # type: ignore[assignment]  # the setter takes more
+                lesson.inputs = _by_rank(inputs)
             lesson.prediction = {}
             lesson.predict({r: v for r, v in _by_rank(wish.get("prediction") or {}).items() if r in lesson.call.ranks})
             lesson.run()
@@ -85,7 +85,7 @@ def _of_explorer(lesson: Explorer) -> dict[str, Any]:
         "messages": call.op in theory.POINT_TO_POINT,
         "uneven": call.op in theory.MAY_BE_UNEVEN,
         "wrong": lesson.kinds_of_wrong,
-        "actors": lesson._actors,
+        "actors": call.actors,
         "line": lesson.line,
         "formula": lesson.formula,
         "inputs": lesson.inputs,

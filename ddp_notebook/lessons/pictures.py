@@ -1,4 +1,4 @@
-"""The pictures that stay in saved notebooks. Colours are the ranks' own, and every cell says in words whose data it has."""
+"""The pictures that stay in saved notebooks. Colours are the ranks' own, and numbers say whose data a cell has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.observe.drawing import FAINT, INK, LINES, Picture, picture
 from ddp_notebook.words import format_ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.lessons.cost import Costs
+    from ddp_notebook.lessons.costs import Costs
     from ddp_notebook.lessons.explorer import Explorer
     from ddp_notebook.lessons.messages import Scene
     from ddp_notebook.lessons.stepping import Stepper
@@ -79,7 +79,11 @@ def steps(stepper: Stepper) -> Picture:
             _head(axes, rank, f"{rank}")
             for at, chunk in enumerate(chunks):
                 who = tuple(sorted(state.who[rank][at])) if state.who else (rank,)
-                words = _number(chunk[0]) + (".." if len(chunk) > 1 or stepper.elements > 4096 else "") if len(chunk) else ""
+                words = (
+                    _number(chunk[0]) + (".." if len(chunk) > 1 or stepper.elements > 4096 else "")
+                    if len(chunk)
+                    else ""
+                )
                 _cell(axes, rank, 0.9 + at, words, who, is_new=(rank, at) in touched)
     busiest = stepper.busiest_link
     note = f"{stepper.rule}" + (
@@ -95,7 +99,9 @@ def steps(stepper: Stepper) -> Picture:
 def messages(scene: Scene) -> Picture:
     """A row for each rank, time to the right."""
     has_strip = scene.changed is not None
-    n = scene.world_size
+    ranks = sorted({event.rank for event in scene.events}) or [0]
+    n = len(ranks)
+    row = {rank: at for at, rank in enumerate(ranks)}
     figure, (axes, *more) = picture(
         f"{scene.story.title}: {'; '.join(scene.said[:2]) or 'nobody waited'}",
         0.95 + 0.52 * n + 0.7 * has_strip,
@@ -103,30 +109,29 @@ def messages(scene: Scene) -> Picture:
     )
     end = max((event.end_ms for event in scene.events), default=1.0)
     axes.set(xlim=(-0.01 * end, end * 1.03), ylim=(n - 0.4, -0.6), yticks=range(n))
-    axes.set_yticklabels([f"rank {rank}" for rank in range(n)])
+    axes.set_yticklabels([f"rank {rank}" for rank in ranks])
     axes.set_xlabel("ms", color=INK, fontsize=9)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    for rank in range(n):
-        axes.axhline(rank, color=FAINT, lw=1, zorder=0)
+    axes.grid(False, axis="y")
     for event in scene.events:
         width = max(event.end_ms - event.start_ms, end / 300)
         if event.what == "work":
-            axes.add_patch(_bar(event.start_ms, event.rank - 0.3, width, 0.22, LINES[2], "////"))
+            axes.add_patch(_bar(event.start_ms, row[event.rank] - 0.36, width, 0.22, LINES[2], "////"))
             continue
-        y = event.rank - 0.05
+        y = row[event.rank] - 0.1
         axes.add_patch(_bar(event.start_ms, y, width, 0.22, LINES[event.rank % len(LINES)], alpha=0.35))
         if event.blocked_ms > end / 300:
-            axes.add_patch(_bar(event.end_ms - event.blocked_ms, y, event.blocked_ms, 0.22, "#E0E0E0", edge=INK))
+            axes.add_patch(_bar(event.end_ms - event.blocked_ms, y, event.blocked_ms, 0.22, "none", edge=INK))
         label = event.what + ("" if event.is_over else " (never comes back)")
-        axes.text(event.start_ms, event.rank + 0.32, label, fontsize=8, color=INK, va="center")
+        axes.text(event.start_ms, row[event.rank] + 0.29, label, fontsize=8, color=INK, va="center")
     for sent, received in scene.arrows:
         one, other = scene.events[sent], scene.events[received]
         if one.is_over and other.is_over:
             axes.add_patch(
                 FancyArrowPatch(
-                    (max(one.start_ms, other.start_ms), one.rank + 0.06),
-                    (other.end_ms, other.rank + 0.06),
+                    (max(one.start_ms, other.start_ms), row[one.rank] + 0.01),
+                    (other.end_ms, row[other.rank] + 0.01),
                     arrowstyle="-|>",
                     mutation_scale=9,
                     color=LINES[one.rank % len(LINES)],
@@ -173,8 +178,10 @@ def costs(found: Costs) -> Picture:
     for axis_format in (above.yaxis.set_major_formatter, above.yaxis.set_minor_formatter):
         axis_format(FuncFormatter(lambda y, _: f"{y:g}" if f"{y:.0e}"[0] in "125" else ""))
     above.grid(True, color=FAINT, lw=0.6)
-    above.legend(fontsize=8, frameon=False, labelcolor=INK, title="points: measured; lines: m alpha + n beta")
-    above.get_legend().get_title().set(fontsize=8, color=INK)
+    legend = above.legend(
+        fontsize=8, frameon=False, labelcolor=INK, title="points: measured; lines: m alpha + n beta", title_fontsize=8
+    )
+    legend.get_title().set_color(INK)
     names = [name for name in ("parameter server", "ring all_reduce", "tree all_reduce") if name in found.through]
     for at, name in enumerate(names):
         height = 0.8 / max(len(names), 1)
@@ -226,18 +233,18 @@ def _cell(
 ) -> None:
     """A number on the colours of the ranks whose data it is."""
     width = _WIDE / max(len(who), 1)
-    for at, one in enumerate(who):
-        axes.add_patch(
-            Rectangle((rank + at * width, y), width, 0.92, facecolor=to_rgba(LINES[one % len(LINES)], 0.32), lw=0)
-        )
+    for at, one in enumerate(who):  # a strip: the number itself stands on the page's own ground
+        axes.add_patch(Rectangle((rank + at * width, y + 0.74), width, 0.18, facecolor=LINES[one % len(LINES)], lw=0))
     edge = INK if mark is None else _RIGHT if mark else _WRONG
-    thick = 2.0 if mark is not None else 1.6 if is_new else 0.5
+    thick = 2.0 if mark is not None else 1.8 if is_new else 0.5
     axes.add_patch(Rectangle((rank, y), _WIDE, 0.92, facecolor="none", edgecolor=edge, lw=thick))
     sign = "" if mark is None else "  right" if mark else "  wrong"
     words = value if isinstance(value, str) else _number(value)
-    axes.text(rank + _WIDE / 2, y + 0.47, f"{words}{sign}", ha="center", va="center", fontsize=8, color=INK)
+    weight = "bold" if is_new else "normal"
+    place = (rank + _WIDE / 2, y + 0.38)
+    axes.text(*place, f"{words}{sign}", ha="center", va="center", fontsize=8.5, color=INK, fontweight=weight)
     if len(who) > 1:
-        axes.text(rank + _WIDE - 0.02, y + 0.86, format_ranks(who), ha="right", va="bottom", fontsize=5, color=INK)
+        axes.text(rank + _WIDE - 0.02, y + 0.7, format_ranks(who), ha="right", va="bottom", fontsize=5.5, color=INK)
 
 
 def _chunks(stepper: Stepper, first: int, last: int) -> Iterable[int]:
@@ -247,9 +254,11 @@ def _chunks(stepper: Stepper, first: int, last: int) -> Iterable[int]:
 def _bar(
     x: float, y: float, width: float, height: float, face: str, hatch: str = "", alpha: float = 1.0, edge: str = "none"
 ) -> Rectangle:
-    colour = to_rgba(face, alpha)
     if hatch:
         return Rectangle((x, y), width, height, facecolor=to_rgba(face, 0.25), edgecolor=face, hatch=hatch, lw=0.6)
+    if face == "none":  # nothing happens there
+        return Rectangle((x, y), width, height, facecolor="none", edgecolor=edge, ls="--", lw=1.0, zorder=3)
+    colour = to_rgba(face, alpha)
     return Rectangle((x, y), width, height, facecolor=colour, edgecolor=edge, lw=0.8, zorder=2)
 
 

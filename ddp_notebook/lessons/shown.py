@@ -1,7 +1,7 @@
 """How lessons show themselves: as a widget while ranks run and somebody looks, as a picture and a text ever after.
 
-A saved notebook keeps what a display last had. A widget there would be "model not found" without its kernel; so it gives
-way to a picture when the session ends, and where nobody can click there is the picture from the start.
+A saved notebook keeps what a display last had. A widget there would be "model not found" without its kernel; so it
+gives way to a picture when the session ends, and where nobody can click there is the picture from the start.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _words(text: str) -> str:
 
 
 def has_front_end() -> bool:
-    """Whether somebody looks. What runs a notebook by itself (nbclient, papermill, nbconvert) says that nobody can type;
-    there is no other sign of it."""
+    """Whether somebody looks. What runs a notebook by itself (nbclient, papermill, nbconvert) says that nobody can
+    type; there is no other sign of it."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kernel: Any = getattr(shell, "kernel", None)
     if kernel is None:

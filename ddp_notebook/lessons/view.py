@@ -37,8 +37,8 @@ def bundle() -> str:
 class View(anywidget.AnyWidget):
     """One lesson on the page.
 
-    A button's wish comes as a message and is done on the ranks in the kernel's own time: when a cell runs, after it. The
-    browser says so as long as it has heard nothing.
+    A button's wish comes as a message and is done on the ranks in the kernel's own time: when a cell runs, after it.
+    The browser says so as long as it has heard nothing.
 
     Args:
         lesson: an Explorer, a Stepper or a Scene.

@@ -20,9 +20,9 @@ export function ticks(end) {
 }
 
 /**
- * @param {HTMLElement} el @param {import("./link.js").Link} link @param {{say(words: string): void}} status
+ * @param {HTMLElement} el @param {import("./link.js").Link} link
  */
-export function scene(el, link, status) {
+export function scene(el, link) {
   const document = el.ownerDocument;
   let name = link.state().name;
   const controls = make(document, "div", { class: "ddpl-controls" });
@@ -30,13 +30,12 @@ export function scene(el, link, status) {
   const lesson = make(document, "p", { class: "ddpl-lesson" });
   const code = make(document, "code", {});
   const picture = make(document, "div", { class: "ddpl-scroll", tabIndex: 0, role: "region", "aria-label": "what happened" });
-  const said = make(document, "ul", { class: "ddpl-said" });
+  const said = make(document, "ul", { class: "ddpl-said", role: "status" });
   const message = make(document, "pre", { class: "ddpl-message" });
   el.append(controls, lesson, make(document, "pre", { class: "ddpl-code", "aria-label": "what runs on every rank" }, code), picture, said, message);
 
   async function play() {
-    const after = await link.ask({ do: "play", name });
-    if (after && !after.error) status.say(after.said.join("; ") || "Nobody waited.");
+    await link.ask({ do: "play", name });
   }
 
   function draw() {
@@ -54,7 +53,7 @@ export function scene(el, link, status) {
     }
     lesson.textContent = now.lesson;
     code.textContent = now.code;
-    said.replaceChildren(...now.said.map((line) => make(document, "li", {}, line)));
+    said.replaceChildren(...(now.said.length ? now.said : ["nobody waited"]).map((line) => make(document, "li", {}, line)));
     message.hidden = !now.message;
     message.textContent = now.message;
     picture.replaceChildren(timeline(now), ...(now.strip ? [strip(now.strip)] : []));
@@ -67,10 +66,11 @@ export function scene(el, link, status) {
   }
 
   function timeline(now) {
-    const n = now.world_size;
+    const ranks = [...new Set(now.events.map((event) => event.rank))].sort((a, b) => a - b);
+    const n = ranks.length;
     const end = Math.max(1, ...now.events.map((event) => event.end)) * 1.04;
     const x = (ms) => LEFT + ((WIDTH - LEFT - 12) * ms) / end;
-    const y = (rank) => 12 + rank * ROW;
+    const y = (rank) => 12 + ranks.indexOf(rank) * ROW;
     const height = 12 + n * ROW + FOOT;
     const words = `${now.title}. ${now.said.join(". ")}`;
     const found = svg(document, "svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": words, class: "ddpl-timeline" });
@@ -85,7 +85,7 @@ export function scene(el, link, status) {
     for (const ms of ticks(end)) {
       found.append(svg(document, "line", { x1: x(ms), x2: x(ms), y1: 6, y2: height - FOOT, class: "ddpl-tick" }), svg(document, "text", { x: x(ms), y: height - FOOT + 15, class: "ddpl-ms" }, `${ms}${ms ? "" : " ms"}`));
     }
-    for (let rank = 0; rank < n; rank++) {
+    for (const rank of ranks) {
       found.append(svg(document, "line", { x1: LEFT, x2: WIDTH - 12, y1: y(rank) + 40, y2: y(rank) + 40, class: "ddpl-base" }), svg(document, "text", { x: 2, y: y(rank) + 30, class: "ddpl-row-name" }, `rank ${rank}`));
     }
     const bar = (event, top, height, kind, from = event.start, to = event.end) => {

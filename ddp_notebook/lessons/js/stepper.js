@@ -36,9 +36,9 @@ export function sameLinks(one, other) {
 }
 
 /**
- * @param {HTMLElement} el @param {import("./link.js").Link} link @param {{say(words: string): void}} status
+ * @param {HTMLElement} el @param {import("./link.js").Link} link
  */
-export function stepper(el, link, status) {
+export function stepper(el, link) {
   const document = el.ownerDocument;
   let at = link.state().taken;
   let isPlaying = false;
@@ -53,10 +53,10 @@ export function stepper(el, link, status) {
   const scrub = make(document, "input", { type: "range", min: "0", step: "1", "aria-label": "step" });
   const where = make(document, "output", {});
   scrub.addEventListener("input", () => goTo(Number(scrub.value)));
-  const rule = make(document, "div", { class: "ddpl-rule" });
+  const rule = make(document, "div", { class: "ddpl-rule", role: "status" });
   const ring = make(document, "div", { class: "ddpl-ring" });
   const grid = make(document, "div", { class: "ddpl-scroll", tabIndex: 0, role: "region", "aria-label": "chunks of each rank" });
-  const sums = make(document, "div", { class: "ddpl-sums" });
+  const sums = make(document, "div", { class: "ddpl-sums", role: "status" });
   el.append(
     controls,
     make(document, "div", { class: "ddpl-actions" }, back, next, play, scrub, where, restart, compare),
@@ -85,7 +85,6 @@ export function stepper(el, link, status) {
     if (now.taken < now.steps && !link.isBusy()) {
       const after = await link.ask({ do: "step" });
       if (after && !after.error) goTo(after.taken);
-      status.say(told(state()));
     }
   }
 
@@ -116,17 +115,12 @@ export function stepper(el, link, status) {
     const after = await link.ask({ do: "compare" });
     if (!after || after.error) return;
     goTo(after.taken);
-    status.say(compared(after));
   }
 
   function configure(changes) {
     const now = state();
     isPlaying = false;
     link.ask({ do: "configure", options: { name: now.name, sizes: now.sizes, dtype: now.dtype, ...changes } });
-  }
-
-  function told(now) {
-    return at ? `Step ${at} of ${now.steps}: ${now.rules[at - 1]}.` : "Nothing has moved yet.";
   }
 
   function compared(now) {
@@ -165,7 +159,7 @@ export function stepper(el, link, status) {
       const aside = seen.has(`${to},${from}`) || now.theory.some(([f, t]) => f === to && t === from) ? 6 : 0;
       const start = [a[0] + ux * (NODE + 2) - uy * aside, a[1] + uy * (NODE + 2) + ux * aside];
       const end = [b[0] - ux * (NODE + 2) - uy * aside, b[1] - uy * (NODE + 2) + ux * aside];
-      const isMost = most && nbytes === top && nbytes > 0;
+      const isMost = nbytes === top && shown.links.some(([, , other]) => other < top);
       const line = arrow(document, start, end, { class: `ddpl-link${moving.has(key) ? " ddpl-moving" : ""}${isMost ? " ddpl-busiest" : ""}`, "stroke-width": nbytes ? 1.2 + (3.2 * nbytes) / top : 1 });
       picture.append(line);
       if (nbytes) {
