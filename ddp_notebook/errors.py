@@ -13,6 +13,7 @@
     ├── CellFailedHereError     a cell failed in the notebook itself
     ├── RecordingError          a file holds no recording that can be read
     ├── MissingPackageError     something optional was asked for whose package is not installed: says which
+    ├── MissingBuildError       the monitor's JavaScript was not built: says how
     └── ClientError             ipyparallel's controller cannot be reached or started again
 
 Every message says what happened, where, the value that was wrong, and what to do.
@@ -33,6 +34,7 @@ __all__ = [
     "CellTimeoutError",
     "ClientError",
     "DDPNotebookError",
+    "MissingBuildError",
     "MissingPackageError",
     "NoSessionError",
     "RankDiedError",
@@ -92,6 +94,10 @@ class RecordingError(DDPNotebookError, ValueError):
 
 class MissingPackageError(DDPNotebookError, ImportError):
     """Something optional was asked for whose package is not installed."""
+
+
+class MissingBuildError(DDPNotebookError):
+    """The monitor's JavaScript was not built, as in a checkout that was never installed."""
 
 
 class ClientError(DDPNotebookError):

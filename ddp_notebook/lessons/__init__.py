@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_notebook.lessons.cost import Costs, cost
+    from ddp_notebook.lessons.costs import Costs
     from ddp_notebook.lessons.explorer import Explorer
     from ddp_notebook.lessons.inside import InsideDDP, inside_ddp
     from ddp_notebook.lessons.messages import Scene, point_to_point
@@ -41,7 +41,7 @@ __all__ = [
 
 # Ranks import `lessons.ranks` and by that this file: they must not pay for the notebook's side.
 _LAZY = {
-    "Costs": "cost",
+    "Costs": "costs",
     "Explorer": "explorer",
     "InsideDDP": "inside",
     "Scene": "messages",
@@ -78,8 +78,8 @@ def algorithm(name: str = "ring all_reduce", **options: Any) -> Stepper:
 
 
 def cost(**options: Any) -> Costs:
-    """Measure algorithms over sizes; see `lessons.cost.measure`."""
-    from ddp_notebook.lessons.cost import measure
+    """Measure algorithms over sizes; see `lessons.costs.measure`."""
+    from ddp_notebook.lessons.costs import measure
 
     return measure(**options)
 

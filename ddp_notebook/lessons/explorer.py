@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
-from ddp_notebook.lessons import theory
+from ddp_notebook.lessons import theory, written
 from ddp_notebook.lessons.session import RUN_S, Runner, running
 from ddp_notebook.lessons.theory import Call, Values
 from ddp_notebook.words import group_by_value, list_ranks
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _WRONG_S = 2.0  # how long ranks wait for one that does not come
 _MOST_ELEMENTS = 64  # of a rank: more are no picture
-_RESULT_IN = {"gather": "out", "all_gather": "out", "scatter": "y", "reduce_scatter": "y"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Explorer:
         self._forget()
         self._inputs = theory.default_inputs(self.call)
         if inputs is not None:
-            self.inputs = inputs  # type: ignore[assignment]  # the setter takes more than the getter gives
+            self.inputs = inputs
 
     def _forget(self) -> None:
         self.prediction: dict[int, list[float]] = {}
@@ -177,12 +177,14 @@ class Explorer:
         """What NumPy says, by rank; a rank whose result torch does not specify is not in it."""
         return theory.expected(self.call, self._inputs)
 
-    def predict(self, values: Mapping[int, Sequence[float]]) -> None:
-        """Say what comes out, for some ranks or for all."""
+    def predict(self, values: Mapping[int, Sequence[float | None]]) -> None:
+        """Say what comes out, for some ranks or for all; None: nothing is said of this element."""
         for rank in values:
             if rank not in self.call.ranks:
                 raise UsageError(f"rank {rank} does not take part; {list_ranks(list(self.call.ranks))} do")
-        self.prediction |= {rank: [float(value) for value in given] for rank, given in values.items()}
+        self.prediction |= {
+            rank: [math.nan if value is None else float(value) for value in given] for rank, given in values.items()
+        }
 
     def run(self) -> Values:
         """Run it on the ranks.
@@ -193,7 +195,7 @@ class Explorer:
         Raises:
             RankError: it failed there.
         """
-        self.result = self._run(self._code(), RUN_S)
+        self.result = self._run(written.cell(self.call, self._inputs), RUN_S)
         return self.result
 
     @property
@@ -243,10 +245,10 @@ class Explorer:
         """
         if kind not in self.kinds_of_wrong:
             raise UsageError(f"{self.call.op} can be wrong in {', '.join(self.kinds_of_wrong)}, not in {kind!r}")
-        who = self._actors[-1] if rank is None else rank
-        if who not in self._actors:
-            raise UsageError(f"rank {who} does not take part; {list_ranks(self._actors)} do")
-        code = self._code(kind, who)
+        who = list(self.call.actors)[-1] if rank is None else rank
+        if who not in list(self.call.actors):
+            raise UsageError(f"rank {who} does not take part; {list_ranks(list(self.call.actors))} do")
+        code = written.cell(self.call, self._inputs, kind, who)
         began_s = time.monotonic()
         error = message = ""
         by_rank: dict[int, str] = {}
@@ -260,7 +262,7 @@ class Explorer:
         self.happened = Happened(
             kind=kind,
             rank=who,
-            code="\n".join(self._lines(kind, who)),
+            code="\n".join(written.lines(self.call, kind, who)),
             error=error,
             message=message,
             by_rank=by_rank,
@@ -280,11 +282,6 @@ class Explorer:
             kinds.remove("size")
         return tuple(kinds)
 
-    @property
-    def _actors(self) -> list[int]:
-        call = self.call
-        return [call.root, call.peer] if call.op in theory.POINT_TO_POINT else list(call.ranks)
-
     def picture(self) -> Figure:
         """Before and after, a column for each rank: a figure that stays in a saved notebook."""
         from ddp_notebook.lessons import pictures
@@ -298,114 +295,14 @@ class Explorer:
             state += f", {sum(marks)} of {len(marks)} cells right"
         return f"<Explorer: {self.line} on {list_ranks(list(self.call.ranks))}: {state}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from ddp_notebook.lessons import shown
 
-        return shown.bundle(self)
-
-    # ---- the code that runs
+        shown.display(self)
 
     def _run(self, code: str, timeout_s: float) -> Values:
         told = self._runner.ask(code, timeout_s)
-        return {rank: values for rank, values in told.items() if values is not None and rank in self._actors}
-
-    def _lines(self, kind: str = "", wrong_rank: int = 0) -> list[str]:
-        """The call, and what one rank does instead."""
-        call = self.call
-        right = [call.line] + ["work.wait()"] * (call.op == "isend/irecv")
-        if not kind:
-            return right
-        wrong = {
-            "operation": self._other_operation(),
-            "size": ["# with one element more"] + right,
-            "dtype": [f"# with {_other_dtype(call.dtype)}"] + right,
-            "missing rank": ["pass  # does something else"],
-            "root": self._other_root(wrong_rank),
-        }[kind]
-        return [
-            f"if rank == {wrong_rank}:",
-            *(f"    {line}" for line in wrong),
-            "else:",
-            *(f"    {line}" for line in right),
-        ]
-
-    def _other_operation(self) -> list[str]:
-        call = self.call
-        group = ", group=group" if call.group else ""
-        if call.op in theory.POINT_TO_POINT:
-            return [f"dist.broadcast(x, src={call.root})"]
-        if call.op == "broadcast":
-            return [f"dist.all_reduce(x{group})"]
-        return [f"dist.broadcast(x, src={call.ranks[0]}{group})"]
-
-    def _other_root(self, wrong_rank: int) -> list[str]:
-        call = self.call
-        if call.op in theory.POINT_TO_POINT:
-            others = [rank for rank in range(call.world_size) if rank not in (call.root, call.peer)] or [call.peer]
-            if wrong_rank == call.root:
-                return [f"dist.send(x, dst={others[0]})"] if others != [call.peer] else ["dist.recv(x, src=1 - rank)"]
-            return [f"dist.recv(x, src={others[0]})"] if others != [call.peer] else ["dist.send(x, dst=1 - rank)"]
-        other = next(rank for rank in call.ranks if rank != call.root)
-        line = call.line.replace(f"src={call.root}", f"src={other}").replace(f"dst={call.root}", f"dst={other}")
-        return [line.replace(f"rank == {call.root}", f"rank == {other}")]
-
-    def _code(self, kind: str = "", wrong_rank: int = 0) -> str:
-        """The cell: the line that is shown stands in it as it is shown."""
-        call = self.call
-        actors = self._actors
-        guard = [f"if rank not in {actors}: return"] if call.op in theory.POINT_TO_POINT else []
-        body = [
-            "x, y, chunks, out = tensors",
-            *guard,
-            *self._lines(kind, wrong_rank),
-        ]
-        sizes = {rank: self._sizes(rank, kind, wrong_rank) for rank in range(call.world_size)}
-        dtypes = {wrong_rank: _other_dtype(call.dtype)} if kind == "dtype" else {}
-        place = _RESULT_IN.get(call.op, "x")
-        if call.op == "all_to_all":
-            place = "y" if call.is_uneven else "out"
-        run = (
-            f"_lesson_ranks.barrier(_lesson_call, _lesson_tensors, {call.ranks}, {not call.group})"
-            if call.op == "barrier" and not kind
-            else f"_lesson_ranks.collective(_lesson_call, _lesson_tensors, {place!r}, {call.ranks}, {not call.group})"
-        )
-        return "\n".join(
-            [
-                "def _lesson_call(tensors, group, rank, size):",
-                *(f"    {line}" for line in body),
-                "from ddp_notebook.lessons import ranks as _lesson_ranks",
-                f"_lesson_tensors = _lesson_ranks.tensors(*{sizes}[rank], {dtypes}.get(rank, {call.dtype!r}))",
-                f"_lesson_told = {run}",
-            ]
-        )
-
-    def _sizes(self, rank: int, kind: str, wrong_rank: int) -> tuple[list[float], list[int], list[int]]:
-        """A rank's numbers, the sizes of its chunks, and those of what it gets."""
-        call = self.call
-        inputs = self._inputs[rank].tolist()
-        n = call.sizes[0]
-        chunks = list(call.chunk_sizes) if call.op in theory.CHUNKED and inputs else []
-        out: list[int] = []
-        if rank in call.ranks:
-            place = call.ranks.index(rank)
-            if call.op == "all_gather" or (call.op == "gather" and rank == call.root):
-                out = [n] * len(call.ranks)
-            elif call.op in ("scatter", "reduce_scatter"):
-                out = [call.chunk_sizes[place]]
-            elif call.op == "all_to_all":
-                out = [call.chunk_sizes[place]] * len(call.ranks)
-        if kind == "root" and call.op in ("gather", "scatter") and rank == wrong_rank:
-            # It believes to be in the place of the root, or not: it has what it needs for that.
-            out = out or [n] * len(call.ranks)
-        if kind == "size" and rank == wrong_rank:
-            if call.op in theory.CHUNKED and chunks:
-                inputs, chunks = [*inputs, *[0.0] * len(chunks)], [size + 1 for size in chunks]
-                out = [size + 1 for size in out]
-            elif call.op == "scatter":
-                out = [size + 1 for size in out]
-            else:
-                inputs, out = [*inputs, 0.0], [size + 1 for size in out]
-        return inputs, chunks, out
+        return {rank: values for rank, values in told.items() if values is not None and rank in self.call.actors}
 
 
 def _size_of(op: str, inputs: Mapping[int, Sequence[float]], ranks: Sequence[int], root: int) -> int:
@@ -424,14 +321,10 @@ def _numbers(values: Sequence[float], dtype: str) -> theory.Array:
     except (TypeError, ValueError):
         raise UsageError(f"{list(values)}: numbers are needed") from None
     if not dtype.startswith("float"):
-        limits = np.iinfo(dtype)  # type: ignore[arg-type]
+        limits = np.iinfo(dtype)
         if (found != np.round(found)).any() or (found < limits.min).any() or (found > limits.max).any():
             raise UsageError(f"{list(values)}: {dtype} takes whole numbers from {limits.min} to {limits.max}")
     return found.astype(dtype)
-
-
-def _other_dtype(dtype: str) -> str:
-    return "int32" if dtype != "int32" else "float32"
 
 
 def _words(values: Values) -> str:

@@ -68,15 +68,17 @@ told = x.tolist()""",
     ),
     "race": Story(
         title="a race: the buffer is changed before wait()",
-        lesson="Until wait() has returned, the tensor belongs to the message. Who writes to it earlier sends some of "
-        "the old numbers and some of the new ones, and how many of each differs from run to run.",
+        lesson="Until wait() has returned, the tensor belongs to the message: what is written to it earlier may be "
+        "sent. Here the receiver comes late, and gets all of that; one who waits already gets all, some or none of "
+        "it, as it happens.",
         code="""\
 x = torch.ones(4_000_000)
 if rank == 0:
     work = dist.isend(x, dst=1)
-    x.fill_(2)  # too early
+    x[2_000_000:] = 2  # too early
     work.wait()
 elif rank == 1:
+    work_for(50)
     dist.recv(x, src=0)
 told = x[::15625].tolist()""",
     ),
@@ -88,7 +90,7 @@ x = torch.ones(4_000_000)
 if rank == 0:
     work = dist.isend(x, dst=1)
     work.wait()
-    x.fill_(2)  # now it may
+    x[2_000_000:] = 2  # now it may
 elif rank == 1:
     work_for(50)
     dist.recv(x, src=0)
@@ -108,8 +110,8 @@ else:
     ),
     "tags": Story(
         title="tags",
-        lesson="Messages between two ranks come in the order in which they were sent, unless tags tell them apart: recv "
-        "takes the one with its tag.",
+        lesson="Messages between two ranks come in the order in which they were sent, unless tags tell them apart: "
+        "recv takes the one with its tag.",
         code="""\
 a, b = torch.tensor([1.0]), torch.tensor([2.0])
 told = []
@@ -155,7 +157,9 @@ class Event:
     def __repr__(self) -> str:
         toward = "" if self.peer is None else f" {'to' if 'send' in self.what else 'from'} rank {self.peer}"
         end = f"{self.end_ms:.0f}" if self.is_over else "never"
-        return f"<rank {self.rank}: {self.what}{toward}, {self.start_ms:.0f} to {end} ms, blocked {self.blocked_ms:.0f}>"
+        return (
+            f"<rank {self.rank}: {self.what}{toward}, {self.start_ms:.0f} to {end} ms, blocked {self.blocked_ms:.0f}>"
+        )
 
 
 class Scene:
@@ -177,6 +181,7 @@ class Scene:
 
     def __init__(self, name: str = "blocking", session: Session | None = None) -> None:
         self._runner = Runner(running(session))
+        self.name = name
         self.play(name)
 
     def play(self, name: str | None = None) -> Scene:
@@ -184,7 +189,8 @@ class Scene:
         name = self.name if name is None else name
         if name not in STORIES:
             raise UsageError(f"there is no scene {name!r}; there are {', '.join(STORIES)}")
-        self.name, self.story = name, STORIES[name]
+        self.name = name
+        self.story = STORIES[name]
         self.error = ""
         self._runner.mark()
         began_s = time.monotonic()
@@ -214,6 +220,26 @@ class Scene:
                 found.append(f"rank {event.rank} waited {event.blocked_ms:.0f} ms for {whom}")
             elif not event.is_over:
                 found.append(f"rank {event.rank} waited for rank {event.peer} in {event.what} until it was freed")
+        return found
+
+    @property
+    def world_size(self) -> int:
+        return self._runner.session.world_size
+
+    @property
+    def arrows(self) -> list[tuple[int, int]]:
+        """Which send belongs to which receive, as places in `events`: in order, for each pair of ranks and tag."""
+        sends: dict[tuple[int, int | None, int], list[int]] = {}
+        for at, event in enumerate(self.events):
+            if "send" in event.what:
+                sends.setdefault((event.rank, event.peer, event.tag), []).append(at)
+        found = []
+        came_from = iter(self.values.get(0) or ()) if self.name == "any source" else iter(())
+        for at, event in enumerate(self.events):
+            if "recv" in event.what:
+                source = next(came_from, None) if event.peer is None else event.peer
+                if source is not None and (waiting := sends.get((source, event.rank, event.tag))):
+                    found.append((waiting.pop(0), at))
         return found
 
     @property
@@ -248,10 +274,10 @@ class Scene:
     def __repr__(self) -> str:
         return f"<Scene {self.name}: {'; '.join(self.said) or 'nobody waited'}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from ddp_notebook.lessons import shown
 
-        return shown.bundle(self)
+        shown.display(self)
 
     # ---- what was recorded
 

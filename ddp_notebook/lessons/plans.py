@@ -37,7 +37,7 @@ RULES = {
         "step s of the second {half}: rank i sends chunk (i + 1 - s) mod {n} to rank i + 1, which keeps it",
     ),
     "tree all_reduce": (
-        "halving: rank i swaps half of its range with rank i xor d (d = {d}), adds, and keeps the half with its own chunk",
+        "halving: rank i swaps half of its range with rank i xor d (d = {d}), adds, and keeps the half it is in",
         "doubling: rank i swaps its whole range with rank i xor d (d = {back}); ranges double",
     ),
     "parameter server": (

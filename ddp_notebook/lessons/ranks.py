@@ -206,9 +206,7 @@ def exchange(
     # What is under way must not change: what comes goes into buffers of its own first.
     buffers = [torch.empty_like(x[part]) for _, part in incoming]
     operations = [dist.P2POp(dist.isend, (x if source is None else source)[part], peer) for peer, part in outgoing]
-    operations += [
-        dist.P2POp(dist.irecv, buffer, peer) for buffer, (peer, _) in zip(buffers, incoming, strict=True)
-    ]
+    operations += [dist.P2POp(dist.irecv, buffer, peer) for buffer, (peer, _) in zip(buffers, incoming, strict=True)]
     # Together: with NCCL a send that comes first would block the receive behind it, on both ranks.
     for work in dist.batch_isend_irecv(operations) if operations else []:
         work.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ddp_notebook.lessons.theory import Array, Values
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
 
 _MOST_WHOLE = 4096  # elements; of more a step brings the first of each chunk
@@ -124,12 +125,14 @@ class Stepper:
     def restart(self) -> None:
         """Begin again, with the same data."""
         self._key = uuid.uuid4().hex
-        self._runner.mark()
+        self._links: Links = {}
+        self.compared: bool | None = None
         inputs: Any = self.elements if self._inputs is None else self._inputs
         per_rank = f"{inputs}" if self._inputs is None else f"{inputs}[rank]"
         told = self._runner.ask(
             "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
-            f"_lesson_told = _lesson_ranks.start({self._key!r}, {self.name!r}, {per_rank}, {self.sizes}, {self.dtype!r})"
+            f"_lesson_told = _lesson_ranks.start({self._key!r}, {self.name!r}, {per_rank}, {self.sizes}, "
+            f"{self.dtype!r})"
         )
         self._who: Who = {rank: [frozenset([rank])] * self.elements for rank in told} if self._is_whole else {}
         if self._is_whole and self.name == "ring all_gather":
@@ -197,7 +200,12 @@ class Stepper:
         """Take one step on the ranks; none, when all were taken."""
         if not self.is_done:
             rule = plans.rule(self.name, self.world_size, self.taken)
-            told = self._runner.ask(f"_lesson_told = _lesson_ranks.step({self._key!r})")
+            self._runner.mark()  # others may have sent something since the last step
+            told = self._runner.ask(
+                "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
+                f"_lesson_told = _lesson_ranks.step({self._key!r})"
+            )
+            self._links = _added(self._links, self._runner.calls("send"))
             self.states.append(self._state(rule, told))
         return self.states[-1]
 
@@ -234,6 +242,11 @@ class Stepper:
         call = theory.Call(op="all_reduce", world_size=self.world_size, dtype=self.dtype)
         return all(all(theory.agree(call, mine[rank], real[rank])) for rank in mine)
 
+    def compare(self) -> bool:
+        """Take the steps that are left, run torch.distributed's own call, and say whether all ranks have the same."""
+        self.compared = self.agrees
+        return self.compared
+
     def picture(self) -> Figure:
         """All steps so far, from left to right: a figure that stays in a saved notebook."""
         from ddp_notebook.lessons import pictures
@@ -248,10 +261,10 @@ class Stepper:
             parts.append(f"busiest link {busiest[0][0]} -> {busiest[0][1]} with {busiest[1]} B")
         return f"<{self.name} on {self.world_size} ranks: {', '.join(parts)}>"
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
+    def _ipython_display_(self) -> None:
         from ddp_notebook.lessons import shown
 
-        return shown.bundle(self)
+        shown.display(self)
 
     # ---- inside
 
@@ -276,10 +289,6 @@ class Stepper:
                     mine = self._who[one["to"]]
                     for at in range(one["start"], one["stop"]):
                         mine[at] = mine[at] | source[at] if one["add"] else source[at]
-        links: Links = {}
-        for call in self._runner.calls("send") if rule else ():
-            link = (call.rank, call.peer)
-            links[link] = links.get(link, 0) + call.nbytes
         return State(
             rule=rule,
             moves=moves,
@@ -288,8 +297,18 @@ class Stepper:
                 rank: [who[first] if last > first else frozenset() for first, last in self._bounds]
                 for rank, who in self._who.items()
             },
-            bytes_moved=dict(sorted(links.items())),
+            bytes_moved=self._links,
         )
+
+
+def _added(links: Links, sends: Iterable[Collective]) -> Links:
+    """The bytes over each link with those of more sends."""
+    found = dict(links)
+    for send in sends:
+        if send.peer is not None:
+            link = (send.rank, send.peer)
+            found[link] = found.get(link, 0) + send.nbytes
+    return dict(sorted(found.items()))
 
 
 def _even(elements: int, n: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """What each collective gives, in NumPy, and what each algorithm has to move: what the ranks are compared with.
 
-A rank's input is one flat list of numbers; where the operation sends chunks, the chunks for all ranks one after another.
-`None` in place of a result: torch does not say what is in there.
+A rank's input is one flat list of numbers; where the operation sends chunks, the chunks for all ranks one after
+another.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
 """
@@ -95,6 +95,11 @@ class Call:
     @property
     def is_uneven(self) -> bool:
         return len(set(self.chunk_sizes)) > 1
+
+    @property
+    def actors(self) -> tuple[int, ...]:
+        """The ranks that call it."""
+        return (self.root, self.peer) if self.op in POINT_TO_POINT else self.ranks
 
     def input_size(self, rank: int) -> int:
         """Elements that a rank brings."""
@@ -200,7 +205,9 @@ def _default(call: Call, rank: int, at: int) -> float:
     if call.op in POINT_TO_POINT and rank == call.peer:
         return 0  # the buffer that the message goes into
     if call.op in REDUCING and call.reduce_op in _BITWISE:
-        return (1 << (rank % 7)) | (128 if at % 2 else 0) if call.reduce_op != "BAND" else 255 ^ (1 << ((rank + at) % 8))
+        return (
+            (1 << (rank % 7)) | (128 if at % 2 else 0) if call.reduce_op != "BAND" else 255 ^ (1 << ((rank + at) % 8))
+        )
     if call.op in REDUCING and call.reduce_op == "PRODUCT":
         return _PRIMES[rank % 8] if at % 2 == 0 or call.dtype in ("uint8", "float16") else _PRIMES[rank % 8] + at
     if call.op in REDUCING and call.reduce_op in ("MIN", "MAX"):
@@ -284,7 +291,7 @@ def split(values: Array, sizes: Sequence[int]) -> list[Array]:
 
 
 def agree(call: Call, one: Array, other: Array) -> list[bool]:
-    """Element by element, whether two results are the same: floats up to the rounding of another order of summation, and
+    """Element by element, whether two results are the same: floats up to the rounding of another order of summation,
     times of a barrier up to 30 ms."""
     if len(one) != len(other):
         return [False] * max(len(one), len(other))
@@ -292,7 +299,7 @@ def agree(call: Call, one: Array, other: Array) -> list[bool]:
     if call.op == _LEAVES:
         return [bool(abs(a - b) <= 30) for a, b in zip(first, second, strict=True)]
     if call.dtype.startswith("float"):
-        slack = 32 * float(np.finfo(call.dtype).eps)  # type: ignore[arg-type]
+        slack = 32 * float(np.finfo(call.dtype).eps)
         return [bool(same) for same in np.isclose(first, second, rtol=slack, atol=slack, equal_nan=True)]
     return [bool(same) for same in np.asarray(one) == np.asarray(other)]
 

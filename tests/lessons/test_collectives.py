@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,16 +55,16 @@ def by_hand(explorer: Explorer) -> dict[int, np.ndarray]:
 
 
 @st.composite
-def calls(draw: st.DrawFn, world_size: int, op: str) -> dict:
+def calls(draw: st.DrawFn, world_size: int, op: str) -> dict[str, Any]:
     members = list(range(world_size))
     if world_size > 2 and op not in theory.POINT_TO_POINT and draw(st.booleans()):
         members = sorted(draw(st.permutations(members))[:2])
     dtype = draw(st.sampled_from(theory.DTYPES))
-    sizes = draw(st.integers(1, 4))
+    sizes: Any = draw(st.integers(1, 4))
     if op == "all_to_all" and draw(st.booleans()):
         sizes = draw(st.lists(st.integers(0, 3), min_size=len(members), max_size=len(members)).filter(sum))
     reduce_op = draw(st.sampled_from(theory.legal_reduce_ops(dtype))) if op in theory.REDUCING else "SUM"
-    asked = {
+    asked: dict[str, Any] = {
         "op": op,
         "reduce_op": reduce_op,
         "dtype": dtype,
