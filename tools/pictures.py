@@ -18,7 +18,7 @@ from PIL import Image
 
 TAG = "picture"
 MOST_BYTES = 40_000  # of one PNG
-_COLOURS = (128, 48, 16)  # tried one after the other
+_TRIED = ((128, 1.0), (48, 1.0), (64, 0.7), (32, 0.5))  # colours and scale, one after the other
 
 
 def store(path: Path, cell_timeout_s: float = 300) -> int:
@@ -65,10 +65,13 @@ def _pictures(cell: NotebookNode) -> list[NotebookNode]:
 
 
 def _small(png: bytes) -> str:
-    """The same picture in as many colours as fit."""
-    for colours in _COLOURS:
+    """The same picture in as many colours and points as fit."""
+    original = Image.open(io.BytesIO(png)).convert("RGBA")
+    for colours, scale in _TRIED:
         data = io.BytesIO()
-        image = Image.open(io.BytesIO(png)).convert("RGBA")
+        image = original.resize(
+            (round(original.width * scale), round(original.height * scale)), Image.Resampling.LANCZOS
+        )
         image.quantize(colours, method=Image.Quantize.FASTOCTREE).save(data, "png", optimize=True)
         if len(data.getvalue()) <= MOST_BYTES:
             return base64.b64encode(data.getvalue()).decode()

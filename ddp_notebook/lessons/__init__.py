@@ -6,8 +6,10 @@
     lessons.algorithm("ring all_reduce")        one step at a time
     lessons.point_to_point("race")              who waits for whom, drawn as it happened
     lessons.cost()                              measured times, and the alpha-beta model
+    lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
+    lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
     lessons.inside_ddp()                        a training step in DDP, in stages and at speed
-    lessons.check("all_reduce_sum", 10)         was that right?
+    lessons.check("04/world-size", 24)          was that right?
 
 Every number comes from tensors on the ranks. Without a front end they work the same, and leave pictures.
 """
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.explorer import Explorer
     from ddp_notebook.lessons.inside import InsideDDP, inside_ddp
     from ddp_notebook.lessons.messages import Scene, point_to_point
+    from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.questions import Verdict, check
     from ddp_notebook.lessons.stepping import Stepper
+    from ddp_notebook.lessons.transfers import exchanges
 
 __all__ = [
     "Costs",
@@ -35,7 +39,9 @@ __all__ = [
     "check",
     "collective",
     "cost",
+    "exchanges",
     "inside_ddp",
+    "places",
     "point_to_point",
 ]
 
@@ -48,6 +54,8 @@ _LAZY = {
     "Stepper": "stepping",
     "Verdict": "questions",
     "check": "questions",
+    "exchanges": "transfers",
+    "places": "nodes",
     "inside_ddp": "inside",
     "point_to_point": "messages",
 }

@@ -35,8 +35,10 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NOT_COPIED = (".git", ".venv*", "*.executed.ipynb", "__pycache__", "node_modules", ".*_cache")
-# mybinder.org guarantees 1 GB and ends what takes more than 2.
-BUDGET_MIB = 1000
+# mybinder.org guarantees 1 GB, and ends what takes more than 2.
+# Measured: 640 to 750 MiB in 04 to 07, 820 in 01; JupyterLab with its kernel is 200 of it, ipyparallel's controller 250.
+BUDGET_MIB = 900
+MORE_MIB = {"02": 1100, "09": 1250}  # four ranks; models and their replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +93,11 @@ class Server:
         body = {"path": f"notebooks/{name}", "name": name, "type": "notebook", "kernel": {"name": "python3"}}
         session = self.ask("/api/sessions", body)
         connection = self.runtime / f"kernel-{session['kernel']['id']}.json"
-        with closing(NotebookKernel(connection_file=str(connection))) as kernel:
-            yield kernel
-        self.ask(f"/api/sessions/{session['id']}", method="DELETE")
+        try:
+            with closing(NotebookKernel(connection_file=str(connection))) as kernel:
+                yield kernel
+        finally:
+            self.ask(f"/api/sessions/{session['id']}", method="DELETE")
 
 
 @pytest.fixture(scope="module")
@@ -180,17 +184,18 @@ def test_the_image_has_torch_for_processors(image):
 def test_a_notebook_runs_on_two_ranks_within_the_budget(server, path, record_property):
     """Two, except where the notebook is about four."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    sizes = set()
+    world_size = 0
     began = time.monotonic()
     with server.notebook(path.name) as kernel, Peak() as peak:
         for cell in cells:
+            if cell.source == "%ddp_stop":
+                says = "import ddp_notebook; print(ddp_notebook.current().world_size)"
+                world_size = int(kernel.run(says).stdout)
             reply = kernel.run(cell.source, timeout_s=120)
             may_fail = "raises-exception" in cell.metadata.get("tags", [])
             assert reply.status == ("error" if may_fail else "ok"), (cell.source, reply.evalue)
-            size = kernel.run("import ddp_notebook as d; print(d.current().world_size if d.current() else 0)").stdout
-            sizes.add(int(size))
 
     print(f"{path.name}: {peak.mib:.0f} MiB, {time.monotonic() - began:.1f} s")
     record_property("mib", round(peak.mib))
-    assert sizes - {0} == {4 if path.name.startswith("02") else 2}
-    assert peak.mib < BUDGET_MIB
+    assert world_size == (4 if path.name.startswith("02") else 2)
+    assert peak.mib < MORE_MIB.get(path.name[:2], BUDGET_MIB)
