@@ -115,10 +115,10 @@ def _filling(found: Stage) -> Picture:
     """Above: when each gradient of rank 0 became ready, and which bucket it filled. Below: the local gradients."""
     names = [whose for _, what, whose in found.events if what == "gradient"]
     ranks = len(found.before)
-    heights = (0.24 * len(names) + 0.5, 0.3 * ranks + 0.45)
+    heights = (0.24 * (len(names) + 2) + 0.5, 0.3 * ranks + 0.45)
     figure, (above, below) = picture(f"3. {found.title}", 1.2 + sum(heights), heights)
     bucket_of = {name: at for at, bucket in enumerate(found.buckets) for name in bucket.parameters}
-    row = 0
+    row = full = 0
     last = max(at for at, _, _ in found.events)
     for at, what, whose in found.events:
         if what == "gradient":
@@ -126,13 +126,15 @@ def _filling(found: Stage) -> Picture:
             above.plot([0, at], [row, row], color=FAINT, linewidth=1)
             above.plot(at, row, "o", color=color, markersize=6)
             number = f"bucket {bucket_of[whose]}" if whose in bucket_of else "no bucket"
-            above.text(at + 0.012 * last, row, f" {number}", color=color, va="center", fontsize=_LABEL)
+            above.text(1.03 * last, row, number, color=color, va="center", fontsize=_LABEL)
             row += 1
         else:
-            above.axvline(at, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-            above.text(at, -0.95, "full ", color=INK, fontsize=_LABEL, ha="right", va="center")
+            above.axvline(at, color=LINES[full % len(LINES)], linewidth=1.2, linestyle=(0, (4, 3)))
+            words = f"bucket {full} is full "
+            above.text(at, -0.9 - 0.75 * (full % 3), words, color=INK, fontsize=_LABEL, ha="right", va="center")
+            full += 1
     above.set_yticks(range(len(names)), names)
-    above.set_ylim(len(names) - 0.4, -1.5)
+    above.set_ylim(len(names) - 0.4, -1.4 - 0.75 * min(full - 1, 2))
     above.set_xlim(0, 1.13 * last)
     above.grid(visible=False, axis="y")
     above.set_xlabel("ms since the backward of rank 0 began; from top to bottom in the order of becoming ready")
@@ -266,7 +268,7 @@ def _finish(figure: Picture, axes: Axes, ticks: Sequence[tuple[float, str]], bot
             text.set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{words}; thin bars: buckets, by number")
-    key(figure, ("compute", "hidden", "exposed", "optimizer", "waiting"))
+    key(figure, ("compute", "optimizer", "hidden", "exposed", "waiting"))
 
 
 def _bare(axes: Axes) -> None:

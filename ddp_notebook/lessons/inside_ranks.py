@@ -51,9 +51,13 @@ class Digits(nn.Module):
 
 def digits(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's share of the digits: every so many-th image."""
-    from sklearn.datasets import load_digits
+    box: list[Any] = [None]
+    if dist.get_rank() == 0:  # importing scikit-learn takes a second of a core on each rank that does it
+        from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
+        box = [load_digits(return_X_y=True)]
+    dist.broadcast_object_list(box, src=0)
+    images, labels = box[0]
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     x = torch.tensor(images[mine], dtype=torch.float32, device=device) / 16  # (N, 64), from 0 to 1
     return x, torch.tensor(labels[mine], device=device)

@@ -82,7 +82,7 @@ class Sliders:
 
     def run(self) -> Run:
         """Run with what the controls say."""
-        return self._inside.run(**{name: control.value for name, control in self.controls.items()})
+        return self._inside.run(4, **{name: control.value for name, control in self.controls.items()})
 
     def _on_change(self, _: Any) -> None:
         if self._busy or not self._displays:
