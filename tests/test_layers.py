@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "channel": {"channel", "events"},
     "rank": {"rank", "channel", "events", "operation", "signals", "words", "clocks", "records", "codec"},
 }
-NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "observe", "widgets"]
+NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "observe", "widgets", "lessons"]
 
 
 def parts_imported(source: str, module: str) -> set[str]:
@@ -104,7 +104,8 @@ def heavy(modules: frozenset[str]) -> set[str]:
 
 
 def test_the_notebooks_side_imports_no_torch():
-    modules = loaded_by("import ddp_notebook.session, ddp_notebook.magics, ddp_notebook.observe.files")
+    lessons = "ddp_notebook.lessons.acts, ddp_notebook.lessons.costs, ddp_notebook.lessons.pictures"
+    modules = loaded_by(f"import ddp_notebook.session, ddp_notebook.magics, ddp_notebook.observe.files, {lessons}")
 
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()

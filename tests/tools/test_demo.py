@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+
+from tools.pictures import MOST_BYTES, TAG, store
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted(path for path in (ROOT / "notebooks").glob("*.ipynb") if not path.name.endswith(".executed.ipynb"))
@@ -69,8 +72,31 @@ def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_committed_without_outputs(path):
+def test_notebooks_are_committed_with_their_pictures_and_nothing_else(path):
     code_cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
     assert code_cells
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in code_cells)
+    for cell in code_cells:
+        assert cell.execution_count is None
+        assert bool(cell.outputs) == (TAG in cell.metadata.get("tags", [])), cell.source
+        for output in cell.outputs:
+            assert set(output.data) == {"image/png", "text/plain"}
+            assert base64.b64decode(output.data["image/png"]).startswith(b"\x89PNG")
+            assert len(output.data["image/png"]) * 3 / 4 <= MOST_BYTES, cell.source
+
+
+def test_of_an_executed_notebook_only_its_pictures_are_kept(tmp_path):
+    path = tmp_path / "pictures.ipynb"
+    draw = "from ddp_notebook.lessons.nodes import places\nprint('a line')\nplaces(1, 2)"
+    cells = [new_code_cell("1 + 1"), new_code_cell(draw, metadata={"tags": [TAG]}), new_code_cell(draw)]
+    nbformat.write(new_notebook(cells=cells), path)
+
+    assert store(path) == 1
+
+    outputs = [cell.outputs for cell in nbformat.read(path, as_version=4).cells]
+    assert [len(found) for found in outputs] == [0, 1, 0]
+    assert set(outputs[1][0].data) == {"image/png", "text/plain"}
+    cells[1].source = "1 + 1"
+    nbformat.write(new_notebook(cells=cells), path)
+    with pytest.raises(ValueError, match=r"cell 1 of pictures\.ipynb is tagged 'picture' and has shown no picture"):
+        store(path)

@@ -1,0 +1,104 @@
+"""Lessons: what torch.distributed does, seen, stepped through and predicted, on the running ranks.
+
+    from ddp_notebook import lessons
+
+    lessons.collective("all_reduce")            predict, run on the ranks, compare
+    lessons.algorithm("ring all_reduce")        one step at a time
+    lessons.point_to_point("race")              who waits for whom, drawn as it happened
+    lessons.cost()                              measured times, and the alpha-beta model
+    lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
+    lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
+    lessons.inside_ddp()                        a training step in DDP, in stages and at speed
+    lessons.check("04/world-size", 24)          was that right?
+
+Every number comes from tensors on the ranks. Without a front end they work the same, and leave pictures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_notebook.lessons.costs import Costs
+    from ddp_notebook.lessons.explorer import Explorer
+    from ddp_notebook.lessons.inside import InsideDDP, inside_ddp
+    from ddp_notebook.lessons.messages import Scene, point_to_point
+    from ddp_notebook.lessons.nodes import places
+    from ddp_notebook.lessons.questions import Verdict, check
+    from ddp_notebook.lessons.stepping import Stepper
+    from ddp_notebook.lessons.transfers import exchanges
+
+__all__ = [
+    "Costs",
+    "Explorer",
+    "InsideDDP",
+    "Scene",
+    "Stepper",
+    "Verdict",
+    "algorithm",
+    "check",
+    "collective",
+    "cost",
+    "exchanges",
+    "inside_ddp",
+    "places",
+    "point_to_point",
+]
+
+# Ranks import `lessons.ranks` and by that this file: they must not pay for the notebook's side.
+_LAZY = {
+    "Costs": "costs",
+    "Explorer": "explorer",
+    "InsideDDP": "inside",
+    "Scene": "messages",
+    "Stepper": "stepping",
+    "Verdict": "questions",
+    "check": "questions",
+    "exchanges": "transfers",
+    "places": "nodes",
+    "inside_ddp": "inside",
+    "point_to_point": "messages",
+}
+
+
+def collective(name: str = "all_reduce", *, op: str = "SUM", **options: Any) -> Explorer:
+    """Explore one collective.
+
+    Args:
+        name: of the collective: "all_reduce", "send/recv", ...
+        op: how it reduces, as torch calls it: "SUM", "MAX", ...
+        options: further arguments of `Explorer`: inputs, root, peer, group, dtype, sizes.
+
+    Example:
+        >>> lessons.collective("all_reduce", op="MAX", inputs={0: [1, 5], 1: [4, 2]}).run()
+        {0: array([4., 5.], dtype=float32), 1: array([4., 5.], dtype=float32)}
+    """
+    from ddp_notebook.lessons.explorer import Explorer
+
+    return Explorer(name, op, **options)
+
+
+def algorithm(name: str = "ring all_reduce", **options: Any) -> Stepper:
+    """Step through an algorithm; see `Stepper`."""
+    from ddp_notebook.lessons.stepping import Stepper
+
+    return Stepper(name, **options)
+
+
+def cost(**options: Any) -> Costs:
+    """Measure algorithms over sizes; see `lessons.costs.measure`."""
+    from ddp_notebook.lessons.costs import measure
+
+    return measure(**options)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

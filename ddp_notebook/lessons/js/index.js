@@ -1,0 +1,62 @@
+/**
+ * The lessons in the browser: what anywidget calls.
+ */
+
+import { statusLine } from "../../widgets/js/a11y.js";
+import { palette, themeOf } from "../../widgets/js/colours.js";
+import { explorer } from "./explorer.js";
+import { linkTo } from "./link.js";
+import { make } from "./parts.js";
+import { scene } from "./scene.js";
+import { stepper } from "./stepper.js";
+import style from "./style.css";
+
+const LESSONS = {
+  collective: { show: explorer, title: "Collective explorer" },
+  algorithm: { show: stepper, title: "Algorithm, step by step" },
+  messages: { show: scene, title: "Point to point" },
+};
+
+/** @param {{model: import("./link.js").Model, el: HTMLElement}} given */
+function render({ model, el }) {
+  const document = el.ownerDocument;
+  const link = linkTo(model);
+  const { show, title } = LESSONS[link.state().kind];
+  const root = make(document, "section", { class: "ddpl", "aria-label": title, "data-lm-suppress-shortcuts": "true" });
+  const line = make(document, "div", { class: "ddpl-status" });
+  const error = make(document, "div", { class: "ddpl-error", role: "alert" });
+  const status = statusLine(line);
+  const body = make(document, "div", {});
+  root.append(make(document, "style", {}, style), make(document, "div", { class: "ddpl-title" }, title), body, error, line);
+  el.append(root);
+
+  function theme() {
+    const colours = palette(themeOf(root));
+    root.dataset.theme = colours.theme;
+    colours.ranks.forEach((colour, rank) => root.style.setProperty(`--rank${rank}`, colour));
+  }
+  theme();
+  const watcher = new MutationObserver(theme);
+  watcher.observe(document.body, { attributes: true });
+
+  const lesson = show(body, link, status);
+  link.onWork((words, isBusy) => {
+    root.toggleAttribute("data-busy", isBusy);
+    root.setAttribute("aria-busy", String(isBusy));
+    if (words || !isBusy) status.say(words);
+  });
+  const tellError = () => {
+    const words = link.state().error ?? "";
+    if (error.textContent !== words) error.textContent = words;
+  };
+  link.onState(tellError);
+  tellError();
+  // What tests read.
+  /** @type {any} */ (root).ddpLesson = { state: link.state, inspect: lesson.inspect };
+  return () => {
+    watcher.disconnect();
+    link.close();
+  };
+}
+
+export default { render };

@@ -1,0 +1,80 @@
+/**
+ * What a lesson in the browser knows of the kernel: the state it draws, and a way to ask.
+ */
+
+const SILENT_MS = 500;
+
+/**
+ * @typedef {object} Model  of anywidget, as far as it is used
+ * @property {(name: string) => any} get
+ * @property {(name: string, listener: Function) => void} on
+ * @property {(name: string, listener: Function) => void} off
+ * @property {(content: any) => void} send
+ */
+
+/**
+ * @typedef {object} Link
+ * @property {() => any} state
+ * @property {(wish: object) => Promise<any>} ask  resolves to the state once the kernel has done it
+ * @property {() => boolean} isBusy
+ * @property {(listener: () => void) => void} onState
+ * @property {(listener: (words: string, isBusy: boolean) => void) => void} onWork
+ * @property {() => void} close
+ */
+
+/**
+ * @param {Model} model
+ * @returns {Link}
+ */
+export function linkTo(model) {
+  let number = 0;
+  /** @type {{request: number, resolve: (state: any) => void, timer: any}|null} */
+  let pending = null;
+  /** @type {(() => void)[]} */
+  const onState = [];
+  /** @type {((words: string, isBusy: boolean) => void)[]} */
+  const onWork = [];
+  const tell = (words, isBusy) => onWork.forEach((listener) => listener(words, isBusy));
+
+  function changed() {
+    onState.forEach((listener) => listener());
+  }
+
+  function heard(content) {
+    if (!pending || content?.request !== pending.request) return;
+    if (content.kind === "began") {
+      clearTimeout(pending.timer);
+      tell("Running on the ranks …", true);
+    } else if (content.kind === "done") {
+      const { resolve, timer } = pending;
+      clearTimeout(timer);
+      pending = null;
+      tell("", false);
+      resolve(model.get("state"));
+    }
+  }
+
+  model.on("change:state", changed);
+  model.on("msg:custom", heard);
+  return {
+    state: () => model.get("state"),
+    isBusy: () => pending !== null,
+    ask(wish) {
+      if (pending) return Promise.resolve(null);
+      return new Promise((resolve) => {
+        const request = ++number;
+        const silent = () => tell("Nothing heard from the kernel yet: it runs a cell, and does this after it. (Or there is no kernel.)", true);
+        pending = { request, resolve, timer: setTimeout(silent, SILENT_MS) };
+        tell("Asking the kernel …", true);
+        model.send({ ...wish, request });
+      });
+    },
+    onState: (listener) => void onState.push(listener),
+    onWork: (listener) => void onWork.push(listener),
+    close() {
+      if (pending) clearTimeout(pending.timer);
+      model.off("change:state", changed);
+      model.off("msg:custom", heard);
+    },
+  };
+}

@@ -1,0 +1,130 @@
+/**
+ * Pieces that all lessons are made of.
+ */
+
+import { bytes } from "../../widgets/js/format.js";
+import { make, newId } from "../../widgets/js/dom.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/**
+ * A labelled select.
+ * @param {Document} document @param {string} name
+ * @param {(string|number|[string|number, string])[]} options values, or values with their words
+ * @param {string|number} chosen @param {(value: string) => void} onChange
+ */
+export function choice(document, name, options, chosen, onChange) {
+  const select = make(document, "select", { id: newId("choice") });
+  for (const option of options) {
+    const [value, words] = Array.isArray(option) ? option : [option, String(option)];
+    select.append(make(document, "option", { value: String(value), selected: String(value) === String(chosen) }, words));
+  }
+  select.addEventListener("change", () => onChange(select.value));
+  return field(document, name, select);
+}
+
+/** A label in front of an element that has an id. @param {Document} document @param {string} name @param {HTMLElement} element */
+export function field(document, name, element) {
+  return make(document, "span", { class: "ddpl-field" }, make(document, "label", { for: element.id }, name), element);
+}
+
+/** @param {Document} document @param {string} words @param {() => void} onClick @param {Record<string, any>} [more] */
+export function button(document, words, onClick, more = {}) {
+  const found = make(document, "button", { type: "button", ...more }, words);
+  found.addEventListener("click", () => found.getAttribute("aria-disabled") !== "true" && onClick());
+  return found;
+}
+
+/** A button that is not to be pressed now keeps the focus. @param {HTMLElement} one @param {boolean} isEnabled */
+export function enable(one, isEnabled) {
+  one.setAttribute("aria-disabled", String(!isEnabled));
+}
+
+/**
+ * A number as a cell shows it. @param {number|string} value
+ */
+export function figure(value) {
+  const found = Number(value);
+  if (!Number.isFinite(found)) return String(value);
+  if (Number.isInteger(found) && Math.abs(found) < 1e7) return String(found);
+  return String(Number(found.toPrecision(4)));
+}
+
+/** Ranks in a short form: `[0, 1, 2, 5]` is "0-2,5". @param {number[]} ranks */
+export function short(ranks) {
+  /** @type {number[][]} */
+  const runs = [];
+  for (const rank of [...ranks].sort((a, b) => a - b)) {
+    const last = runs.at(-1);
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else runs.push([rank, rank]);
+  }
+  return runs.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(",");
+}
+
+/** @param {number[]} ranks */
+export function inWords(ranks) {
+  return ranks.length ? `rank${ranks.length > 1 ? "s" : ""} ${short(ranks)}` : "nobody";
+}
+
+/**
+ * What is behind a cell: the colours of the ranks whose data it has, side by side.
+ * @param {HTMLElement} cell @param {number[]} who
+ */
+export function colour(cell, who) {
+  if (!who.length) {
+    cell.style.removeProperty("--of");
+    return;
+  }
+  const share = 100 / who.length;
+  const stops = who.map((rank, at) => `var(--rank${rank % 8}) ${at * share}% ${(at + 1) * share}%`);
+  cell.style.setProperty("--of", who.length === 1 ? `linear-gradient(var(--rank${who[0] % 8}), var(--rank${who[0] % 8}))` : `linear-gradient(to right, ${stops.join(", ")})`);
+}
+
+/** A cell that shows a number and whose it is. @param {Document} document @param {string} words @param {number[]} who @param {string} said */
+export function cell(document, words, who, said) {
+  const found = make(document, "span", { class: "ddpl-cell", role: "img", "aria-label": said, title: said }, make(document, "span", {}, words));
+  colour(found, who);
+  if (who.length > 1) found.append(make(document, "small", { "aria-hidden": "true" }, short(who)));
+  return found;
+}
+
+/** What the colours mean. @param {Document} document @param {number} worldSize */
+export function legend(document, worldSize) {
+  const found = make(document, "span", { class: "ddpl-legend" }, "data of");
+  for (let rank = 0; rank < worldSize; rank++) {
+    const mark = make(document, "i", {});
+    mark.style.background = `var(--rank${rank % 8})`;
+    found.append(make(document, "span", {}, mark, `rank ${rank}`));
+  }
+  return found;
+}
+
+/**
+ * @param {Document} document @param {string} tag @param {Record<string, string|number>} [attributes] @param {...(Node|string)} children
+ * @returns {any}
+ */
+export function svg(document, tag, attributes = {}, ...children) {
+  const found = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) found.setAttribute(name, String(value));
+  found.append(...children);
+  return found;
+}
+
+/** A line that ends in an arrow. @param {Document} document @param {number[]} from @param {number[]} to @param {Record<string, string|number>} more */
+export function arrow(document, from, to, more = {}) {
+  const [dx, dy] = [to[0] - from[0], to[1] - from[1]];
+  const length = Math.hypot(dx, dy) || 1;
+  const [ux, uy] = [dx / length, dy / length];
+  const head = [to[0] - ux * 8, to[1] - uy * 8];
+  const points = [to, [head[0] - uy * 4.5, head[1] + ux * 4.5], [head[0] + uy * 4.5, head[1] - ux * 4.5]];
+  return svg(
+    document,
+    "g",
+    more,
+    svg(document, "line", { x1: from[0], y1: from[1], x2: head[0], y2: head[1] }),
+    svg(document, "polygon", { points: points.map((point) => point.map((x) => x.toFixed(1)).join(",")).join(" ") }),
+  );
+}
+
+export { bytes, make, newId };

@@ -1,0 +1,140 @@
+/**
+ * Point to point as it happened: a row for each rank, time to the right, an arrow for each message.
+ */
+
+import { arrow, button, choice, enable, make, svg } from "./parts.js";
+
+const WIDTH = 760;
+const LEFT = 58;
+const ROW = 58;
+const FOOT = 30;
+
+/** Round steps for an axis. @param {number} end */
+export function ticks(end) {
+  const rough = end / 6;
+  const power = 10 ** Math.floor(Math.log10(rough || 1));
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough) ?? power;
+  const found = [];
+  for (let at = 0; at <= end + 1e-9; at += step) found.push(Number(at.toPrecision(10)));
+  return found;
+}
+
+/**
+ * @param {HTMLElement} el @param {import("./link.js").Link} link
+ */
+export function scene(el, link) {
+  const document = el.ownerDocument;
+  let name = link.state().name;
+  const controls = make(document, "div", { class: "ddpl-controls" });
+  const again = button(document, "Play on the ranks", play, { class: "ddpl-main" });
+  const lesson = make(document, "p", { class: "ddpl-lesson" });
+  const code = make(document, "code", {});
+  const picture = make(document, "div", { class: "ddpl-scroll", tabIndex: 0, role: "region", "aria-label": "what happened" });
+  const said = make(document, "ul", { class: "ddpl-said", role: "status" });
+  const message = make(document, "pre", { class: "ddpl-message" });
+  el.append(controls, lesson, make(document, "pre", { class: "ddpl-code", "aria-label": "what runs on every rank" }, code), picture, said, message);
+
+  async function play() {
+    await link.ask({ do: "play", name });
+  }
+
+  function draw() {
+    const now = link.state();
+    if (!controls.childElementCount || name !== now.name) {
+      name = now.name;
+      controls.replaceChildren(
+        choice(document, "scene", now.stories, now.name, (value) => {
+          name = value;
+          play();
+        }),
+        again,
+        key(),
+      );
+    }
+    lesson.textContent = now.lesson;
+    code.textContent = now.code;
+    said.replaceChildren(...(now.said.length ? now.said : ["nobody waited"]).map((line) => make(document, "li", {}, line)));
+    message.hidden = !now.message;
+    message.textContent = now.message;
+    picture.replaceChildren(timeline(now), ...(now.strip ? [strip(now.strip)] : []));
+    enable(again, !link.isBusy());
+  }
+
+  function key() {
+    const item = (kind, words) => make(document, "span", {}, make(document, "i", { class: `ddpl-key-${kind}` }), words);
+    return make(document, "span", { class: "ddpl-legend" }, item("work", "own work"), item("call", "send or recv under way"), item("blocked", "stands still for it"));
+  }
+
+  function timeline(now) {
+    const ranks = [...new Set(now.events.map((event) => event.rank))].sort((a, b) => a - b);
+    const n = ranks.length;
+    const end = Math.max(1, ...now.events.map((event) => event.end)) * 1.04;
+    const x = (ms) => LEFT + ((WIDTH - LEFT - 12) * ms) / end;
+    const y = (rank) => 12 + ranks.indexOf(rank) * ROW;
+    const height = 12 + n * ROW + FOOT;
+    const words = `${now.title}. ${now.said.join(". ")}`;
+    const found = svg(document, "svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": words, class: "ddpl-timeline" });
+    found.append(
+      svg(
+        document,
+        "defs",
+        {},
+        svg(document, "pattern", { id: "ddpl-hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svg(document, "rect", { width: 2.2, height: 6, class: "ddpl-stripe" })),
+      ),
+    );
+    for (const ms of ticks(end)) {
+      found.append(svg(document, "line", { x1: x(ms), x2: x(ms), y1: 6, y2: height - FOOT, class: "ddpl-tick" }), svg(document, "text", { x: x(ms), y: height - FOOT + 15, class: "ddpl-ms" }, `${ms}${ms ? "" : " ms"}`));
+    }
+    for (const rank of ranks) {
+      found.append(svg(document, "line", { x1: LEFT, x2: WIDTH - 12, y1: y(rank) + 40, y2: y(rank) + 40, class: "ddpl-base" }), svg(document, "text", { x: 2, y: y(rank) + 30, class: "ddpl-row-name" }, `rank ${rank}`));
+    }
+    const bar = (event, top, height, kind, from = event.start, to = event.end) => {
+      const one = svg(document, "rect", { x: x(from), y: y(event.rank) + top, width: Math.max(2.5, x(to) - x(from)), height, class: `ddpl-${kind}` });
+      if (kind === "call") {
+        one.style.fill = `color-mix(in srgb, var(--rank${event.rank % 8}) 45%, var(--paper))`;
+        one.style.stroke = `var(--rank${event.rank % 8})`;
+      }
+      return one;
+    };
+    const labels = [];
+    for (const event of now.events) {
+      if (event.what === "work") {
+        found.append(bar(event, 2, 12, "work"));
+        continue;
+      }
+      found.append(bar(event, 20, 18, "call"));
+      if (event.blocked > end / 300) found.append(bar(event, 20, 18, event.over ? "blocked" : "blocked ddpl-stuck", event.end - event.blocked, event.end));
+      const peer = event.peer === null ? "any" : event.peer;
+      const words = `${event.what} ${event.what.includes("send") ? "→" : "←"} ${peer}${event.tag ? `, tag ${event.tag}` : ""}${event.over ? "" : "  ✗ never comes back"}`;
+      const isNarrow = x(event.end) - x(event.start) < words.length * 6;
+      const isLate = x(event.start) > WIDTH * 0.72;
+      labels.push(svg(document, "text", { x: isNarrow && isLate ? x(event.end) : x(event.start) + (isNarrow ? 0 : 5), y: y(event.rank) + (isNarrow ? 51 : 33), class: `ddpl-what${isNarrow && isLate ? " ddpl-end" : ""}` }, words));
+    }
+    for (const [sent, received] of now.arrows) {
+      const [one, other] = [now.events[sent], now.events[received]];
+      if (!one.over || !other.over) continue;
+      const down = other.rank > one.rank;
+      const begin = Math.max(one.start, other.start);
+      const line = arrow(document, [x(begin), y(one.rank) + (down ? 38 : 20)], [x(other.end), y(other.rank) + (down ? 20 : 38)], { class: "ddpl-message-arrow" });
+      line.style.stroke = line.style.fill = `var(--rank${one.rank % 8})`;
+      found.append(line);
+    }
+    found.append(...labels);
+    return found;
+  }
+
+  /** What the receiver of a race has. @param {number[]} values */
+  function strip(values) {
+    const changed = values.filter((value) => value !== 1).length;
+    const share = Math.round((100 * changed) / values.length);
+    const words = `What rank 1 has received, from the first element to the last: ${100 - share} % as at isend, ${share} % changed.`;
+    const found = svg(document, "svg", { viewBox: `0 0 ${values.length} 14`, preserveAspectRatio: "none", class: "ddpl-strip", role: "img", "aria-label": words });
+    values.forEach((value, at) => found.append(svg(document, "rect", { x: at, y: value === 1 ? 0 : 4, width: 1.05, height: value === 1 ? 14 : 10, class: value === 1 ? "ddpl-as-sent" : "ddpl-changed" })));
+    return make(document, "figure", { class: "ddpl-figure" }, found, make(document, "figcaption", {}, words, " ", make(document, "i", { class: "ddpl-key-sent" }), "1, as it was  ", make(document, "i", { class: "ddpl-key-changed" }), "2, changed"));
+  }
+
+  link.onState(draw);
+  link.onWork(() => enable(again, !link.isBusy()));
+  draw();
+  return { inspect: () => ({ name }) };
+}

@@ -1,0 +1,364 @@
+"""Point to point, drawn as it has happened: who waits for whom, what a race does, and how a deadlock ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import CellTimeoutError, UsageError
+from ddp_notebook.lessons.session import RUN_S, Runner, running
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ddp_notebook.observe.views import Collective
+    from ddp_notebook.session import Session
+
+_HANG_S = 2.0  # how long a deadlock is looked at
+_LONGEST_CARD_S = 3.0  # a hang card that comes within so long is waited for
+_BUSY = "_lesson_busy"  # notes what a rank does of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One scene before it is played.
+
+    Args:
+        title: in a few words.
+        lesson: what it shows, in a sentence or two.
+        code: what runs on every rank, as it is shown; `work_for(ms)` is time that a rank spends on something else.
+    """
+
+    title: str
+    lesson: str
+    code: str
+
+
+STORIES = {
+    "blocking": Story(
+        title="send and recv block",
+        lesson="send comes back when the message is on its way to a receiver that is there; recv when it has come. "
+        "Whoever is early waits for the other.",
+        code="""\
+x = torch.full((4,), float(rank))
+if rank == 0:
+    dist.send(x, dst=1)
+elif rank == 1:
+    work_for(300)
+    dist.recv(x, src=0)
+told = x.tolist()""",
+    ),
+    "nonblocking": Story(
+        title="isend and irecv do not",
+        lesson="isend and irecv come back at once with a work; wait() blocks as long as it is not done. What is "
+        "computed in between costs nothing.",
+        code="""\
+x = torch.full((4,), float(rank))
+if rank == 0:
+    work = dist.isend(x, dst=1)
+    work_for(200)
+    work.wait()
+elif rank == 1:
+    work = dist.irecv(x, src=0)
+    work_for(300)
+    work.wait()
+told = x.tolist()""",
+    ),
+    "race": Story(
+        title="a race: the buffer is changed before wait()",
+        lesson="Until wait() has returned, the tensor belongs to the message: what is written to it earlier may be "
+        "sent. Here the receiver comes late, and gets all of that; one who waits already gets all, some or none of "
+        "it, as it happens.",
+        code="""\
+x = torch.ones(4_000_000)
+if rank == 0:
+    work = dist.isend(x, dst=1)
+    x[2_000_000:] = 2  # too early
+    work.wait()
+elif rank == 1:
+    work_for(50)
+    dist.recv(x, src=0)
+told = x[::15625].tolist()""",
+    ),
+    "no race": Story(
+        title="no race: the buffer is changed after wait()",
+        lesson="After wait() the tensor is one's own again, and what was sent is what it held before.",
+        code="""\
+x = torch.ones(4_000_000)
+if rank == 0:
+    work = dist.isend(x, dst=1)
+    work.wait()
+    x[2_000_000:] = 2  # now it may
+elif rank == 1:
+    work_for(50)
+    dist.recv(x, src=0)
+told = x[::15625].tolist()""",
+    ),
+    "any source": Story(
+        title="recv from any source",
+        lesson="recv without src takes the message that comes first, and returns whose it was.",
+        code="""\
+x = torch.full((4,), float(rank))
+if rank == 0:
+    told = [dist.recv(x) for _ in range(world_size - 1)]
+else:
+    work_for(60 * (world_size - rank))
+    dist.send(x, dst=0)
+    told = []""",
+    ),
+    "tags": Story(
+        title="tags",
+        lesson="Messages between two ranks come in the order in which they were sent, unless tags tell them apart: "
+        "recv takes the one with its tag.",
+        code="""\
+a, b = torch.tensor([1.0]), torch.tensor([2.0])
+told = []
+if rank == 0:
+    for work in [dist.isend(a, dst=1, tag=1), dist.isend(b, dst=1, tag=2)]:
+        work.wait()
+elif rank == 1:
+    work_for(50)
+    for tag in (2, 1):
+        x = torch.zeros(1)
+        dist.recv(x, src=0, tag=tag)
+        told.append((tag, x.item()))""",
+    ),
+    "deadlock": Story(
+        title="a deadlock of two sends",
+        lesson="Both send first, and a send waits for its recv: each waits for the other, for ever. One of them has to "
+        "receive first, or isend.",
+        code="""\
+x = torch.full((1_000_000,), float(rank))
+y = torch.empty_like(x)
+if rank < 2:
+    dist.send(x, dst=1 - rank)
+    dist.recv(y, src=1 - rank)
+told = y[:4].tolist()""",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One send, receive or piece of own work of a rank, in milliseconds since the first of them."""
+
+    rank: int
+    what: str  # "send", "recv", "isend", "irecv" or "work"
+    peer: int | None
+    tag: int
+    nbytes: int
+    start_ms: float
+    end_ms: float
+    blocked_ms: float  # that the rank stood still for it
+    is_over: bool  # it has ended by itself
+
+    def __repr__(self) -> str:
+        toward = "" if self.peer is None else f" {'to' if 'send' in self.what else 'from'} rank {self.peer}"
+        end = f"{self.end_ms:.0f}" if self.is_over else "never"
+        return (
+            f"<rank {self.rank}: {self.what}{toward}, {self.start_ms:.0f} to {end} ms, blocked {self.blocked_ms:.0f}>"
+        )
+
+
+class Scene:
+    """One scene of point-to-point communication, played on the running ranks.
+
+    Args:
+        name: of `STORIES`: "blocking", "nonblocking", "race", "no race", "any source", "tags", "deadlock".
+        session: None: the running one.
+
+    Raises:
+        UsageError: there is no such scene.
+        NoSessionError: no ranks are running.
+
+    Example:
+        >>> scene = lessons.point_to_point("blocking")
+        >>> scene.waits
+        ['rank 0 waited 300 ms for rank 1']
+    """
+
+    def __init__(self, name: str = "blocking", session: Session | None = None) -> None:
+        self._runner = Runner(running(session))
+        self.name = name
+        self.play(name)
+
+    def play(self, name: str | None = None) -> Scene:
+        """Run it again, or another one."""
+        name = self.name if name is None else name
+        if name not in STORIES:
+            raise UsageError(f"there is no scene {name!r}; there are {', '.join(STORIES)}")
+        self.name = name
+        self.story = STORIES[name]
+        self.error = ""
+        self._runner.mark()
+        began_s = time.monotonic()
+        try:
+            self._runner.run(_cell(self.story.code), self._limit_s(), quiet=name != "deadlock")
+            self.values: dict[int, Any] = self._runner.pull("_lesson_told")
+        except CellTimeoutError as error:
+            self.values, self.error = {}, str(error)
+        self.seconds = time.monotonic() - began_s
+        self.events = self._events()
+        return self
+
+    def _limit_s(self) -> float:
+        if self.name != "deadlock":
+            return RUN_S
+        # A session that was started with `--hang-after 1` shows its card first.
+        card_s = self._runner.session.options.hang_after_s
+        return card_s + 1 if card_s is not None and card_s <= _LONGEST_CARD_S else _HANG_S
+
+    @property
+    def waits(self) -> list[str]:
+        """Who has waited for whom, from 5 ms on."""
+        found = []
+        for event in self.events:
+            if event.what != "work" and event.blocked_ms >= 5 and event.is_over:
+                whom = "whoever would come" if event.peer is None else f"rank {event.peer}"
+                found.append(f"rank {event.rank} waited {event.blocked_ms:.0f} ms for {whom}")
+            elif not event.is_over:
+                found.append(f"rank {event.rank} waited for rank {event.peer} in {event.what} until it was freed")
+        return found
+
+    @property
+    def world_size(self) -> int:
+        return self._runner.session.world_size
+
+    @property
+    def arrows(self) -> list[tuple[int, int]]:
+        """Which send belongs to which receive, as places in `events`: in order, for each pair of ranks and tag."""
+        sends: dict[tuple[int, int | None, int], list[int]] = {}
+        for at, event in enumerate(self.events):
+            if "send" in event.what:
+                sends.setdefault((event.rank, event.peer, event.tag), []).append(at)
+        found = []
+        came_from = iter(self.values.get(0) or ()) if self.name == "any source" else iter(())
+        for at, event in enumerate(self.events):
+            if "recv" in event.what:
+                source = next(came_from, None) if event.peer is None else event.peer
+                if source is not None and (waiting := sends.get((source, event.rank, event.tag))):
+                    found.append((waiting.pop(0), at))
+        return found
+
+    @property
+    def changed(self) -> float | None:
+        """Of a race: which part of the receiver's numbers are not those that were in the tensor at isend."""
+        if self.name not in ("race", "no race") or 1 not in self.values:
+            return None
+        return sum(value != 1 for value in self.values[1]) / len(self.values[1])
+
+    @property
+    def said(self) -> list[str]:
+        """What has happened, in sentences."""
+        found = list(self.waits)
+        if self.changed is not None:
+            found.append(
+                f"rank 1 has {1 - self.changed:.0%} of the numbers as they were at isend, {self.changed:.0%} changed"
+            )
+        elif self.name == "any source" and 0 in self.values:
+            found.append(f"rank 0 got them from {', '.join(f'rank {one}' for one in self.values[0])}, in this order")
+        elif self.name == "tags" and 1 in self.values:
+            found.append("; ".join(f"tag {tag} brought {value:g}" for tag, value in self.values[1]))
+        if self.error:
+            found.append(f"freed after {self.seconds:.1f} s; the group and all variables are kept")
+        return found
+
+    def picture(self) -> Figure:
+        """A row for each rank, an arrow for each message: a figure that stays in a saved notebook."""
+        from ddp_notebook.lessons import pictures
+
+        return pictures.messages(self)
+
+    def __repr__(self) -> str:
+        return f"<Scene {self.name}: {'; '.join(self.said) or 'nobody waited'}>"
+
+    def _ipython_display_(self) -> None:
+        from ddp_notebook.lessons import shown
+
+        shown.display(self)
+
+    # ---- what was recorded
+
+    def _events(self) -> list[Event]:
+        calls = [call for call in self._runner.calls() if call.is_point_to_point]
+        busy = self._busy()
+        starts = [call.issue_ns for call in calls] + [start for _, start, _ in busy]
+        if not starts:
+            return []
+        origin = min(starts)
+        ends = [call.end_ns or 0 for call in calls] + [end for _, _, end in busy]
+        last = max(*ends, origin + (int(self.seconds * 1e9) if self.error else 0))
+        found = [_event(call, origin, last) for call in calls]
+        found += [
+            Event(
+                rank=rank,
+                what="work",
+                peer=None,
+                tag=0,
+                nbytes=0,
+                start_ms=(start - origin) / 1e6,
+                end_ms=(end - origin) / 1e6,
+                blocked_ms=0,
+                is_over=True,
+            )
+            for rank, start, end in busy
+        ]
+        return sorted(found, key=lambda event: (event.rank, event.start_ms))
+
+    def _busy(self) -> Sequence[tuple[int, int, int]]:
+        clock = self._runner.session.recording.clock
+        return [
+            (rank, *(int(one) for one in clock.to_notebook(rank, _times(start, end))))  # type: ignore[misc]
+            for rank, spans in self._runner.pull(_BUSY).items()
+            for start, end in spans
+        ]
+
+
+def point_to_point(name: str = "blocking", session: Session | None = None) -> Scene:
+    """Play a scene of sends and receives on the ranks; see `Scene`."""
+    return Scene(name, session)
+
+
+def _event(call: Collective, origin: int, last: int) -> Event:
+    is_over = call.end_ns is not None and call.state not in ("failed", "issued")
+    end = call.end_ns if is_over and call.end_ns is not None else last
+    start = call.issue_ns
+    return Event(
+        rank=call.rank,
+        what=f"i{call.op}" if call.is_async else call.op,
+        peer=call.peer,
+        tag=call.tag,
+        nbytes=call.nbytes,
+        start_ms=(start - origin) / 1e6,
+        end_ms=(max(end, start) - origin) / 1e6,
+        blocked_ms=(call.blocked_ns if is_over else last - start) / 1e6,
+        is_over=is_over,
+    )
+
+
+def _cell(code: str) -> str:
+    """The cell: what is shown stands in a function, so that the user's names stay as they are."""
+    return "\n".join(
+        [
+            "import time as _lesson_time",
+            f"{_BUSY} = []",
+            "_lesson_told = None",
+            "def _lesson_work_for(ms):",
+            "    began = _lesson_time.monotonic_ns()",
+            "    _lesson_time.sleep(ms / 1000)",
+            f"    {_BUSY}.append((began, _lesson_time.monotonic_ns()))",
+            "def _lesson_scene(work_for):",
+            *(f"    {line}" for line in code.splitlines()),
+            "    return told",
+            "dist.barrier()",
+            "_lesson_told = _lesson_scene(_lesson_work_for)",
+        ]
+    )
+
+
+def _times(*values: int) -> Any:
+    import numpy as np
+
+    return np.array(values, np.int64)

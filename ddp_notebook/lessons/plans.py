@@ -1,0 +1,179 @@
+"""What each algorithm has to move, from its formulas alone: the sum of the chunk sizes that each step sends.
+
+    n  bytes of all data     N  ranks     c_k  bytes of chunk k
+
+| algorithm | messages one after another | bytes through the busiest rank, each way, where N divides n |
+|---|---|---|
+| ring all_reduce | 2 (N - 1) | 2 (N - 1) / N n |
+| tree all_reduce (N a power of two) | 2 log2 N | 2 (N - 1) / N n |
+| parameter server | 2 (N - 1) | (N - 1) n |
+| naive all_reduce | N - 1 | (N - 1) n |
+| ring all_gather, ring reduce_scatter | N - 1 | (N - 1) / N n |
+
+Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005; Patarasuk and
+Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Links = dict[tuple[int, int], int]  # (from, to) -> bytes
+
+ALGORITHMS = (
+    "ring all_reduce",
+    "tree all_reduce",
+    "parameter server",
+    "naive all_reduce",
+    "ring all_gather",
+    "ring reduce_scatter",
+)
+REDUCES = tuple(name for name in ALGORITHMS if name not in ("ring all_gather", "ring reduce_scatter"))
+
+RULES = {
+    "ring all_reduce": (
+        "step s of the first {half}: rank i sends chunk (i - s) mod {n} to rank i + 1, which adds it",
+        "step s of the second {half}: rank i sends chunk (i + 1 - s) mod {n} to rank i + 1, which keeps it",
+    ),
+    "tree all_reduce": (
+        "halving: rank i swaps half of its range with rank i xor d (d = {d}), adds, and keeps the half it is in",
+        "doubling: rank i swaps its whole range with rank i xor d (d = {back}); ranges double",
+    ),
+    "parameter server": (
+        "gather: every rank sends all its data to rank 0, which adds it up",
+        "broadcast: rank 0 sends the sum to every rank",
+    ),
+    "naive all_reduce": ("step s: rank i sends all its data to rank i + s, and adds what comes from rank i - s",),
+    "ring all_gather": ("step s: rank i sends chunk (i - s) mod {n} to rank i + 1, which keeps it",),
+    "ring reduce_scatter": ("step s: rank i sends chunk (i - s - 1) mod {n} to rank i + 1, which adds it",),
+}
+
+
+class Cost(NamedTuple):
+    """Of one algorithm: T = messages * alpha + nbytes * beta."""
+
+    messages: int  # one after another
+    nbytes: float  # that the busiest rank sends or receives
+
+
+def steps(algorithm: str, world_size: int) -> int:
+    """How many steps it takes."""
+    n = world_size
+    core = 1 << (n.bit_length() - 1)
+    return {
+        "ring all_reduce": 2 * (n - 1),
+        "tree all_reduce": 2 * (core.bit_length() - 1) + 2 * (core != n),
+        "parameter server": 2,
+        "naive all_reduce": n - 1,
+        "ring all_gather": n - 1,
+        "ring reduce_scatter": n - 1,
+    }[algorithm]
+
+
+def moved(algorithm: str, sizes: Sequence[int]) -> Links:
+    """Bytes over each link, for chunks of these bytes, one for each rank.
+
+    Example:
+        >>> moved("ring all_reduce", [4, 4, 4])
+        {(0, 1): 16, (1, 2): 16, (2, 0): 16}
+    """
+    n, total = len(sizes), sum(sizes)
+    ring = [(i, (i + 1) % n) for i in range(n)]
+    match algorithm:
+        case "ring all_reduce":
+            found = {(i, j): 2 * total - sizes[(i + 1) % n] - sizes[(i + 2) % n] for i, j in ring}
+        case "ring all_gather":  # all chunks but that which the right neighbour has brought
+            found = {(i, j): total - sizes[(i + 1) % n] for i, j in ring}
+        case "ring reduce_scatter":
+            found = {(i, j): total - sizes[i] for i, j in ring}
+        case "parameter server":
+            found = {(i, 0): total for i in range(1, n)} | {(0, i): total for i in range(1, n)}
+        case "naive all_reduce":
+            found = {(i, j): total for i in range(n) for j in range(n) if i != j}
+        case _:
+            found = _tree(sizes)
+    return {link: nbytes for link, nbytes in found.items() if nbytes}
+
+
+def _tree(sizes: Sequence[int]) -> Links:
+    """Recursive halving and doubling among the first 2^k ranks. The others hand their data to a partner before, and get
+    the sum after."""
+    n = len(sizes)
+    core = 1 << (n.bit_length() - 1)
+    blocks = tree_blocks(sizes)
+    found: Links = {}
+    for i in range(core):
+        first, last, distance = 0, core, core // 2
+        while distance:
+            middle = first + distance
+            kept = (first, middle) if i < middle else (middle, last)
+            sent = (middle, last) if i < middle else (first, middle)
+            # The half that is sent now; the half that was kept comes back the other way while doubling.
+            found[i, i ^ distance] = sum(blocks[slice(*sent)]) + sum(blocks[slice(*kept)])
+            (first, last), distance = kept, distance // 2
+    for i in range(core, n):
+        found[i, i - core] = found[i - core, i] = sum(sizes)
+    return found
+
+
+def tree_blocks(sizes: Sequence[int]) -> list[int]:
+    """Chunks for N ranks as blocks for 2^k of them: those that are too many belong to the last block."""
+    core = 1 << (len(sizes).bit_length() - 1)
+    return [*sizes[: core - 1], sum(sizes[core - 1 :])]
+
+
+def busiest_link(links: Links) -> tuple[tuple[int, int], int] | None:
+    """The link with the most bytes; None where nothing was moved."""
+    return max(links.items(), key=lambda item: item[1], default=None)
+
+
+def through_ranks(links: Links) -> dict[int, int]:
+    """Bytes that go into and out of each rank together."""
+    found: dict[int, int] = {}
+    for link, nbytes in links.items():
+        for rank in link:
+            found[rank] = found.get(rank, 0) + nbytes
+    return dict(sorted(found.items()))
+
+
+def cost(algorithm: str, world_size: int, nbytes: float) -> Cost:
+    """Messages and bytes of the alpha-beta model, for data that N divides.
+
+    Source: Thakur et al. (above), section 4; the parameter server's messages pass its one port one after another.
+    """
+    n, count = world_size, world_size - 1
+    core = 1 << (n.bit_length() - 1)
+    extra = core != n
+    return {
+        "ring all_reduce": Cost(2 * count, 2 * count / n * nbytes),
+        "tree all_reduce": Cost(
+            2 * (core.bit_length() - 1) + 2 * extra, 2 * (core - 1) / core * nbytes + 2 * extra * nbytes
+        ),
+        "parameter server": Cost(2 * count, 2 * count * nbytes),
+        "naive all_reduce": Cost(count, count * nbytes),
+        "ring all_gather": Cost(count, count / n * nbytes),
+        "ring reduce_scatter": Cost(count, count / n * nbytes),
+    }[algorithm]
+
+
+def rule(algorithm: str, world_size: int, step: int) -> str:
+    """The rule that a step follows, from 0."""
+    n = world_size
+    total = steps(algorithm, n)
+    core = 1 << (n.bit_length() - 1)
+    distances = [core >> (level + 1) for level in range(core.bit_length() - 1)]
+    texts = RULES[algorithm]
+    if algorithm == "tree all_reduce" and core != n:
+        if step == 0:
+            return f"before: ranks {core} and up hand all their data to rank i - {core}, which adds it"
+        if step == total - 1:
+            return f"after: rank i - {core} hands the sum to rank i"
+        step, total = step - 1, total - 2
+    is_second = step >= total // 2 and len(texts) > 1
+    return texts[is_second].format(
+        n=n,
+        half=n - 1,
+        d=distances[step] if algorithm.startswith("tree") and not is_second else 0,
+        back=distances[total - 1 - step] if algorithm.startswith("tree") and is_second else 0,
+    )

@@ -1,0 +1,358 @@
+"""What the lessons run on the ranks: the collectives on given inputs, and algorithms made of isend and irecv.
+
+Only ranks import this; it is theirs alone what is in here that is called torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+Moves = list[dict[str, Any]]
+Algorithm = Generator[Moves, None, None]
+
+_MOST_VALUES = 4096  # of a tensor that a step tells whole
+_MOST_KEPT = 8
+
+
+# ---- one collective
+
+
+class Tensors(NamedTuple):
+    """What the line of a lesson finds: `x` the input, `chunks` the same in pieces, `y` and `out` the output."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    chunks: list[torch.Tensor]
+    out: list[torch.Tensor]
+
+
+def tensors(inputs: Sequence[float], chunk_sizes: Sequence[int], out_sizes: Sequence[int], dtype: str) -> Tensors:
+    """Make them on this rank's device.
+
+    Args:
+        inputs: the numbers of this rank.
+        chunk_sizes: of the pieces of `x`.
+        out_sizes: of the tensors of `out`, and together of `y`.
+    """
+    device, kind = _device(), getattr(torch, dtype)
+    x = torch.tensor(list(inputs), dtype=kind, device=device)
+    out = [torch.zeros(size, dtype=kind, device=device) for size in out_sizes]
+    y = torch.zeros(sum(out_sizes), dtype=kind, device=device)
+    return Tensors(x, y, list(x.split(list(chunk_sizes))) if sum(chunk_sizes) == len(x) else [], out)
+
+
+def collective(
+    call: Callable[[Tensors, Any, int, int], Any],
+    made: Tensors,
+    result: str,
+    ranks: Sequence[int],
+    is_whole: bool,
+) -> np.ndarray[Any, Any] | None:
+    """Run one call, and tell what this rank has then.
+
+    Args:
+        call: `(tensors, group, rank, size)`; whatever has a `wait` is waited for.
+        made: the tensors.
+        result: the one that has the result: "x", "y", "out" or "".
+        ranks: of the group.
+        is_whole: it is the group of all ranks.
+    """
+    group = None if is_whole else dist.new_group(list(ranks))
+    rank = dist.get_rank()
+    try:
+        if rank not in ranks:
+            return None
+        work = call(made, group, rank, len(ranks))
+        if hasattr(work, "wait"):
+            work.wait()
+        return _result(made, result)
+    finally:
+        if group is not None and rank in ranks:
+            dist.destroy_process_group(group)
+
+
+def _result(made: Tensors, result: str) -> np.ndarray[Any, Any]:
+    found = {"x": [made.x], "y": [made.y], "out": made.out, "": []}[result]
+    return torch.cat(found).cpu().numpy() if found else np.array([])
+
+
+def barrier(call: Callable[[Tensors, Any, int, int], Any], made: Tensors, ranks: Sequence[int], is_whole: bool) -> Any:
+    """Come to it as late as the input says, in milliseconds, and tell after how many milliseconds the rank has left."""
+
+    def late(made: Tensors, group: Any, rank: int, size: int) -> None:
+        dist.barrier(group=group)  # the start of the time that is measured
+        began_s = time.perf_counter()
+        time.sleep(float(made.x[0]) / 1000)
+        call(made, group, rank, size)
+        made.x[0] = (time.perf_counter() - began_s) * 1000
+
+    return collective(late, made, "x", ranks, is_whole)
+
+
+# ---- algorithms
+
+
+def ring_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
+    """Each chunk goes round the ring twice: first it is added up, then handed on."""
+    left, right = (rank - 1) % n, (rank + 1) % n
+    for s in range(n - 1):
+        yield exchange(x, [(right, chunks[(rank - s) % n])], [(left, chunks[(rank - s - 1) % n])], add=True)
+    for s in range(n - 1):
+        yield exchange(x, [(right, chunks[(rank + 1 - s) % n])], [(left, chunks[(rank - s) % n])])
+
+
+def ring_reduce_scatter(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
+    """The first half of the ring, begun one chunk earlier, so that rank i ends with chunk i."""
+    left, right = (rank - 1) % n, (rank + 1) % n
+    for s in range(n - 1):
+        yield exchange(x, [(right, chunks[(rank - s - 1) % n])], [(left, chunks[(rank - s - 2) % n])], add=True)
+
+
+def ring_all_gather(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
+    """Each rank's chunk goes round the ring once."""
+    left, right = (rank - 1) % n, (rank + 1) % n
+    for s in range(n - 1):
+        yield exchange(x, [(right, chunks[(rank - s) % n])], [(left, chunks[(rank - s - 1) % n])])
+
+
+def tree_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
+    """Recursive halving, then recursive doubling, among the first 2^k ranks.
+
+    The others hand their data to a partner before, and get the sum after.
+    """
+    core = 1 << (n.bit_length() - 1)
+    whole = slice(0, len(x))
+    starts = [*(chunk.start for chunk in chunks[:core]), len(x)]  # chunks that are too many are in the last block
+    is_extra, has_extra = rank >= core, rank + core < n
+    if core != n:
+        yield exchange(
+            x, [(rank - core, whole)] if is_extra else [], [(rank + core, whole)] if has_extra else [], add=True
+        )
+    first, last, distance = 0, core, core // 2
+    done = []
+    while distance:
+        if is_extra:
+            yield []
+        else:
+            middle = first + distance
+            low, high = slice(starts[first], starts[middle]), slice(starts[middle], starts[last])
+            kept, sent = (low, high) if rank < middle else (high, low)
+            yield exchange(x, [(rank ^ distance, sent)], [(rank ^ distance, kept)], add=True)
+            first, last = (first, middle) if rank < middle else (middle, last)
+            done.append((rank ^ distance, kept, sent))
+        distance //= 2
+    for partner, kept, sent in reversed(done):
+        yield exchange(x, [(partner, kept)], [(partner, sent)])
+    if is_extra:
+        for _ in range(core.bit_length() - 1):
+            yield []
+    if core != n:
+        yield exchange(x, [(rank + core, whole)] if has_extra else [], [(rank - core, whole)] if is_extra else [])
+
+
+def parameter_server(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
+    """Rank 0 gets everything, adds it up, and sends the sum to everybody."""
+    whole, others = slice(0, len(x)), range(1, n)
+    if rank == 0:
+        yield exchange(x, [], [(other, whole) for other in others], add=True)
+        yield exchange(x, [(other, whole) for other in others], [])
+    else:
+        yield exchange(x, [(0, whole)], [], add=True)
+        yield exchange(x, [], [(0, whole)])
+
+
+def naive_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
+    """Everybody sends everything to everybody."""
+    whole, own = slice(0, len(x)), x.clone()
+    for s in range(1, n):
+        yield exchange(x, [((rank + s) % n, whole)], [((rank - s) % n, whole)], add=True, source=own)
+
+
+ALGORITHMS: dict[str, Callable[[torch.Tensor, list[slice], int, int], Algorithm]] = {
+    "ring all_reduce": ring_all_reduce,
+    "tree all_reduce": tree_all_reduce,
+    "parameter server": parameter_server,
+    "naive all_reduce": naive_all_reduce,
+    "ring all_gather": ring_all_gather,
+    "ring reduce_scatter": ring_reduce_scatter,
+}
+
+
+def exchange(
+    x: torch.Tensor,
+    sends: Iterable[tuple[int, slice]],
+    receives: Iterable[tuple[int, slice]],
+    *,
+    add: bool = False,
+    source: torch.Tensor | None = None,
+) -> Moves:
+    """Send parts of x and receive others at the same time; tell what was done.
+
+    Args:
+        sends: to whom, and which part.
+        receives: from whom, and which part.
+        add: what comes, here or at the receivers, is added, not kept in place of what was there.
+        source: what is sent, where it is not x as it is now.
+    """
+    outgoing = [(peer, part) for peer, part in sends if part.stop > part.start]  # nothing is not sent
+    incoming = [(peer, part) for peer, part in receives if part.stop > part.start]
+    # What is under way must not change: what comes goes into buffers of its own first.
+    buffers = [torch.empty_like(x[part]) for _, part in incoming]
+    operations = [dist.P2POp(dist.isend, (x if source is None else source)[part], peer) for peer, part in outgoing]
+    operations += [dist.P2POp(dist.irecv, buffer, peer) for buffer, (peer, _) in zip(buffers, incoming, strict=True)]
+    # Together: with NCCL a send that comes first would block the receive behind it, on both ranks.
+    for work in dist.batch_isend_irecv(operations) if operations else []:
+        work.wait()
+    for buffer, (_, part) in zip(buffers, incoming, strict=True):
+        x[part] = x[part] + buffer if add else buffer
+    return [
+        {"to": peer, "start": part.start, "stop": part.stop, "add": add, "fresh": source is not None}
+        for peer, part in outgoing
+    ]
+
+
+class Running(NamedTuple):
+    """An algorithm under way on this rank."""
+
+    x: torch.Tensor
+    original: torch.Tensor
+    chunks: list[slice]
+    moves: Algorithm
+
+
+_running: dict[str, Running] = {}
+
+
+def start(key: str, algorithm: str, inputs: Sequence[float] | int, sizes: Sequence[int], dtype: str) -> dict[str, Any]:
+    """Begin an algorithm; nothing is moved yet.
+
+    Args:
+        key: names it in `step`.
+        inputs: this rank's numbers; or how many there are to be, made here.
+        sizes: elements of the chunks, one for each rank.
+    """
+    rank, n, device = dist.get_rank(), dist.get_world_size(), _device()
+    kind = getattr(torch, dtype)
+    if isinstance(inputs, int):
+        x = (torch.arange(inputs, device=device) % 9 + 1).to(kind) * 10 ** (rank % 4)
+    else:
+        x = torch.tensor(list(inputs), dtype=kind, device=device)
+    ends = list(accumulate(sizes))
+    chunks = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    if algorithm == "ring all_gather":  # a rank has only its own chunk yet
+        mine = x[chunks[rank]].clone()
+        x.zero_()
+        x[chunks[rank]] = mine
+    while len(_running) >= _MOST_KEPT:
+        del _running[next(iter(_running))]
+    _running[key] = Running(x, x.clone(), chunks, ALGORITHMS[algorithm](x, chunks, rank, n))
+    return _tell(key, [])
+
+
+def step(key: str) -> dict[str, Any]:
+    """Take one step, and tell what was sent and what this rank has now."""
+    moves = next(_running[key].moves, None)
+    return _tell(key, moves or [])
+
+
+def rest(key: str) -> None:
+    """Take all steps that are left."""
+    for _ in _running[key].moves:
+        pass
+
+
+def whole(key: str) -> np.ndarray[Any, Any]:
+    """All numbers of this rank."""
+    return _running[key].x.cpu().numpy()
+
+
+def real(key: str, algorithm: str) -> np.ndarray[Any, Any]:
+    """The same by torch.distributed's own call, on the same inputs."""
+    one = _running[key]
+    x, rank = one.original.clone(), dist.get_rank()
+    parts = [x[chunk] for chunk in one.chunks]
+    is_even = len({len(part) for part in parts}) == 1
+    if algorithm == "ring all_gather":
+        if is_even:
+            dist.all_gather(parts, parts[rank].clone())
+        else:  # one all_gather takes equal sizes only; NCCL does the same where they are not
+            for source, part in enumerate(parts):
+                if len(part):
+                    dist.broadcast(part, src=source)
+        return x.cpu().numpy()
+    if algorithm == "ring reduce_scatter":
+        mine = torch.empty_like(parts[rank])
+        if is_even:
+            dist.reduce_scatter(mine, parts)
+            return mine.cpu().numpy()
+        for owner, part in enumerate(parts):
+            if len(part):
+                dist.reduce(part, dst=owner)
+        return parts[rank].cpu().numpy()
+    dist.all_reduce(x)
+    return x.cpu().numpy()
+
+
+def _tell(key: str, moves: Moves) -> dict[str, Any]:
+    one = _running[key]
+    is_whole = len(one.x) <= _MOST_VALUES
+    values = [one.x[chunk] if is_whole else one.x[chunk][:1] for chunk in one.chunks]
+    return {"moves": moves, "values": [value.cpu().numpy() for value in values]}
+
+
+# ---- times
+
+
+def time_algorithms(
+    algorithms: Sequence[str], sizes: Sequence[int], repeats: int
+) -> dict[tuple[str, int], list[float]]:
+    """Seconds of each run on this rank, by algorithm ("all_reduce" is torch's own) and bytes."""
+    rank, n, device = dist.get_rank(), dist.get_world_size(), _device()
+    found: dict[tuple[str, int], list[float]] = {}
+    for nbytes in sizes:
+        x, chunks = _data(nbytes, n, device)
+        for name in algorithms:
+            times = found[name, nbytes] = []
+            for _ in range(repeats + 1):
+                y = x.clone()
+                dist.barrier()
+                began_s = time.perf_counter()
+                if name in ALGORITHMS:
+                    for _ in ALGORITHMS[name](y, chunks, rank, n):
+                        pass
+                else:
+                    dist.all_reduce(y)
+                _finish(device)
+                times.append(time.perf_counter() - began_s)
+            del times[0]  # the first one opens connections
+    return found
+
+
+def run_once(algorithm: str, nbytes: int) -> None:
+    """Run an algorithm on data of so many bytes, for who counts what it moves."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x, chunks = _data(nbytes, n, _device())
+    for _ in ALGORITHMS[algorithm](x, chunks, rank, n):
+        pass
+
+
+def _data(nbytes: int, n: int, device: torch.device) -> tuple[torch.Tensor, list[slice]]:
+    x = torch.ones(max(nbytes // 4, 1), device=device)
+    ends = [len(x) * (at + 1) // n for at in range(n)]
+    return x, [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -1,0 +1,70 @@
+"""How the lessons use the running session: cells that show nothing, and what they leave behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import DDPNotebookError, NoSessionError
+
+if TYPE_CHECKING:
+    from ddp_notebook.session import Session
+
+RUN_S = 30.0  # longer than any step of a lesson takes
+
+
+def running(session: Session | None = None) -> Session:
+    """The session that a lesson runs on.
+
+    Raises:
+        NoSessionError: no ranks are running.
+    """
+    from ddp_notebook.session import current
+
+    found = session or current()
+    if found is None:
+        raise NoSessionError()
+    if found.world_size < 2:
+        raise DDPNotebookError("a lesson needs at least 2 ranks: %ddp_start 4")
+    return found
+
+
+class Runner:
+    """Runs cells on the ranks of a session, and follows its recording.
+
+    Args:
+        session: the one.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._seen = 0  # calls in the recording
+
+    def ask(self, code: str, timeout_s: float = RUN_S, level: str = "values") -> dict[int, Any]:
+        """Run code that sets `_lesson_told`, and bring that from each rank."""
+        self.run(f"_lesson_told = None\n{code}", timeout_s, level)
+        return self.pull("_lesson_told")
+
+    def pull(self, name: str) -> dict[int, Any]:
+        """A variable of each rank."""
+        return dict(self.session[name])
+
+    def run(self, code: str, timeout_s: float = RUN_S, level: str = "values", *, quiet: bool = True) -> None:
+        """Run code.
+
+        Args:
+            level: how much is recorded, whatever the session records otherwise: the lessons count by it.
+            quiet: show nothing.
+        """
+        self.session.run(code, timeout=timeout_s, quiet=quiet, record={"level": level})
+
+    def mark(self) -> None:
+        """What is recorded from here on is what `calls` gives."""
+        _, self._seen, _ = self.session.recording.follow("call", self._seen)
+
+    def calls(self, op: str | None = None) -> list[Any]:
+        """Calls of the ranks since the mark, as the session has recorded them."""
+        from ddp_notebook.observe.collectives import Collectives
+
+        recording = self.session.recording
+        rows, _, _ = recording.follow("call", self._seen)
+        return [one for one in Collectives(recording, rows) if op in (None, one.op)]

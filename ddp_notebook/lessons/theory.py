@@ -1,0 +1,349 @@
+"""What each collective gives, in NumPy, and what each algorithm has to move: what the ranks are compared with.
+
+A rank's input is one flat list of numbers; where the operation sends chunks, the chunks for all ranks one after
+another.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.errors import UsageError
+
+Array = npt.NDArray[Any]
+Values = dict[int, Array]  # by rank
+
+OPS = (
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "gather",
+    "all_gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "send/recv",
+    "isend/irecv",
+)
+REDUCE_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
+DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
+WRONG = ("operation", "size", "dtype", "missing rank", "root")
+
+POINT_TO_POINT = ("send/recv", "isend/irecv")
+REDUCING = ("reduce", "all_reduce", "reduce_scatter")
+ROOTED = ("broadcast", "reduce", "gather", "scatter", *POINT_TO_POINT)
+CHUNKED = ("scatter", "reduce_scatter", "all_to_all")  # their input has a chunk for each rank
+MAY_BE_UNEVEN = ("all_to_all",)  # gloo refuses uneven chunks in the others
+
+_BITWISE = ("BAND", "BOR", "BXOR")
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+_LEAVES = "barrier"
+_REDUCE = {
+    "SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+    "AVG": np.add,  # divided at the end
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One collective, as all its ranks call it.
+
+    Args:
+        op: of `OPS`.
+        world_size: ranks of the session.
+        reduce_op: of `REDUCE_OPS`, for those that reduce.
+        root: a rank of the session: the source or the destination; of a message its sender.
+        peer: of a message its receiver.
+        group: ranks that take part; none: all.
+        dtype: of `DTYPES`.
+        sizes: elements of each rank's input, or of each chunk; for all_to_all also one number for each receiver.
+    """
+
+    op: str
+    world_size: int
+    reduce_op: str = "SUM"
+    root: int = 0
+    peer: int = 1
+    group: tuple[int, ...] = ()
+    dtype: str = "float32"
+    sizes: tuple[int, ...] = (4,)
+    ranks: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", self.group or tuple(range(self.world_size)))
+        _check(self)
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """Of the chunks in one rank's input, a chunk for each rank of the group."""
+        return self.sizes if len(self.sizes) > 1 else self.sizes * len(self.ranks)
+
+    @property
+    def is_uneven(self) -> bool:
+        return len(set(self.chunk_sizes)) > 1
+
+    @property
+    def actors(self) -> tuple[int, ...]:
+        """The ranks that call it."""
+        return (self.root, self.peer) if self.op in POINT_TO_POINT else self.ranks
+
+    def input_size(self, rank: int) -> int:
+        """Elements that a rank brings."""
+        if rank not in self.ranks:
+            return 0
+        if self.op == _LEAVES:
+            return 1  # after how many milliseconds it comes
+        if self.op in POINT_TO_POINT:
+            return self.sizes[0] if rank in (self.root, self.peer) else 0
+        if self.op == "scatter" and rank != self.root:
+            return 0
+        return sum(self.chunk_sizes) if self.op in CHUNKED else self.sizes[0]
+
+    @property
+    def line(self) -> str:
+        """The line of code."""
+        group = ", group=group" if self.group else ""
+        op = f", op=dist.ReduceOp.{self.reduce_op}" if self.op in REDUCING else ""
+        root, peer = self.root, self.peer
+        if self.op == "all_to_all" and self.is_uneven:
+            mine = f"[{', '.join(map(str, self.chunk_sizes))}]"
+            return (
+                "dist.all_to_all_single(y, x, output_split_sizes=[len(y) // size] * size, "
+                f"input_split_sizes={mine}{group})"
+            )
+        return {
+            "broadcast": f"dist.broadcast(x, src={root}{group})",
+            "reduce": f"dist.reduce(x, dst={root}{op}{group})",
+            "all_reduce": f"dist.all_reduce(x{op}{group})",
+            "gather": f"dist.gather(x, out if rank == {root} else None, dst={root}{group})",
+            "all_gather": f"dist.all_gather(out, x{group})",
+            "scatter": f"dist.scatter(y, chunks if rank == {root} else None, src={root}{group})",
+            "reduce_scatter": f"dist.reduce_scatter(y, chunks{op}{group})",
+            "all_to_all": f"dist.all_to_all(out, chunks{group})",
+            "barrier": f"dist.barrier({'group=group' if group else ''})",
+            "send/recv": f"dist.send(x, dst={peer}) if rank == {root} else dist.recv(x, src={root})",
+            "isend/irecv": f"work = dist.isend(x, dst={peer}) if rank == {root} else dist.irecv(x, src={root})",
+        }[self.op]
+
+    @property
+    def formula(self) -> str:
+        """What comes out, as one equation."""
+        root = self.root
+        sign = {
+            "SUM": "sum over r of {}",
+            "PRODUCT": "product over r of {}",
+            "MIN": "min over r of {}",
+            "MAX": "max over r of {}",
+            "AVG": "(sum over r of {}) / N",
+            "BAND": "bitwise and over r of {}",
+            "BOR": "bitwise or over r of {}",
+            "BXOR": "bitwise xor over r of {}",
+        }[self.reduce_op]
+        return {
+            "broadcast": f"out_k[i] = in_{root}[i]  for every rank k",
+            "reduce": f"out_{root}[i] = {sign.format('in_r[i]')};  elsewhere not specified",
+            "all_reduce": f"out_k[i] = {sign.format('in_r[i]')}  for every rank k",
+            "gather": f"out_{root} = [in_0, in_1, ..., in_N-1];  elsewhere nothing",
+            "all_gather": "out_k = [in_0, in_1, ..., in_N-1]  for every rank k",
+            "scatter": f"out_k = chunk k of in_{root}",
+            "reduce_scatter": f"out_k = {sign.format('chunk k of in_r')}",
+            "all_to_all": "chunk r of out_k = chunk k of in_r",
+            "barrier": "leave_k = max over r of arrive_r  for every rank k",
+            "send/recv": f"out_{self.peer}[i] = in_{root}[i]",
+            "isend/irecv": f"out_{self.peer}[i] = in_{root}[i], once wait() has returned",
+        }[self.op]
+
+
+def legal_reduce_ops(dtype: str) -> tuple[str, ...]:
+    """Which reduce operations there are for numbers of this kind.
+
+    Example:
+        >>> legal_reduce_ops("float32")
+        ('SUM', 'PRODUCT', 'MIN', 'MAX', 'AVG')
+        >>> "AVG" in legal_reduce_ops("int64")  # torch refuses to round
+        False
+    """
+    if dtype.startswith("float"):
+        return tuple(op for op in REDUCE_OPS if op not in _BITWISE)
+    return tuple(op for op in REDUCE_OPS if op != "AVG")
+
+
+def default_inputs(call: Call) -> Values:
+    """Inputs that show who has contributed.
+
+    Sums: rank r brings multiples of 10^r, so that the digits of a sum are its contributors. Products: primes. Bits: one
+    each. Of the rest: numbers whose order differs from place to place.
+
+    Example:
+        >>> default_inputs(Call(op="all_reduce", world_size=3, sizes=(2,)))
+        {0: array([1., 2.], dtype=float32), 1: array([10., 20.], dtype=float32), 2: array([100., 200.], dtype=float32)}
+    """
+    found = {}
+    for rank in range(call.world_size):
+        n = call.input_size(rank)
+        found[rank] = np.array([_default(call, rank, at) for at in range(n)], call.dtype)
+    return found
+
+
+def _default(call: Call, rank: int, at: int) -> float:
+    if call.op == _LEAVES:
+        return 40.0 * (rank % 4)
+    if call.op in POINT_TO_POINT and rank == call.peer:
+        return 0  # the buffer that the message goes into
+    if call.op in REDUCING and call.reduce_op in _BITWISE:
+        return (
+            (1 << (rank % 7)) | (128 if at % 2 else 0) if call.reduce_op != "BAND" else 255 ^ (1 << ((rank + at) % 8))
+        )
+    if call.op in REDUCING and call.reduce_op == "PRODUCT":
+        return _PRIMES[rank % 8] if at % 2 == 0 or call.dtype in ("uint8", "float16") else _PRIMES[rank % 8] + at
+    if call.op in REDUCING and call.reduce_op in ("MIN", "MAX"):
+        return (rank * 5 + at * 3) % 11
+    if call.dtype in ("uint8", "float16"):
+        return (rank + 1) * 10 + at
+    return 10.0 ** (rank % 8) * (at % 9 + 1)
+
+
+def expected(call: Call, inputs: Mapping[int, Sequence[float] | Array]) -> Values:
+    """What the ranks have afterwards. A rank of which torch says nothing is not in it (all but the root of a reduce).
+
+    Example:
+        >>> call = Call(op="reduce_scatter", world_size=2, sizes=(1,))
+        >>> expected(call, {0: [1, 2], 1: [10, 20]})
+        {0: array([11.], dtype=float32), 1: array([22.], dtype=float32)}
+    """
+    mine = {rank: np.asarray(inputs[rank], call.dtype) for rank in call.ranks}
+    nothing = np.array([], call.dtype)
+    ranks, root = call.ranks, call.root
+    match call.op:
+        case "broadcast":
+            return {rank: mine[root].copy() for rank in ranks}
+        case "reduce":
+            return {root: _reduce(call, list(mine.values()))}
+        case "all_reduce":
+            total = _reduce(call, list(mine.values()))
+            return {rank: total.copy() for rank in ranks}
+        case "gather":
+            whole = np.concatenate([mine[rank] for rank in ranks])
+            return {rank: whole if rank == root else nothing for rank in ranks}
+        case "all_gather":
+            whole = np.concatenate([mine[rank] for rank in ranks])
+            return {rank: whole.copy() for rank in ranks}
+        case "scatter":
+            return dict(zip(ranks, split(mine[root], call.chunk_sizes), strict=True))
+        case "reduce_scatter":
+            return dict(zip(ranks, split(_reduce(call, list(mine.values())), call.chunk_sizes), strict=True))
+        case "all_to_all":
+            chunks = {rank: split(mine[rank], call.chunk_sizes) for rank in ranks}
+            return {rank: np.concatenate([chunks[src][at] for src in ranks]) for at, rank in enumerate(ranks)}
+        case "barrier":
+            last = max(mine.values(), key=lambda one: float(one[0]))
+            return {rank: last.copy() for rank in ranks}
+        case _:
+            return {root: mine[root].copy(), call.peer: mine[root].copy()}
+
+
+def contributors(call: Call) -> dict[int, list[tuple[int, ...]]]:
+    """Whose data is in each element of the result: `[(0, 1), (0, 1)]` by rank."""
+    ranks, root = call.ranks, call.root
+    n = call.sizes[0]
+    match call.op:
+        case "broadcast":
+            return {rank: [(root,)] * n for rank in ranks}
+        case "reduce":
+            # Others hold what the algorithm has left there; who is in it is its own affair.
+            return {rank: [ranks if rank == root else ()] * n for rank in ranks}
+        case "all_reduce":
+            return {rank: [ranks] * n for rank in ranks}
+        case "gather":
+            return {rank: [(src,) for src in ranks for _ in range(n)] if rank == root else [] for rank in ranks}
+        case "all_gather":
+            return {rank: [(src,) for src in ranks for _ in range(n)] for rank in ranks}
+        case "scatter":
+            return {rank: [(root,)] * size for rank, size in zip(ranks, call.chunk_sizes, strict=True)}
+        case "reduce_scatter":
+            return {rank: [ranks] * size for rank, size in zip(ranks, call.chunk_sizes, strict=True)}
+        case "all_to_all":
+            sizes = call.chunk_sizes
+            return {rank: [(src,) for src in ranks for _ in range(sizes[at])] for at, rank in enumerate(ranks)}
+        case "barrier":
+            return {rank: [ranks] for rank in ranks}
+        case _:
+            return {root: [(root,)] * n, call.peer: [(root,)] * n}
+
+
+def split(values: Array, sizes: Sequence[int]) -> list[Array]:
+    """A flat array in chunks of these sizes."""
+    return [chunk.copy() for chunk in np.split(values, np.cumsum(sizes)[:-1])]
+
+
+def agree(call: Call, one: Array, other: Array) -> list[bool]:
+    """Element by element, whether two results are the same: floats up to the rounding of another order of summation,
+    times of a barrier up to 30 ms."""
+    if len(one) != len(other):
+        return [False] * max(len(one), len(other))
+    first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if call.op == _LEAVES:
+        return [bool(abs(a - b) <= 30) for a, b in zip(first, second, strict=True)]
+    if call.dtype.startswith("float"):
+        slack = 32 * float(np.finfo(call.dtype).eps)
+        return [bool(same) for same in np.isclose(first, second, rtol=slack, atol=slack, equal_nan=True)]
+    return [bool(same) for same in np.asarray(one) == np.asarray(other)]
+
+
+def _reduce(call: Call, parts: Sequence[Array]) -> Array:
+    with np.errstate(over="ignore"):  # integers wrap, as they do on the ranks
+        # In double precision: gloo, NCCL and NumPy each add in an order of their own.
+        exact = call.dtype.startswith("float")
+        found = parts[0].astype(np.float64 if exact else call.dtype)
+        for part in parts[1:]:
+            found = _REDUCE[call.reduce_op](found, part)
+        return np.asarray(found / len(parts) if call.reduce_op == "AVG" else found).astype(call.dtype)
+
+
+def _check(call: Call) -> None:
+    def must(holds: bool, words: str) -> None:
+        if not holds:
+            raise UsageError(words)
+
+    must(call.op in OPS, f"there is no collective {call.op!r}; there are {', '.join(OPS)}")
+    must(call.dtype in DTYPES, f"dtype {call.dtype!r} is none of {', '.join(DTYPES)}")
+    known = range(call.world_size)
+    must(
+        all(rank in known for rank in call.ranks) and len(set(call.ranks)) == len(call.ranks),
+        f"group {list(call.ranks)}: the ranks are 0 to {call.world_size - 1}, each at most once",
+    )
+    must(len(call.ranks) > 1, "a group needs at least two ranks")
+    must(call.group == tuple(sorted(call.group)), f"group {list(call.group)}: torch orders the ranks of a group itself")
+    must(call.reduce_op in REDUCE_OPS, f"op {call.reduce_op!r} is none of {', '.join(REDUCE_OPS)}")
+    if call.op in REDUCING:
+        legal = legal_reduce_ops(call.dtype)
+        must(call.reduce_op in legal, f"{call.reduce_op} of {call.dtype}: torch has {', '.join(legal)} for it")
+    if call.op in ROOTED:
+        must(call.root in call.ranks, f"root {call.root} is not in the group of ranks {list(call.ranks)}")
+    if call.op in POINT_TO_POINT:
+        must(call.peer in call.ranks, f"receiver {call.peer} is not in the group of ranks {list(call.ranks)}")
+        must(call.peer != call.root, f"rank {call.root} cannot send to itself")
+    must(all(size >= 0 for size in call.sizes) and sum(call.sizes) > 0, f"sizes {list(call.sizes)}: nothing to send")
+    if len(call.sizes) > 1:
+        must(
+            call.op in MAY_BE_UNEVEN,
+            f"{call.op} takes the same size on all ranks; of the collectives here only all_to_all takes others",
+        )
+        must(
+            len(call.sizes) == len(call.ranks),
+            f"sizes {list(call.sizes)}: one for each of the {len(call.ranks)} ranks of the group",
+        )

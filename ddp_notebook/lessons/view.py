@@ -1,0 +1,89 @@
+"""The widget of a lesson: its JavaScript, what the browser draws, and what it asks for."""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ddp_notebook.errors import DDPNotebookError, MissingBuildError
+from ddp_notebook.lessons import acts
+
+BUNDLE = Path(__file__).with_name("static") / "lessons.js"
+_log = logging.getLogger(__name__)
+
+
+def bundle() -> str:
+    """The JavaScript of the lessons.
+
+    Raises:
+        MissingBuildError: it was not built.
+    """
+    try:
+        return BUNDLE.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingBuildError(
+            f"the lessons' JavaScript is not there ({BUNDLE}): it is built when the package is installed. In a "
+            "checkout, `pip install -e .` or `python hatch_build.py` builds it. Without it there is this picture, and "
+            "everything that the lesson's methods do"
+        ) from None
+
+
+class View(anywidget.AnyWidget):
+    """One lesson on the page.
+
+    A button's wish comes as a message and is done on the ranks in the kernel's own time: when a cell runs, after it.
+    The browser says so as long as it has heard nothing.
+
+    Args:
+        lesson: an Explorer, a Stepper or a Scene.
+
+    Raises:
+        MissingBuildError: the JavaScript was not built.
+    """
+
+    state = traitlets.Dict().tag(sync=True)  # all that is drawn; saved with the notebook where widgets' states are
+
+    def __init__(self, lesson: Any) -> None:
+        self._lesson = lesson
+        self._extra: dict[str, Any] = {}
+        super().__init__(_esm=bundle(), state=_plain(acts.state(lesson)))
+        self.on_msg(self._on_message)
+
+    def __repr__(self) -> str:
+        return f"<View of {self._lesson!r}>"
+
+    def _on_message(self, _: Any, content: Any, __: Any) -> None:
+        """The browser wants something: `{"do": "run", "request": 3, ...}`."""
+        if not isinstance(content, dict) or not isinstance(content.get("do"), str):
+            return
+        request = content.get("request")
+        self.send({"kind": "began", "request": request})
+        error = ""
+        try:
+            acts.act(self._lesson, content)
+        except DDPNotebookError as caught:
+            error = str(caught)
+        except Exception as caught:
+            _log.exception("the lesson could not do %s", content)
+            error = traceback.format_exception_only(caught)[-1].strip()
+        self.state = _plain({**acts.state(self._lesson), "error": error, "answered": request})
+        self.send({"kind": "done", "request": request})
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: NumPy's numbers as numbers, what is not finite as text, keys as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

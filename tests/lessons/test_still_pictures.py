@@ -1,0 +1,58 @@
+"""The pictures of processes, and of what they have sent each other."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.nodes import places
+from ddp_notebook.lessons.transfers import _calls, _messages, exchanges
+
+
+def words(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_the_places_have_the_numbers_that_torchrun_would_give():
+    said = words(places(nodes=2, per_node=3))
+    assert [word for word in said if word.isdigit()] == ["0", "1", "2", "3", "4", "5"]
+    assert [word for word in said if word.startswith("local")] == ["local 0", "local 1", "local 2"] * 2
+    with pytest.raises(UsageError, match=r"nodes\(9\) \* per_node\(8\) = 72 processes; draw 1 to 64"):
+        places(9, 8)
+
+
+def test_nothing_sent_is_said(session):
+    session.run("dist.barrier()")
+    with pytest.raises(UsageError, match="nothing was sent from one rank to another"):
+        exchanges(session.recording)
+
+
+def test_messages_find_their_receivers(session):
+    """By their order, by tag, and from anybody; the picture has an arrow for each."""
+    session.run(
+        "x = torch.ones(1)\n"
+        "if rank == 0:\n"
+        "    for work in [dist.isend(x, dst=1, tag=tag) for tag in (5, 6)]: work.wait()\n"
+        "    dist.send(x, dst=1)\n"
+        "else:\n"
+        "    dist.recv(x, src=0, tag=6); dist.recv(x, src=0, tag=5); dist.recv(x)"
+    )
+    calls = _calls(session.recording, None)
+    pairs = _messages(calls)
+    assert [(a.rank, b.rank, a.tag, b.tag) for a, b in pairs] == [(0, 1, 6, 6), (0, 1, 5, 5), (0, 1, 0, 0)]
+    figure = exchanges(session.recording)
+    arrows = [child for child in figure.axes[0].texts if child.get_text() == ""]
+    assert len(arrows) == 3
+    assert figure._repr_png_()[0].startswith(b"\x89PNG")
+
+
+def test_a_bar_is_as_long_as_its_rank_stood_still(session):
+    session.run(
+        "import time\n"
+        "if rank == 0: dist.send(torch.ones(1), dst=1)\n"
+        "else:\n    time.sleep(0.4)\n    dist.recv(torch.ones(1), src=0)"
+    )
+    figure = exchanges(session.recording)
+    longest = max(bar.get_width() for bar in figure.axes[0].patches if isinstance(bar, Rectangle))
+    assert figure.axes[0].get_xlabel() == "ms" and 300 < longest < 1000

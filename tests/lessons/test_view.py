@@ -1,0 +1,60 @@
+"""What the browser is told and may ask, and what stays where nobody can click."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ddp_notebook import lessons
+from ddp_notebook.errors import MissingBuildError, UsageError
+from ddp_notebook.lessons import acts, shown, view
+
+
+def plain(lesson: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(view._plain(acts.state(lesson))))
+
+
+def test_an_explorer_is_driven_by_messages(ranks):
+    explorer = lessons.collective("all_reduce")
+    acts.act(explorer, {"do": "configure", "options": {"op": "broadcast", "root": 1, "sizes": 2}})
+    acts.act(explorer, {"do": "run", "inputs": {"1": [5, 6]}, "prediction": {"0": [5, None], str(ranks - 1): [5, 7]}})
+
+    state = plain(explorer)
+
+    assert state["line"] == "dist.broadcast(x, src=1)"
+    assert state["result"]["0"] == [5.0, 6.0]
+    assert state["prediction"]["0"] == [5.0, "nan"]
+    assert state["right"]["0"] == [True, False] and state["right"][str(ranks - 1)] == [True, False]
+    assert state["agrees"] is True
+    with pytest.raises(UsageError, match="rank 0 brings 2 elements to this broadcast, not 3"):
+        acts.act(explorer, {"do": "run", "inputs": {"0": [1, 2, 3]}})
+
+
+def test_a_stepper_counts_only_its_own_bytes(ranks):
+    stepper = lessons.algorithm("ring all_reduce")
+    acts.act(stepper, {"do": "step"})
+    lessons.point_to_point("tags")  # sends something meanwhile
+    acts.act(stepper, {"do": "compare"})
+    state = plain(stepper)
+    assert state["agrees"] is True and state["taken"] == state["steps"]
+    assert state["states"][-1]["links"] == state["theory"]
+    assert state["states"][0]["links"] == []
+    acts.act(stepper, {"do": "restart"})
+    assert plain(stepper)["taken"] == 0
+
+
+@pytest.mark.parametrize("make", [lessons.collective, lessons.algorithm, lambda: lessons.point_to_point("tags")])
+def test_a_picture_and_a_text_stay(ranks, make):
+    lesson = make()
+    kept = shown.static(lesson)
+    assert set(kept) == {"text/plain", "image/png"}
+    assert kept["text/plain"] == repr(lesson)
+    assert not shown.has_front_end()
+
+
+def test_a_page_that_was_not_built_says_how(monkeypatch, tmp_path):
+    monkeypatch.setattr(view, "BUNDLE", tmp_path / "lessons.js")
+    with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
+        view.bundle()

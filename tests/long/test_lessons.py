@@ -1,0 +1,15 @@
+"""The lessons on two and three ranks: all that they say of four holds there too."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lessons.test_notebooks import LESSONS, check_shown, execute
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_runs_on_other_numbers_of_ranks(path, world_size, tmp_path):
+    check_shown(execute(path, tmp_path / "executed.ipynb", world_size))

@@ -1,0 +1,91 @@
+"""Run notebooks and keep in them, of all that they show, the pictures of the cells tagged "picture".
+
+A notebook is committed without outputs, so that its changes can be read. The pictures stay, for readers who do not run
+it: as PNG with the text that stands for it, in few colours and therefore small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+from PIL import Image
+
+TAG = "picture"
+MOST_BYTES = 40_000  # of one PNG
+_TRIED = ((128, 1.0), (48, 1.0), (64, 0.7), (32, 0.5))  # colours and scale, one after the other
+
+
+def store(path: Path, cell_timeout_s: float = 300) -> int:
+    """Run a notebook, and write it with nothing but its pictures; returns how many.
+
+    Raises:
+        CellExecutionError: a cell has failed; the notebook stays as it was.
+        ValueError: a picture is larger than `MOST_BYTES`, or a cell with the tag has shown none.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    kept = []
+    client = NotebookClient(
+        nbformat.from_dict(notebook),
+        timeout=cell_timeout_s,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        store_widget_state=False,
+    )
+    executed = client.execute(transport_encryption="auto")
+    for number, (cell, ran) in enumerate(zip(notebook.cells, executed.cells, strict=True)):
+        if cell.cell_type != "code":
+            continue
+        cell.execution_count = None
+        cell.outputs = _pictures(ran) if TAG in cell.metadata.get("tags", []) else []
+        if TAG in cell.metadata.get("tags", []) and not cell.outputs:
+            raise ValueError(f"cell {number} of {path.name} is tagged {TAG!r} and has shown no picture")
+        kept += cell.outputs
+    path.write_text(nbformat.writes(notebook).rstrip("\n") + "\n")
+    return len(kept)
+
+
+def _pictures(cell: NotebookNode) -> list[NotebookNode]:
+    found = []
+    for output in cell.outputs:
+        png = output.get("data", {}).get("image/png")
+        if png:
+            data = {
+                "image/png": _small(base64.b64decode(png)),
+                "text/plain": output.data.get("text/plain", "a picture"),
+            }
+            metadata = {"image/png": size} if (size := output.metadata.get("image/png")) else {}
+            found.append(nbformat.v4.new_output("display_data", data=data, metadata=metadata))
+    return found
+
+
+def _small(png: bytes) -> str:
+    """The same picture in as many colours and points as fit."""
+    original = Image.open(io.BytesIO(png)).convert("RGBA")
+    for colours, scale in _TRIED:
+        data = io.BytesIO()
+        image = original.resize(
+            (round(original.width * scale), round(original.height * scale)), Image.Resampling.LANCZOS
+        )
+        image.quantize(colours, method=Image.Quantize.FASTOCTREE).save(data, "png", optimize=True)
+        if len(data.getvalue()) <= MOST_BYTES:
+            return base64.b64encode(data.getvalue()).decode()
+    raise ValueError(f"a picture has {len(data.getvalue())} bytes, more than {MOST_BYTES}; draw a smaller one")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Run notebooks and keep only the pictures of the cells tagged 'picture'."
+    )
+    parser.add_argument("notebooks", nargs="+", type=Path)
+    for path in parser.parse_args().notebooks:
+        print(f"{path}: {store(path.resolve())} pictures, {path.stat().st_size / 1000:.0f} KB")
+
+
+if __name__ == "__main__":
+    main()
