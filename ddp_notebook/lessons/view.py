@@ -73,7 +73,6 @@ class View(anywidget.AnyWidget):
             _log.exception("the lesson could not do %s", content)
             error = traceback.format_exception_only(caught)[-1].strip()
         self.state = _plain({**acts.state(self._lesson), "error": error, "answered": request})
-        self.send({"kind": "done", "request": request})
 
 
 def _plain(value: Any) -> Any:

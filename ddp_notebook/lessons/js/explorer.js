@@ -2,7 +2,7 @@
  * The collective explorer: inputs above, predictions below, then what the ranks have.
  */
 
-import { button, cell, choice, colour, enable, field as labelled, figure, inWords, legend, make, newId } from "./parts.js";
+import { button, cell, choice, colour, enable, field as labelled, figure, inWords, legend, make, newId, typed } from "./parts.js";
 
 const COMBINE = {
   SUM: (a, b) => a + b,
@@ -171,8 +171,8 @@ export function explorer(el, link, status) {
       size: now.uneven ? 9 : 3,
       inputMode: "numeric",
     });
-    sizes.addEventListener("change", () => {
-      const given = sizes.value.split(/[\s,]+/).filter(Boolean).map(Number);
+    typed(sizes, (words) => {
+      const given = words.split(/[\s,]+/).filter(Boolean).map(Number);
       configure({ sizes: given.length === 1 ? given[0] : given });
     });
     const members = make(document, "fieldset", { class: "ddpl-field" }, make(document, "legend", {}, "group"));
@@ -222,7 +222,7 @@ export function explorer(el, link, status) {
         title: `rank ${rank}, element ${at}${unit}: edit it`,
       });
       colour(field, [rank]);
-      field.addEventListener("change", () => {
+      typed(field, () => {
         edited ??= structuredClone(now.inputs);
         edited[rank][at] = Number(field.value);
         isRevealed = false;

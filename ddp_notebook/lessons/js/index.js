@@ -22,7 +22,7 @@ function render({ model, el }) {
   const document = el.ownerDocument;
   const link = linkTo(model);
   const { show, title } = LESSONS[link.state().kind];
-  const root = make(document, "section", { class: "ddpl", "aria-label": title, "data-lm-suppress-shortcuts": "true" });
+  const root = make(document, "section", { class: "ddpl", "aria-label": title, "aria-busy": "false", "data-lm-suppress-shortcuts": "true" });
   const line = make(document, "div", { class: "ddpl-status" });
   const error = make(document, "div", { class: "ddpl-error", role: "alert" });
   const status = statusLine(line);

@@ -27,8 +27,9 @@ const SILENT_MS = 500;
  * @returns {Link}
  */
 export function linkTo(model) {
+  const view = Math.random().toString(36).slice(2, 8); // another view of the same widget asks too
   let number = 0;
-  /** @type {{request: number, resolve: (state: any) => void, timer: any}|null} */
+  /** @type {{request: string, resolve: (state: any) => void, timer: any}|null} */
   let pending = null;
   /** @type {(() => void)[]} */
   const onState = [];
@@ -37,21 +38,23 @@ export function linkTo(model) {
   const tell = (words, isBusy) => onWork.forEach((listener) => listener(words, isBusy));
 
   function changed() {
+    const answered = pending && model.get("state").answered === pending.request ? pending : null;
+    if (answered) {
+      clearTimeout(answered.timer);
+      pending = null;
+    }
     onState.forEach((listener) => listener());
+    if (answered) {
+      tell("", false);
+      answered.resolve(model.get("state"));
+    }
   }
 
+  /** Messages overtake the state, so that it is the state that says what is done. */
   function heard(content) {
-    if (!pending || content?.request !== pending.request) return;
-    if (content.kind === "began") {
-      clearTimeout(pending.timer);
-      tell("Running on the ranks …", true);
-    } else if (content.kind === "done") {
-      const { resolve, timer } = pending;
-      clearTimeout(timer);
-      pending = null;
-      tell("", false);
-      resolve(model.get("state"));
-    }
+    if (!pending || content?.kind !== "began" || content.request !== pending.request) return;
+    clearTimeout(pending.timer);
+    tell("Running on the ranks …", true);
   }
 
   model.on("change:state", changed);
@@ -62,7 +65,7 @@ export function linkTo(model) {
     ask(wish) {
       if (pending) return Promise.resolve(null);
       return new Promise((resolve) => {
-        const request = ++number;
+        const request = `${view}-${++number}`;
         const silent = () => tell("Nothing heard from the kernel yet: it runs a cell, and does this after it. (Or there is no kernel.)", true);
         pending = { request, resolve, timer: setTimeout(silent, SILENT_MS) };
         tell("Asking the kernel …", true);

@@ -28,6 +28,25 @@ export function field(document, name, element) {
   return make(document, "span", { class: "ddpl-field" }, make(document, "label", { for: element.id }, name), element);
 }
 
+/**
+ * Take what was typed, at Enter or when the field is left; once. (Notebooks keep Enter from making a change event.)
+ * @param {HTMLInputElement} input @param {(value: string) => void} take
+ */
+export function typed(input, take) {
+  let taken = input.value;
+  const now = () => {
+    if (input.value === taken) return;
+    taken = input.value;
+    take(taken);
+  };
+  input.addEventListener("change", now);
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    now();
+  });
+}
+
 /** @param {Document} document @param {string} words @param {() => void} onClick @param {Record<string, any>} [more] */
 export function button(document, words, onClick, more = {}) {
   const found = make(document, "button", { type: "button", ...more }, words);

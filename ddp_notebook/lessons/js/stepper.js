@@ -2,7 +2,7 @@
  * An algorithm, one step at a time: the ranks on a circle with the bytes over their links, and their chunks.
  */
 
-import { arrow, button, bytes, cell, choice, enable, field, figure, inWords, legend, make, newId, svg } from "./parts.js";
+import { arrow, button, bytes, cell, choice, enable, field, figure, inWords, legend, make, newId, svg, typed } from "./parts.js";
 
 const SIZE = 300;
 const RADIUS = 104;
@@ -129,8 +129,8 @@ export function stepper(el, link) {
 
   function drawControls(now) {
     const sizes = make(document, "input", { type: "text", id: newId("sizes"), value: now.sizes.join(", "), size: 10 });
-    sizes.addEventListener("change", () => {
-      const given = sizes.value.split(/[\s,]+/).filter(Boolean).map(Number);
+    typed(sizes, (words) => {
+      const given = words.split(/[\s,]+/).filter(Boolean).map(Number);
       configure({ sizes: given.length === 1 ? Array(now.world_size).fill(given[0]) : given });
     });
     controls.replaceChildren(

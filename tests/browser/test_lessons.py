@@ -1,0 +1,253 @@
+"""The lessons in Chromium: what is drawn is what NumPy says, whatever is chosen, on 2, 3 and 4 ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import Locator, expect
+
+from ddp_notebook.lessons import plans, theory, view
+from tests.browser.jupyterlab import JupyterLab, open_notebook
+from tests.lessons.test_algorithms import by_hand as algorithm_by_hand
+from tests.lessons.test_algorithms import sent_in_steps
+from tests.lessons.test_collectives import by_hand
+
+SIZES = (2, 3, 4)
+CELLS_EACH = 5  # start, explorer, stepper, scene, stop
+
+# The numbers of a table's cells, by row and column.
+NUMBERS = """root => [...root.querySelectorAll('table.ddpl-grid tbody tr:not(.ddpl-arrow)')].map(row =>
+  [...row.querySelectorAll('td')].map(td => [...td.querySelectorAll('.ddpl-cell')].map(
+    one => one.value ?? one.querySelector('span')?.textContent ?? one.textContent)))"""
+
+
+class Lesson:
+    """One lesson on the page."""
+
+    def __init__(self, lab: JupyterLab, cell: int) -> None:
+        self.root: Locator = lab._cell(cell).locator(".ddpl")
+        expect(self.root).to_be_visible(timeout=20_000)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.root.evaluate("root => root.ddpLesson.state()")
+        return found
+
+    @property
+    def numbers(self) -> list[list[list[str]]]:
+        found: list[list[list[str]]] = self.root.evaluate(NUMBERS)
+        return found
+
+    def idle(self) -> None:
+        expect(self.root).to_have_attribute("aria-busy", "false", timeout=20_000)
+        assert self.state.get("error", "") == ""
+
+    def choose(self, label: str, value: str) -> None:
+        self.root.get_by_label(label, exact=True).select_option(value)
+        self.idle()
+
+    def press(self, name: str) -> None:
+        self.root.get_by_role("button", name=name, exact=True).click()
+        self.idle()
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory) -> Path:
+    view.bundle()  # says how to build it
+    path = Path(tmp_path_factory.mktemp("lessons")) / "lessons.ipynb"
+    cells = ["%load_ext ddp_notebook\nfrom ddp_notebook import lessons"]
+    for size in SIZES:
+        cells += [
+            f"%ddp_start {size} --backend gloo",
+            "lessons.collective('all_reduce')",
+            "lessons.algorithm('ring all_reduce')",
+            "lessons.point_to_point('blocking')",
+            "%ddp_stop",
+        ]
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    made = new_notebook(cells=[new_code_cell(source) for source in cells], metadata={"kernelspec": kernel})
+    nbformat.write(made, path)
+    return path
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)  # chromium may have to be installed first
+def test_what_is_drawn_is_what_numpy_says(notebook):
+    with open_notebook(notebook) as lab:
+        lab.run_cell(0)
+        lab.wait_until_done(0)
+        for at, size in enumerate(SIZES):
+            first = 1 + at * CELLS_EACH
+            for cell in range(first, first + 4):
+                lab.run_cell(cell)
+                lab.wait_until_done(cell)
+            explorer, stepper, scene = (Lesson(lab, first + place) for place in (1, 2, 3))
+            predict(explorer, size)
+            every_collective(explorer, size)
+            wrong_use(explorer)
+            every_algorithm(stepper, size)
+            messages(scene)
+            lab.run_cell(first + 4)
+            lab.wait_until_done(first + 4)
+            # What is left needs no kernel.
+            expect(lab.page.locator(".ddpl")).to_have_count(0, timeout=20_000)
+            expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(3 * (at + 1))
+        lab.page.keyboard.press("Control+s")
+        wait_for_saved(lab, notebook)
+
+
+def wait_for_saved(lab: JupyterLab, notebook: Path) -> None:
+    expect(lab.page.locator(".jp-mod-current[data-id]").first).to_be_visible()
+    lab.page.wait_for_timeout(1000)
+    saved = json.loads(notebook.read_text())
+    data = [out.get("data", {}) for cell in saved["cells"] for out in cell["outputs"]]
+    pictures = [one for one in data if "image/png" in one]
+    assert len(pictures) == 3 * len(SIZES)
+    assert not any("application/vnd.jupyter.widget-view+json" in one for one in data), "no 'model not found'"
+
+
+def predict(explorer: Lesson, size: int) -> None:
+    """Edit an input, predict one cell rightly by typing, one rightly by bringing inputs in, and one wrongly."""
+    cells = explorer.root.locator("tbody tr").first.locator("input")
+    cells.nth(0).fill("7")
+    cells.nth(0).press("Tab")
+    guesses = explorer.root.locator("input.ddpl-guess")
+    total = 7 + sum(10**rank for rank in range(1, size))
+    guesses.nth(0).fill(str(total))
+    guesses.nth(1).fill("5")
+    guesses.nth(4).focus()  # rank 1, element 0
+    for rank in range(size):
+        explorer.root.get_by_role("button", name=f"of rank {rank}").click()
+    assert guesses.nth(4).input_value() == str(total)
+
+    explorer.press("Run on the ranks")
+    assert explorer.root.locator(".ddpl-right").count() == 0, "not before it is revealed"
+    reveal = explorer.root.get_by_role("button", name="Reveal")
+    expect(reveal).to_be_focused()
+    explorer.root.page.keyboard.press("Enter")
+
+    assert explorer.root.locator(".ddpl-right").count() == 2
+    wrong = explorer.root.locator(".ddpl-false")
+    assert wrong.count() == 1
+    assert "predicted wrong: 5" in (wrong.get_attribute("aria-label") or "")
+    expect(explorer.root.locator(".ddpl-verdict")).to_have_text("2 of 3 cells right. The ranks have what NumPy says.")
+    assert [float(x) for x in explorer.numbers[1][0]] == [total, *(k * (10**size - 1) / 9 for k in (2, 3, 4))]
+
+
+def every_collective(explorer: Lesson, size: int) -> None:
+    for op in theory.OPS:
+        explorer.choose("collective", op)
+        for dtype in ("float32", "int64") if op in theory.REDUCING else ("",):
+            if dtype:
+                explorer.choose("dtype", dtype)
+            legal = theory.legal_reduce_ops(dtype) if dtype else ("",)
+            for reduce_op in legal if dtype == "float32" else legal[-3:]:  # of whole numbers those of bits
+                if reduce_op:
+                    explorer.choose("reduce op", reduce_op)
+                run_and_compare(explorer, op)
+        if op in theory.REDUCING:
+            explorer.choose("dtype", "float32")
+    explorer.choose("collective", "broadcast")
+    explorer.choose("root", str(size - 1))
+    run_and_compare(explorer, "broadcast")
+    explorer.choose("collective", "all_to_all")
+    sizes = explorer.root.get_by_label("elements a chunk (one number, or one for each receiver)")
+    sizes.fill(",".join(str(1 + rank % 3) for rank in range(size)))
+    sizes.press("Enter")
+    explorer.idle()
+    run_and_compare(explorer, "all_to_all")
+    if size > 2:
+        explorer.choose("collective", "all_gather")
+        explorer.root.get_by_role("checkbox", name="1").uncheck()
+        explorer.idle()
+        run_and_compare(explorer, "all_gather")
+        explorer.root.get_by_role("checkbox", name="1").check()
+        explorer.idle()
+
+
+def run_and_compare(explorer: Lesson, op: str) -> None:
+    explorer.press("Run on the ranks")
+    state, (before, after) = explorer.state, explorer.numbers
+    assert state["op"] == op and state["agrees"] is True
+    if op == "barrier":
+        assert all(abs(float(one[0].split()[0]) - 40 * (len(after) - 1)) < 120 for one in after)
+        return
+    inputs = {rank: [float(x) for x in one] for rank, one in enumerate(before)}
+    ranks, sizes = state["group"], state["sizes"]
+    call = SimpleNamespace(
+        op=op,
+        ranks=ranks,
+        root=state["root"],
+        peer=state["peer"],
+        reduce_op=state["reduce_op"],
+        chunk_sizes=sizes if len(sizes) > 1 else sizes * len(ranks),
+    )
+    for rank, wanted in by_hand(SimpleNamespace(call=call, inputs=inputs)).items():  # type: ignore[arg-type]
+        drawn = [float(x) for x in after[rank]]
+        assert np.allclose(drawn, wanted, rtol=1e-3), (op, state["reduce_op"], rank, drawn, wanted)
+
+
+def wrong_use(explorer: Lesson) -> None:
+    explorer.choose("collective", "all_reduce")
+    explorer.root.locator("summary").click()
+    explorer.choose("what is wrong", "size")
+    explorer.press("Try it on the ranks")
+    expect(explorer.root.locator(".ddpl-told")).to_contain_text("is not the same on all ranks")
+    explorer.choose("what is wrong", "missing rank")
+    explorer.press("Try it on the ranks")
+    expect(explorer.root.locator(".ddpl-told")).to_contain_text("waiting in all_reduce")
+    run_and_compare(explorer, "all_reduce")
+
+
+def every_algorithm(stepper: Lesson, size: int) -> None:
+    for name in plans.ALGORITHMS:
+        stepper.choose("algorithm", name)
+        sizes = [2, 1, 3, 0][:size]
+        field = stepper.root.get_by_label("elements of each chunk", exact=True)
+        field.fill(", ".join(map(str, sizes)))
+        field.press("Enter")
+        stepper.idle()
+        steps = stepper.state["steps"]
+        for _ in range(steps):
+            stepper.press("Step ▶")
+        state = stepper.state
+        assert state["taken"] == steps == plans.steps(name, size)
+        inputs = {rank: [10.0**rank * (at % 9 + 1) for at in range(sum(sizes))] for rank in range(size)}
+        wanted = algorithm_by_hand(name, sizes, inputs)
+        ends = np.cumsum([0, *sizes])
+        for chunk, row in enumerate(stepper.numbers):
+            for rank in range(size):
+                if name == "ring reduce_scatter" and rank != chunk:
+                    continue
+                mine = wanted[rank] if name == "ring reduce_scatter" else wanted[rank][ends[chunk] : ends[chunk + 1]]
+                drawn = [float(x) for x in row[rank][0].split() if x not in ("empty", "·")]
+                assert drawn == mine.tolist(), (name, chunk, rank)
+        links = {(src, dst): nbytes for src, dst, nbytes in state["states"][-1]["links"]}
+        assert links == {link: 4 * n for link, n in sent_in_steps(name, sizes).items()}
+        expect(stepper.root).to_contain_text("✓ On every link exactly the bytes that theory says.")
+        for nbytes in links.values():
+            expect(stepper.root.locator(".ddpl-bytes", has_text=f"{nbytes} B").first).to_be_attached()
+    stepper.root.get_by_role("button", name="Compare with").click()
+    stepper.idle()
+    expect(stepper.root).to_contain_text("✓ All ranks have what dist.reduce_scatter(y, chunks) gives.")
+    stepper.root.get_by_label("step", exact=True).press("Home")
+    expect(stepper.root.locator(".ddpl-rule")).to_contain_text("Start. Next: step s")
+
+
+def messages(scene: Lesson) -> None:
+    expect(scene.root.locator(".ddpl-said")).to_contain_text("rank 0 waited")
+    assert scene.root.locator(".ddpl-blocked").count() >= 1
+    assert scene.root.locator(".ddpl-message-arrow").count() == 1
+    scene.choose("scene", "race")
+    expect(scene.root.locator(".ddpl-said")).to_contain_text("50% changed")
+    assert scene.root.locator(".ddpl-changed").count() == 128
+    scene.choose("scene", "deadlock")
+    expect(scene.root.locator(".ddpl-message")).to_contain_text("rank 0: waiting in send")
+    assert scene.root.locator(".ddpl-stuck").count() == 2
