@@ -45,16 +45,24 @@ _ESBUILD = (
 )
 
 
-# The module is sent with each view, so it travels compressed, half as large, and unpacks itself. anywidget has it loaded
-# from a blob's address anyway, so that another one is nothing new to a front end.
+# The module is sent with each view, so it travels compressed, half as large, and unpacks itself. anywidget has it
+# loaded from a blob's address anyway: another one is nothing new to a front end. Base 85 takes 6 % less than base 64.
+_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"  # of b85encode
 _UNPACK = """\
-const packed = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
-const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-const url = URL.createObjectURL(new Blob([await new Response(stream).arrayBuffer()], {{ type: "text/javascript" }}));
+const letters = "@LETTERS@";
+const packed = "@PACKED@";
+const bytes = new DataView(new ArrayBuffer((packed.length / 5) * 4));
+for (let at = 0; at < packed.length; at += 5) {
+  let word = 0;
+  for (let next = at; next < at + 5; next++) word = word * 85 + letters.indexOf(packed[next]);
+  bytes.setUint32((at / 5) * 4, word);
+}
+const stream = new Blob([bytes.buffer.slice(0, @LENGTH@)]).stream().pipeThrough(new DecompressionStream("gzip"));
+const url = URL.createObjectURL(new Blob([await new Response(stream).arrayBuffer()], { type: "text/javascript" }));
 const made = await import(url);
 URL.revokeObjectURL(url);
 export default made.default;
-export const {{ mount, recorded }} = made;
+export const { mount, recorded } = made;
 """
 
 
@@ -96,12 +104,18 @@ def make_bundle() -> bool:
     command = [*_node(), str(MODULES / "esbuild" / "bin" / "esbuild"), str(SOURCES / "index.js"), *_ESBUILD]
     try:
         _run([*command, f"--outfile={part}"], "esbuild could not bundle the modules")
-        data = base64.b64encode(gzip.compress(part.read_bytes(), 9, mtime=0)).decode()
-        part.write_text(f"{banner}\n{_UNPACK.format(data=data)}", encoding="utf-8")
+        part.write_text(f"{banner}\n{_unpacking(part.read_bytes())}", encoding="utf-8")
         part.replace(BUNDLE)
     finally:
         part.unlink(missing_ok=True)
     return True
+
+
+def _unpacking(module: bytes) -> str:
+    """A module that is this one, compressed."""
+    data = gzip.compress(module, 9, mtime=0)
+    packed = base64.b85encode(data, pad=True).decode()
+    return _UNPACK.replace("@LETTERS@", _LETTERS).replace("@LENGTH@", str(len(data))).replace("@PACKED@", packed)
 
 
 def get_modules() -> None:
