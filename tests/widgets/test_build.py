@@ -51,8 +51,8 @@ def build(kind: str, at: Path, to: Path, **environment: str) -> Path:
 
 def unpacked(bundle: bytes) -> bytes:
     """The module that the bundle makes."""
-    (data,) = re.findall(rb'atob\("([^"]*)"\)', bundle)
-    return gzip.decompress(base64.b64decode(data))
+    (data,) = re.findall(rb'const packed = "([^"]*)"', bundle)
+    return gzip.decompress(base64.b85decode(data))
 
 
 def without_node(folder: Path) -> dict[str, str]:
