@@ -7,20 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Locator, expect
 
 from ddp_notebook.lessons import plans, theory, view
 from tests.browser.jupyterlab import JupyterLab, open_notebook
+from tests.browser.test_jupyterlab import write_notebook
+from tests.conftest import wait_until
 from tests.lessons.test_algorithms import by_hand as algorithm_by_hand
 from tests.lessons.test_algorithms import sent_in_steps
 from tests.lessons.test_collectives import by_hand
 
-SIZES = (2, 3, 4)
-CELLS_EACH = 5  # start, explorer, stepper, scene, stop
+STOP = 4  # the last cell
 
 # The numbers of a table's cells, by row and column.
 NUMBERS = """root => [...root.querySelectorAll('table.ddpl-grid tbody tr:not(.ddpl-arrow)')].map(row =>
@@ -58,59 +57,49 @@ class Lesson:
         self.idle()
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory) -> Path:
+@pytest.mark.browser
+@pytest.mark.timeout(600)  # chromium may have to be installed first
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))])
+def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
     view.bundle()  # says how to build it
-    path = Path(tmp_path_factory.mktemp("lessons")) / "lessons.ipynb"
-    cells = ["%load_ext ddp_notebook\nfrom ddp_notebook import lessons"]
-    for size in SIZES:
-        cells += [
-            f"%ddp_start {size} --backend gloo",
+    path = tmp_path / "lessons.ipynb"
+    write_notebook(
+        path,
+        [
+            f"%load_ext ddp_notebook\nfrom ddp_notebook import lessons\n%ddp_start {size} --backend gloo",
             "lessons.collective('all_reduce')",
             "lessons.algorithm('ring all_reduce')",
             "lessons.point_to_point('blocking')",
             "%ddp_stop",
-        ]
-    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    made = new_notebook(cells=[new_code_cell(source) for source in cells], metadata={"kernelspec": kernel})
-    nbformat.write(made, path)
-    return path
-
-
-@pytest.mark.browser
-@pytest.mark.timeout(600)  # chromium may have to be installed first
-def test_what_is_drawn_is_what_numpy_says(notebook):
-    with open_notebook(notebook) as lab:
-        lab.run_cell(0)
-        lab.wait_until_done(0)
-        for at, size in enumerate(SIZES):
-            first = 1 + at * CELLS_EACH
-            for cell in range(first, first + 4):
-                lab.run_cell(cell)
-                lab.wait_until_done(cell)
-            explorer, stepper, scene = (Lesson(lab, first + place) for place in (1, 2, 3))
-            predict(explorer, size)
-            every_collective(explorer, size)
-            wrong_use(explorer)
-            every_algorithm(stepper, size)
-            messages(scene)
-            lab.run_cell(first + 4)
-            lab.wait_until_done(first + 4)
-            # What is left needs no kernel.
-            expect(lab.page.locator(".ddpl")).to_have_count(0, timeout=20_000)
-            expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(3 * (at + 1))
+        ],
+    )
+    with open_notebook(path) as lab:
+        for cell in range(STOP):
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        explorer, stepper, scene = (Lesson(lab, cell) for cell in (1, 2, 3))
+        predict(explorer, size)
+        every_collective(explorer, size)
+        wrong_use(explorer)
+        every_algorithm(stepper, size)
+        messages(scene)
+        lab.run_cell(STOP)
+        lab.wait_until_done(STOP)
+        # What is left needs no kernel.
+        expect(lab.page.locator(".ddpl")).to_have_count(0, timeout=20_000)
+        expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(3)
         lab.page.keyboard.press("Control+s")
-        wait_for_saved(lab, notebook)
+        wait_for_saved(path)
 
 
-def wait_for_saved(lab: JupyterLab, notebook: Path) -> None:
-    expect(lab.page.locator(".jp-mod-current[data-id]").first).to_be_visible()
-    lab.page.wait_for_timeout(1000)
-    saved = json.loads(notebook.read_text())
-    data = [out.get("data", {}) for cell in saved["cells"] for out in cell["outputs"]]
-    pictures = [one for one in data if "image/png" in one]
-    assert len(pictures) == 3 * len(SIZES)
-    assert not any("application/vnd.jupyter.widget-view+json" in one for one in data), "no 'model not found'"
+def wait_for_saved(path: Path) -> None:
+    def pictures() -> list[dict[str, Any]]:
+        data = [out.get("data", {}) for cell in json.loads(path.read_text())["cells"] for out in cell["outputs"]]
+        return [one for one in data if "image/png" in one]
+
+    wait_until(lambda: len(pictures()) == 3, what="the pictures are not in the saved notebook")
+    saved = path.read_text()
+    assert "application/vnd.jupyter.widget-view+json" not in saved, "no 'model not found'"
 
 
 def predict(explorer: Lesson, size: int) -> None:

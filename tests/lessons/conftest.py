@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="package", params=[2, 3, 4])
+@pytest.fixture(scope="package", params=[2, 3, pytest.param(4, marks=pytest.mark.long)])
 def ranks(request) -> Iterator[int]:
     """As many ranks as this number are running."""
     from ddp_notebook import session as sessions
