@@ -104,12 +104,13 @@ def heavy(modules: frozenset[str]) -> set[str]:
 
 
 def test_the_notebooks_side_imports_no_torch():
-    lessons = "ddp_notebook.lessons.acts, ddp_notebook.lessons.costs, ddp_notebook.lessons.pictures"
-    modules = loaded_by(f"import ddp_notebook.session, ddp_notebook.magics, ddp_notebook.observe.files, {lessons}")
+    modules = loaded_by("import ddp_notebook.session, ddp_notebook.magics, ddp_notebook.observe.files")
 
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
     assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
+    lessons = "ddp_notebook.lessons.acts, ddp_notebook.lessons.costs, ddp_notebook.lessons.pictures"
+    assert heavy(loaded_by(f"import {lessons}")) == set()
 
 
 def test_the_monitor_imports_no_torch():
