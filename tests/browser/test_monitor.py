@@ -70,7 +70,7 @@ CELLS = [
 
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
-@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
+@pytest.mark.parametrize("app", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)])
 def test_the_monitor(tmp_path, app):
     path = tmp_path / "monitor.ipynb"
     write_notebook(path, CELLS)
