@@ -104,6 +104,11 @@ class ClientError(DDPNotebookError):
     """ipyparallel's controller cannot be reached or started again."""
 
 
+def _first_line(text: str) -> str:
+    first, _, more = text.partition("\n")
+    return f"{first.rstrip()} ..." if more.strip() else first
+
+
 class RankError(DDPNotebookError):
     """A cell failed on at least one rank.
 
@@ -133,7 +138,7 @@ class RankError(DDPNotebookError):
         self.add_note("\n".join(self._of_ranks()))  # what Python itself shows in a script
 
     def _message(self) -> str:
-        first_lines = {rank: summary.partition("\n")[0] for rank, summary in self.summaries.items()}
+        first_lines = {rank: _first_line(summary) for rank, summary in self.summaries.items()}
         kinds = group_by_value(first_lines)
         parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in list(kinds.items())[:_MOST_SHOWN]]
         if more := [rank for ranks in list(kinds.values())[_MOST_SHOWN:] for rank in ranks]:

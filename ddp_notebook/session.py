@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 _STATUS_S = 1.0  # what ranks get to answer a question for the table
 
 Progress = Callable[[str], None]
+_log = logging.getLogger(__name__)
 _current: Session | None = None
 _current_lock = threading.Lock()
 
@@ -109,6 +111,7 @@ class Session:
         self._ready = False
         self._host_ended = False  # closed, or given back
         self._level = "values"  # how much ranks record
+        self._when_stopped: list[Callable[[], object]] = []
         self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         with _current_lock:
             if _current is not None:
@@ -171,6 +174,7 @@ class Session:
             self._cells.forget_text()
             self._observer.start()
             self._live.prepare()
+            self.when_stopped(self._live.close)
             self._ready = True
         except BaseException:
             with uninterrupted():
@@ -602,6 +606,27 @@ class Session:
         """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
         return [self._host.pid] if kind == "host server" else self._living.pids(kind)
 
+    def when_stopped(self, call: Callable[[], object]) -> None:
+        """Have this called once when the session is stopped, before its ranks end; at once if it is stopped already.
+        For what shows ranks.
+
+        Args:
+            call: what it raises is logged, and stops nothing.
+
+        Example:
+            >>> session.when_stopped(lambda: print("the ranks end"))
+        """
+        self._when_stopped.append(call)
+        if self._host_ended:
+            self._tell_of_the_end()
+
+    def _tell_of_the_end(self) -> None:
+        while self._when_stopped:
+            try:
+                self._when_stopped.pop(0)()
+            except Exception:
+                _log.exception("what was to be done at the end of the session has failed")
+
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""
         global _current
@@ -610,8 +635,8 @@ class Session:
                 if _current is self:
                     _current = None
             try:
+                self._tell_of_the_end()
                 if self._cluster is not None:
-                    self._live.close()
                     self._comms.close()
                 self._close_client()
             finally:

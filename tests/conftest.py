@@ -142,9 +142,10 @@ def ipykernel6() -> str:
     return os.environ.get("DDP_NOTEBOOK_TEST_IPYKERNEL6", "")
 
 
-@pytest.fixture(scope="module", params=["newest", "6.31"])
+@pytest.fixture(scope="module", params=["newest", pytest.param("6.31", marks=pytest.mark.long)])
 def kernel(request) -> Iterator[Any]:
-    """A real notebook kernel with the extension loaded, on the newest ipykernel and on the oldest that is supported."""
+    """A real notebook kernel with the extension loaded, on the newest ipykernel and, in the long tests, on the oldest
+    that is supported; of that one `test_cell_table` sees in `make test` what cells show."""
     from tests.kernels import NotebookKernel
 
     if request.param == "6.31" and not ipykernel6():

@@ -38,6 +38,7 @@ def results(session, code: str) -> list[str | None]:
 # ---- what goes on
 
 
+@pytest.mark.long
 def test_a_wait_may_last_longer_than_the_forming_of_a_group(make_session_alone, monkeypatch):
     """A group forms with a short timeout, and so does the guard's; after that they wait as long as torch's do. Before
     the first test that uses the module's session."""

@@ -49,11 +49,44 @@ def test_a_mismatch_is_told_on_every_rank_and_the_group_stays(session, code, wor
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "dist.all_to_all([torch.zeros(2), torch.zeros(2)], [torch.ones(2), torch.ones(3 if rank == 0 else 2)])",
+            "rank 0 gives rank 1 4 bytes more than that one takes",
+        ),
+        (
+            "dist.all_to_all_single(torch.zeros(4, 5), torch.ones(4, 5), [2, 2], [1, 3] if rank else [2, 2])",
+            "rank 1 gives rank 0 20 bytes less than that one takes",
+        ),
+        (
+            "x = torch.ones(5 if rank else 4); dist.all_to_all_single(torch.zeros(len(x)), x)",
+            "rank 0 gives rank 1 2 bytes less than that one takes",
+        ),
+    ],
+    ids=["a list", "splits", "without splits"],
+)
+def test_what_does_not_fit_in_an_all_to_all_is_told(session, code, words):
+    with pytest.raises(RankError, match=words):
+        session.run(code, timeout=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
+
+
 LEGAL = {
     "all_to_all with splits": (
         "out = torch.zeros(3)\n"
         "dist.all_to_all_single(out, torch.ones(2 if rank == 0 else 4), [1, 2] if rank == 0 else [1, 2],"
         " [1, 1] if rank == 0 else [2, 2])"
+    ),
+    "all_to_all in equal parts": "dist.all_to_all_single(torch.zeros(4, 3), torch.ones(4, 3))",
+    "all_to_all that one rank waits for later": (
+        "out = torch.zeros(2); w = dist.all_to_all_single(out, torch.ones(2), async_op=rank == 0)\nif w: w.wait()"
+    ),
+    "a wrapper of the user's own on one rank": (
+        "x = torch.ones(1); (torch.no_grad()(dist.all_reduce) if rank == 0 else dist.all_reduce)(x)\n"
+        "from torch.distributed.algorithms.model_averaging.utils import average_parameters\n"
+        "average_parameters(iter([torch.nn.Parameter(x)]), dist.group.WORLD)"
     ),
     "scatter with lists on one rank": (
         "x = torch.zeros(2); dist.scatter(x, [torch.ones(2)] * 2 if rank == 0 else None, src=0)"
@@ -109,13 +142,19 @@ def test_of_an_async_operation_its_wait_tells(session):
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
 
 
+def test_where_only_some_wait_all_are_told(session):
+    with pytest.raises(RankError, match="is not what another rank calls there"):
+        session.run("w = dist.all_reduce(torch.ones(4 + rank), async_op=rank == 0)\nif w: w.wait()", timeout=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
+
+
 def test_ddp_is_not_looked_at(session):
     """Its buckets overlap with the backward: nobody may wait for a comparison there."""
     session.run(
         "from ddp_notebook.rank.guard import Guard\n"
         "seen = []\n"
         "begin = Guard._begin\n"
-        "Guard._begin = lambda self, twin, call: (seen.append(call.kernel.spec.name), begin(self, twin, call))[1]\n"
+        "Guard._begin = lambda self, *rest: (seen.append(rest[1].kernel.spec.name), begin(self, *rest))[1]\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
         "for _ in range(3): model(torch.ones(2, 4)).sum().backward()\n"
         "before = list(seen); dist.all_reduce(torch.ones(2)); Guard._begin = begin",

@@ -76,6 +76,22 @@ def test_stop_twice(make_session):
     assert repr(session) == "<Session: stopped>"
 
 
+def test_what_shows_the_ranks_is_told_once_before_they_end(make_session, caplog):
+    session = make_session(1)
+    called: list[Any] = []
+
+    def fail():
+        called.append("first")
+        raise ZeroDivisionError
+
+    session.when_stopped(fail)
+    session.when_stopped(lambda: called.append(session["rank"][0]))
+    session.stop()
+    session.stop()
+    assert called == ["first", 0]
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_bad_option_starts_nothing():
     cases: list[tuple[dict[str, Any], str]] = [
         ({"world_size": 0}, "0 ranks cannot be started"),

@@ -136,13 +136,13 @@ QUESTIONS = {
     ),
     "07/steps": Question(
         answer={"ring": 14, "tree": 6},
-        why="2 (N - 1) against 2 log2 N: few small tensors prefer the tree, large ones do not care.",
+        why="2 (N - 1) against 2 log2 N: small tensors prefer the tree, large ones do not care.",
         hint="The ring goes round twice, less one step each time. The tree halves, then doubles: log2(8) steps each.",
     ),
     "07/which": Question(
         answer={"a tensor of 4 bytes": "latency", "a tensor of 400 MB": "bandwidth"},
         why="alpha counts for small tensors, beta for large ones.",
-        hint="T = steps * alpha + bytes * beta: which of the two terms is the larger one?",
+        hint="T = messages * alpha + bytes * beta: which of the two terms is the larger one?",
     ),
 }
 

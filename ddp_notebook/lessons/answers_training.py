@@ -70,6 +70,7 @@ QUESTIONS = {
         hint="Put forward and backward of the first three passes under `with model.no_sync():`.",
         traps={
             4: "Every pass synchronises still.",
+            "another gradient": "It sends once, but the gradient is not the mean over all four.",
             0: "The last pass has to synchronise, or every rank steps with a gradient of its own.",
         },
     ),

@@ -52,8 +52,9 @@ class Fit:
         return self.messages * self.alpha_s + self.bytes_factor * nbytes * self.beta_s_per_byte
 
     def __repr__(self) -> str:
-        speed = f"{1e-9 / self.beta_s_per_byte:.2f} GB/s" if self.beta_s_per_byte else "no time a byte"
-        return f"<Fit: alpha {self.alpha_s * 1e6:.0f} us a message, beta {speed}, off by {self.error:.0%} (median)>"
+        speed = f" ({1e-9 / self.beta_s_per_byte:.2f} GB/s)" if self.beta_s_per_byte else ""
+        alpha, beta = f"{self.alpha_s * 1e6:.0f} us a message", f"{self.beta_s_per_byte * 1e9:.2f} ns a byte{speed}"
+        return f"<Fit: alpha {alpha}, beta {beta}, off by {self.error:.0%} (median)>"
 
 
 class Costs:

@@ -277,10 +277,7 @@ class Explorer:
         """In which ways this call can be wrong."""
         if self.call.op == "barrier":
             return ("operation", "missing rank")
-        kinds = [kind for kind in theory.WRONG if kind != "root" or self.call.op in theory.ROOTED]
-        if self.call.op == "all_to_all":  # its sizes may differ, so nobody compares them: gloo aborts the processes
-            kinds.remove("size")
-        return tuple(kinds)
+        return tuple(kind for kind in theory.WRONG if kind != "root" or self.call.op in theory.ROOTED)
 
     def picture(self) -> Figure:
         """Before and after, a column for each rank: a figure that stays in a saved notebook."""

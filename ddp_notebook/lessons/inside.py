@@ -239,7 +239,7 @@ class InsideDDP:
         told = self._do("construct()")
         agreement = self._session.check("_inside_network")
         after = self._ask("weights()", "weights")
-        was = "agree" if differed.agrees else f"differ in {len(differed.differences)} of {differed.compared} entries"
+        was = "agree" if differed.agrees else f"differ in {len(differed.differences)} parameters"
         text = (
             f"Each rank drew weights of its own; before, the ranks {was}.\nDDP broadcasts what rank 0 has. After it: "
             f"{agreement!r}"
@@ -302,7 +302,7 @@ class InsideDDP:
         )
         return Stage(
             number=4,
-            title=f"all-reduce: bucket {number + 1} of {self._held}",
+            title=f"all-reduce: bucket {number} ({number + 1} of {self._held})",
             text=text,
             before={rank: one["local"] for rank, one in found.items()},
             after={rank: one["mean"] for rank, one in found.items()},

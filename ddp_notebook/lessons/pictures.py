@@ -86,7 +86,7 @@ def steps(stepper: Stepper) -> Picture:
                 )
                 _cell(axes, rank, 0.9 + at, words, who, is_new=(rank, at) in touched)
     busiest = stepper.busiest_link
-    note = f"{stepper.rule}" + (
+    note = (stepper.states[-1].rule or stepper.rule) + (
         f"\nbusiest link {busiest[0][0]} -> {busiest[0][1]}: {_bytes(busiest[1])}; through the ranks: "
         + ", ".join(f"{rank}: {_bytes(of)}" for rank, of in plans.through_ranks(stepper.bytes_moved).items())
         if busiest

@@ -7,14 +7,14 @@ gives way to a picture when the session ends, and where nobody can click there i
 from __future__ import annotations
 
 import base64
+import html
 import io
-import logging
-import sys
-import threading
-import time
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddp_notebook.errors import MissingBuildError
+from ddp_notebook.run.kernel import has_front_end
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.session import Runner
     from ddp_notebook.lessons.view import View
 
-_LOOK_S = 0.3
-_log = logging.getLogger(__name__)
+
+_shown: weakref.WeakKeyDictionary[Any, tuple[View, Any]] = weakref.WeakKeyDictionary()  # the last view of each lesson
 
 
 class Lesson(Protocol):
@@ -35,7 +35,7 @@ class Lesson(Protocol):
 
 
 def display(lesson: Lesson) -> None:
-    """Display a lesson where the cell's output goes.
+    """Display a lesson where the cell's output goes; where it was displayed before stays a picture.
 
     Raises:
         MissingBuildError: the JavaScript was not built.
@@ -55,7 +55,11 @@ def display(lesson: Lesson) -> None:
     live = view._repr_mimebundle_()
     data = live[0] if isinstance(live, tuple) else live
     handle = show({**static(lesson), **(data or {})}, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
-    _live.add(lesson, view, handle)
+    was_shown = lesson in _shown
+    _freeze(lesson)
+    _shown[lesson] = view, handle
+    if not was_shown:
+        lesson._runner.session.when_stopped(partial(_freeze, lesson))
 
 
 def static(lesson: Lesson) -> dict[str, Any]:
@@ -74,54 +78,14 @@ def _image(lesson: Lesson) -> str:
 
 
 def _words(text: str) -> str:
-    import html
-
     return f'<div role="status" style="border-left:4px solid #d9822b;padding:4px 12px">{html.escape(text)}</div>'
 
 
-def has_front_end() -> bool:
-    """Whether somebody looks. What runs a notebook by itself (nbclient, papermill, nbconvert) says that nobody can
-    type; there is no other sign of it."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel: Any = getattr(shell, "kernel", None)
-    if kernel is None:
-        return False
-    content = (kernel.get_parent() or {}).get("content") or {}
-    return bool(content.get("allow_stdin", True))
-
-
-class _Live:
-    """What is on the page; becomes static when its session ends."""
-
-    def __init__(self) -> None:
-        self._shown: list[tuple[Lesson, View, Any]] = []
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, lesson: Lesson, view: View, handle: Any) -> None:
-        with self._lock:
-            self._shown.append((lesson, view, handle))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="ddp-lessons", daemon=True)
-                self._thread.start()
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(_LOOK_S)
-            with self._lock:
-                over = [one for one in self._shown if not one[0]._runner.session.is_running]
-                self._shown = [one for one in self._shown if one not in over]
-            for lesson, view, handle in over:
-                try:
-                    if handle is not None:
-                        handle.update(static(lesson), raw=True)
-                    view.close()
-                except Exception:
-                    _log.exception("a lesson could not be made static")
-            with self._lock:
-                if not self._shown:
-                    self._thread = None
-                    return
-
-
-_live = _Live()
+def _freeze(lesson: Lesson) -> None:
+    """Its last view gives way to a picture."""
+    if lesson not in _shown:
+        return
+    view, handle = _shown.pop(lesson)
+    if handle is not None:
+        handle.update(static(lesson), raw=True)
+    view.close()

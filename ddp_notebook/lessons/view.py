@@ -11,27 +11,13 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ddp_notebook.errors import DDPNotebookError, MissingBuildError
+from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.lessons import acts
+from ddp_notebook.widgets import bundles
 
 BUNDLE = Path(__file__).with_name("static") / "lessons.js"
+_WITHOUT = ". Without it there is this picture, and everything that the lesson's methods do"
 _log = logging.getLogger(__name__)
-
-
-def bundle() -> str:
-    """The JavaScript of the lessons.
-
-    Raises:
-        MissingBuildError: it was not built.
-    """
-    try:
-        return BUNDLE.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingBuildError(
-            f"the lessons' JavaScript is not there ({BUNDLE}): it is built when the package is installed. In a "
-            "checkout, `pip install -e .` or `python hatch_build.py` builds it. Without it there is this picture, and "
-            "everything that the lesson's methods do"
-        ) from None
 
 
 class View(anywidget.AnyWidget):
@@ -52,7 +38,7 @@ class View(anywidget.AnyWidget):
     def __init__(self, lesson: Any) -> None:
         self._lesson = lesson
         self._extra: dict[str, Any] = {}
-        super().__init__(_esm=bundle(), state=_plain(acts.state(lesson)))
+        super().__init__(_esm=bundles.read(BUNDLE, "the lessons", _WITHOUT), state=_plain(acts.state(lesson)))
         self.on_msg(self._on_message)
 
     def __repr__(self) -> str:

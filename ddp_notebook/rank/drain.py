@@ -70,6 +70,7 @@ class Drain:
                 self._look_at_resources()
                 if self._tape.filled.is_set():
                     self._tape.filled.clear()
+                    self._tape.is_filled = False  # after it: what is put between the two is taken below
                     if not self._is_busy():
                         self._pass_on()
                     if len(self._tape):

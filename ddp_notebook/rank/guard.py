@@ -3,7 +3,9 @@
 gloo by itself kills the rank with the smaller buffer, and takes a wrong dtype for good: silent garbage. torch's own
 check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and lets DDP wait for each bucket. This one compares a hash
 of what each rank calls, by one MIN all_reduce of (h, -h) in a private group of the same ranks: all are equal where the
-smallest is the largest. Only when they differ do the ranks tell each other what they call.
+smallest is the largest. Only when they differ do the ranks tell each other what they call. What all_to_all gives may
+differ from rank to rank, but must be what its receiver takes: one sum more. More than the first is said only where all
+ranks wait, which that one tells too: others come to it in an order of their own.
 
 Operations of DDP, FSDP and DTensor pass unlooked: they are equal by construction, and overlap with the backward. One
 that the caller does not wait for is compared when its caller waits, for the same reason: what it has sent is sent.
@@ -37,7 +39,7 @@ class Check(NamedTuple):
     """A comparison under way."""
 
     work: Any
-    smallest: torch.Tensor  # (2,) int64: of h and of -h
+    smallest: torch.Tensor  # (3,) int64: of h, of -h, and of whether the caller waits
 
 
 class Guard:
@@ -48,8 +50,9 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self._options = AllreduceOptions()
-        self._options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
+        self._smallest, self._sum = AllreduceOptions(), AllreduceOptions()
+        self._smallest.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
+        self._sum.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
 
     def __call__(self, call: Call) -> None:
         kernel, group = call.kernel, call.group
@@ -60,29 +63,49 @@ class Guard:
         if (twin := group.twin) is None:
             return
         began_ns = time.monotonic_ns()
-        check = self._begin(twin, call)
-        if kernel.blocks(call.arguments[kernel.at_rest :]):
+        blocks = kernel.blocks(call.arguments[kernel.at_rest :])
+        check = self._begin(twin, call, blocks)
+        if blocks:
             self._finish(check, twin, call)
             call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for those that come later
         else:
-            call.check = lambda: self._finish(check, None, call)
+            call.check = lambda: self._finish(check, twin, call)
 
-    def _begin(self, twin: Any, call: Call) -> Check:
+    def _begin(self, twin: Any, call: Call, blocks: bool) -> Check:
         words = _signature(call)
         h = zlib.crc32(words) << 31 ^ zlib.adler32(words)
-        smallest = torch.tensor((h, -h))
-        return Check(twin.allreduce([smallest], self._options), smallest)
+        smallest = torch.tensor((h, -h, int(blocks)))
+        return Check(twin.allreduce([smallest], self._smallest), smallest)
 
     def _finish(self, check: Check, twin: Any, call: Call) -> None:
         check.work.wait()
-        low, high = check.smallest.tolist()
+        low, high, all_wait = check.smallest.tolist()
         if low == -high:
+            if all_wait and call.kernel.spec.uneven:
+                self._compare_sizes(twin, call)
             return
-        if twin is None:  # the others wait for theirs in an order of their own: nothing can be gathered
+        if not all_wait:
             raise CollectiveMismatchError(
                 f"{call.describe().short} {_words(call)} is not what another rank calls there"
             )
         raise CollectiveMismatchError(self._difference(twin, call))
+
+    def _compare_sizes(self, twin: Any, call: Call) -> None:
+        """Whether each rank takes as many bytes from each other one as that one gives it."""
+        gives, takes = _exchanged(call, twin.size())
+        more = torch.zeros(twin.size(), twin.size(), dtype=torch.int64)  # that a rank (row) gives another (column)
+        if len(gives) == len(takes) == twin.size():  # else nothing fits
+            more[twin.rank()] += torch.tensor(gives)
+            more[:, twin.rank()] -= torch.tensor(takes)
+        twin.allreduce([more], self._sum).wait()
+        if more.any():
+            giver, taker = more.nonzero()[0].tolist()
+            count, ranks = int(more[giver, taker]), call.group.ranks
+            raise CollectiveMismatchError(
+                f"collective #{call.number} of group {call.group.title} does not fit: rank {ranks[giver]} gives rank "
+                f"{ranks[taker]} {abs(count)} bytes {'more' if count > 0 else 'less'} than that one takes. "
+                "Nothing was sent, and the group can be used"
+            )
 
     def _difference(self, twin: Any, call: Call) -> str:
         mine = torch.zeros(_WORDS_BYTES, dtype=torch.uint8)
@@ -126,6 +149,22 @@ def _signature(call: Call) -> bytes:
     rest = call.arguments[kernel.at_rest :]
     root = kernel.root_of(rest)
     return f"{call.number} {kernel.spec.name}{dtype}{kernel.reduce_op_of(rest)}{root}{shapes}".encode()
+
+
+def _exchanged(call: Call, size: int) -> tuple[list[int], list[int]]:
+    """The bytes that an all_to_all gives each rank, and those that it takes from each."""
+    kernel, arguments = call.kernel, call.arguments
+    assert kernel.at_input is not None and kernel.at_output is not None
+    tensors = arguments[kernel.at_input], arguments[kernel.at_output]
+    if kernel.spec.name == "all_to_all":
+        gives, takes = ([one.nbytes for one in some] for some in tensors)
+        return gives, takes
+    splits = arguments[kernel.at_rest + 1], arguments[kernel.at_rest]  # the output's come first
+    gives, takes = (
+        [rows * (one.nbytes // max(len(one), 1)) for rows in sizes] if sizes else [one.nbytes // size] * size
+        for one, sizes in zip(tensors, splits, strict=True)
+    )
+    return gives, takes
 
 
 def _words(call: Call) -> str:

@@ -137,19 +137,24 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
         number_of: gives the number of the text for a type.
     """
     rows = np.zeros(len(copies), VALUE)
-    rows["numel"] = [copy.numel for copy in copies]
     for name in ("low", "high", "mean"):
         rows[name] = np.nan
-    alike: dict[tuple[torch.dtype, torch.Size], list[tuple[int, torch.Tensor]]] = {}
-    for number, copy in enumerate(copies):
-        part = copy.parts[0]
-        if len(copy.parts) > 1:
-            part = torch.cat([one.reshape(-1).to(part.dtype) for one in copy.parts])
-        alike.setdefault((part.dtype, part.shape), []).append((number, part))
-    for (dtype, _), some in alike.items():
-        at = np.array([at for at, _ in some])
+    numels: list[int] = []
+    alike: dict[tuple[torch.dtype, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
+    for number, (numel, parts, _) in enumerate(copies):
+        numels.append(numel)
+        part = parts[0] if len(parts) == 1 else torch.cat([one.reshape(-1).to(parts[0].dtype) for one in parts])
+        key = part.dtype, part.shape
+        some = alike.get(key)
+        if some is None:
+            some = alike[key] = [], []
+        some[0].append(number)
+        some[1].append(part)
+    rows["numel"] = numels
+    for (dtype, _), (numbers, tensors) in alike.items():
+        at = np.array(numbers)
         rows["dtype"][at] = number_of(dtype)
-        _describe(rows, at, torch.stack([part for _, part in some]))
+        _describe(rows, at, torch.stack(tensors))
     return rows
 
 

@@ -59,10 +59,9 @@ class Recording:
         """
         self.tape.level = LEVELS.index(options.get("level", "values"))
         self.tape.enter(cell, title)
-        self.training.begin_cell()
+        self.training.begin_cell(options.get("gradient", ""))
         self.tape.full_bytes = options.get("full_bytes", 0)
         self.metrics.watched = tuple(options.get("watch", ()))
-        self.training.gradient = options.get("gradient", "")
         if "solo" in options:
             from ddp_notebook.rank.solo import Solo  # imports torch.distributed.optim: 0.4 s
 
@@ -85,3 +84,4 @@ class Recording:
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.end()
+        self.training.end_cell()  # the last: it prints, and the cell may have closed stderr

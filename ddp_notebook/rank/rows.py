@@ -72,7 +72,8 @@ class Rows:
         """The batch of these records, and of earlier ones that have arrived since."""
         rank = self.rank
         rows: dict[str, Any] = {name: [] for name in TABLES}
-        values: list[tuple[tuple[int, int, int, int], previews.Copy]] = []  # the begin of a row, and what it is of
+        values = _Values()
+        calls, keep = rows["call"], values.add
         tensors: list[Tensor] = []
         records, self._late = [*self._late, *records], []
         for number, record in enumerate(records):
@@ -83,10 +84,12 @@ class Rows:
                 if not _has_arrived(record):
                     self._late.append(record)
                     continue
-                rows["call"].append(self._call(rank, record))
-                for side, copy in ((0, record.input), (1, record.output)):
-                    if copy is not None:
-                        values.append(((rank, record.serial, side, 0), copy))
+                calls.append(self._call(rank, record))
+                serial = record.serial
+                if record.input is not None:
+                    keep(record.input, serial, 0)
+                if record.output is not None:
+                    keep(record.output, serial, 1)
                 for side, whole in record.whole:
                     (part,) = whole.parts
                     data, dtype = previews.array_of(part).tobytes(), _dtype(part.dtype)
@@ -105,13 +108,14 @@ class Rows:
             elif kind is Gradient and not previews.has_arrived(record.copy):
                 self._late.append(record)
             elif kind is Gradient:
-                values.append(((rank, record.span, record.side, self._text(record.name)), record.copy))
+                keep(record.copy, record.span, record.side, self._text(record.name))
             elif kind is Hooked:
-                rows["call"].append(self._hooked(rank, record))
+                calls.append(self._hooked(rank, record))
             elif kind is Layout:
                 model, buckets = self._text(record.model), self._text(record.buckets)
                 rows["layout"].append((rank, record.time_ns, model, buckets, record.is_rebuilt))
-        rows["value"] = self._values(values) if values else []
+        if values.copies:
+            rows["value"] = values.rows(rank, lambda dtype: self._text(_dtype(dtype)))
         rows["resource"] = list(resources)
         new, self._new = self._new, {}
         return Batch(
@@ -157,10 +161,15 @@ class Rows:
         kernel, group, rest, bucket, shapes = call.kernel, call.group, call.rest, call.bucket, call.shapes
         assert shapes is not None
         origin, api, code, instruction, cell, module = call.site
-        key: tuple[Any, ...] = (id(kernel), id(group), bucket, call.thread, moment.title, *map(id, (api, code)))
-        key += (instruction, cell and (id(cell[0]), cell[1]), module, shapes[0], tuple(shapes[1]), tuple(shapes[2]))
+        dtype, inputs, outputs = shapes
+        key: tuple[Any, ...] = (
+            *(id(kernel), id(group), bucket, call.thread, moment.title, id(api), id(code), instruction, module, dtype),
+            *(tuple(inputs), tuple(outputs)),
+        )
+        if cell is not None:
+            key += id(cell[0]), cell[1]
         if bucket is None:  # else DDP's reducer calls it, which has its own ways
-            key += kernel.reduce_op_of(rest), kernel.root_of(rest), kernel.tag_of(rest), kernel.blocks(rest), origin
+            key += (*kernel.facts_of(rest), origin, moment.backward is None)
         found = self._known_calls.get(key)
         if found is None:
             if len(self._known_calls) > _MOST_KNOWN:
@@ -249,13 +258,6 @@ class Rows:
             self._thread(span.thread),
         )
 
-    def _values(self, values: Sequence[tuple[tuple[int, int, int, int], previews.Copy]]) -> TableRows:
-        rows = previews.rows_of([copy for _, copy in values], lambda dtype: self._text(_dtype(dtype)))
-        whose = np.array([begin for begin, _ in values], np.int64).reshape(-1, 4)
-        for column, name in enumerate(("rank", "call", "side", "name")):
-            rows[name] = whose[:, column]
-        return rows
-
     # ---- texts
 
     def _text(self, text: str) -> int:
@@ -307,6 +309,28 @@ class Rows:
 
     def _thread(self, ident: int) -> int:
         return self._threads.setdefault(ident, len(self._threads))
+
+
+class _Values:
+    """What was in tensors, and whose it is: columns, since tuples would take longer."""
+
+    def __init__(self) -> None:
+        self.copies: list[previews.Copy] = []
+        self._of: list[int] = []  # the call, or the span of a gradient's backward
+        self._sides: list[int] = []
+        self._names: list[int] = []
+
+    def add(self, copy: previews.Copy, of: int, side: int, name: int = 0) -> None:
+        self.copies.append(copy)
+        self._of.append(of)
+        self._sides.append(side)
+        self._names.append(name)
+
+    def rows(self, rank: int, number_of: Callable[[torch.dtype], int]) -> TableRows:
+        """Rows of `records.VALUE`."""
+        rows = previews.rows_of(self.copies, number_of)
+        rows["rank"], rows["call"], rows["side"], rows["name"] = rank, self._of, self._sides, self._names
+        return rows
 
 
 def _has_arrived(call: Call) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp_notebook.rank import previews
-from ddp_notebook.rank.calls import Call, flat
+from ddp_notebook.rank.calls import DONE, FAILED, ISSUED, UNWAITED, Call, flat
 from ddp_notebook.rank.gpu_times import Marks
 from ddp_notebook.rank.origin import REDUCER, Sites
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 OFF, META, VALUES = range(3)
 LEVELS = ("off", "meta", "values")
-ISSUED, DONE, FAILED, UNWAITED = range(4)  # of `records.STATES`
 # Records that wait for the recorder's thread. Not more: a small copy that stays may keep the C library from using the
 # place of a freed large tensor again (10 MB for each, measured where all_reduces of fresh 10 MB tensors are recorded).
 _MOST = 2_000
@@ -58,6 +57,7 @@ class Tape:
         self.dropped = 0
         self.puts = 0  # records so far
         self.filled = threading.Event()  # wakes the recorder's thread
+        self.is_filled = False  # since that thread has looked; to ask the event takes longer
         self.site = Sites(cells).site
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
@@ -72,7 +72,8 @@ class Tape:
             self.dropped += len(self.take(1))
         records.append(record)
         self.puts += 1
-        if not self.filled.is_set():
+        if not self.is_filled:
+            self.is_filled = True
             self.filled.set()
 
     def take(self, most: int) -> list[Any]:
@@ -117,21 +118,17 @@ class Tape:
     # ---- calls
 
     def begin(self, call: Call) -> None:
-        """An operation is about to begin."""
-        if self.level == OFF or call.site is None:
-            return
+        """An operation whose site is known is about to begin."""
         call.serial = next(self._calls)
         call.moment = moment = self.moment
-        site = call.site
-        kernel, arguments = call.kernel, call.arguments
-        if site[0] is REDUCER and (backward := moment.backward) is not None and self.bucket is None:
+        if call.site[0] is REDUCER and (backward := moment.backward) is not None and self.bucket is None:
             call.bucket = backward.bucket_of(call)
             backward.calls.append(call)
             call.is_of_backward = True
-        if self.level == VALUES and (at := kernel.at_input) is not None:
-            call.input = self._copy(call, 0, arguments[at])
-        if HAS_DEVICES and kernel.at_tensors is not None:
-            call.marks = _marks(arguments[kernel.at_tensors])
+        if self.level == VALUES and (at := call.kernel.at_input) is not None:
+            call.input = self._copy(call, 0, call.arguments[at])
+        if HAS_DEVICES and (at := call.kernel.at_tensors) is not None:
+            call.marks = _marks(call.arguments[at])
 
     def issued(self, call: Call, work: Any) -> None:
         """It is under way, and its caller goes on: its end is told by its future, where it has one."""
@@ -150,15 +147,17 @@ class Tape:
 
     def _on_future(self, call: Call, future: Any) -> None:
         """In a thread of gloo's, before anybody who waits goes on. With NCCL at once, while the device works on."""
-        call.end_ns = time.monotonic_ns()
+        if call.end_ns:  # somebody has waited for it, but not long enough
+            return
+        end_ns = time.monotonic_ns()
         try:
             future.value()
             failed = False
         except Exception:
             failed = True
-        self._keep_output(call, failed)
+        self._end(call, failed, end_ns)
         if not call.is_waited_for:  # else whoever waits for it knows how long, and puts it
-            self.put(call)
+            self._leave(call)
 
     def end_backward(self, backward: Backward, failed: bool) -> None:
         """A backward has ended, and with it what DDP's reducer has begun in it: it has waited for that, and nobody has
@@ -169,26 +168,26 @@ class Tape:
                 continue  # it could not begin, or a GPU will tell
             if failed and call.work is not None and not call.is_done:
                 call.is_of_backward = False
+                call.end_ns = 0
                 self.issued(call, call.work)
                 continue
-            call.end_ns = call.end_ns or backward.end_ns
-            self._keep_output(call, failed and call.has_failed)
-            self.put(call)
+            self._end(call, failed and call.has_failed, call.end_ns or backward.end_ns)
+            self._leave(call)
         backward.calls.clear()
 
-    def ended(self, call: Call, failed: bool, blocked_ns: int) -> None:
-        """Somebody has waited for it, or it has failed to begin."""
-        call.blocked_ns += blocked_ns
+    def ended(self, call: Call, failed: bool, since_ns: int) -> None:
+        """Somebody has waited for it since then, or it has failed to begin."""
+        now_ns = time.monotonic_ns()
+        call.blocked_ns += now_ns - since_ns
         call.work = None  # which holds its tensors, while the call may be on the tape for a while
         if not call.end_ns:
-            call.end_ns = time.monotonic_ns()
             if call.marks is not None:
                 call.marks.end_now()
-            self._keep_output(call, failed)
+            self._end(call, failed, now_ns)
         elif not call.is_waited_for:
             return
         call.is_waited_for = False
-        self.put(call)
+        self._leave(call)
 
     def forgotten(self, call: Call) -> None:
         """Nobody has waited for it, and it does not tell its end."""
@@ -196,10 +195,17 @@ class Tape:
             call.compact()
             call.marks = None
             call.state = UNWAITED
+            self._leave(call)
+
+    def _leave(self, call: Call) -> None:
+        """Put it once: who waits for it and its callback may both come here, as torch gives the interpreter away."""
+        if not call.is_left:
+            call.is_left = True
             self.put(call)
 
-    def _keep_output(self, call: Call, failed: bool) -> None:
-        """What it has brought. Its tensors are let go."""
+    def _end(self, call: Call, failed: bool, end_ns: int) -> None:
+        """What it has brought is kept, and its tensors are let go."""
+        call.end_ns = end_ns
         call.state = FAILED if failed else DONE
         if call.shapes is None:
             if self.level == VALUES and not failed and (at := call.kernel.at_output) is not None:

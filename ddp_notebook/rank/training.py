@@ -77,6 +77,7 @@ class Training:
     def __init__(self, tape: Tape) -> None:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
         self.gradient = ""  # the name of the parameter whose gradients are looked at
+        self._has_gradient = False  # one of them was kept
         self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self._prepared: list[Model] = []
@@ -250,6 +251,7 @@ class Training:
     def _put_gradient(self, span: int, name: str, side: int, gradient: torch.Tensor) -> None:
         copy = previews.copy([gradient])
         if copy is not None:
+            self._has_gradient = True
             self._tape.put(Gradient(span, name, side, copy))
 
     # ---- optimizer and input
@@ -279,11 +281,29 @@ class Training:
         for call in self.on_step:
             call()
 
-    def begin_cell(self) -> None:
-        """What an interrupted cell has left half done is over."""
+    def begin_cell(self, gradient: str = "") -> None:
+        """What an interrupted cell has left half done is over.
+
+        Args:
+            gradient: the name of the parameter whose gradients are to be looked at.
+        """
+        self.gradient, self._has_gradient = gradient, False
         self._roots.clear()
         self._stepping.clear()
         self._tape.bucket = None
+
+    def end_cell(self) -> None:
+        """Say so if the gradient that was asked for was not seen."""
+        if not self.gradient or self._has_gradient:
+            return
+        models = [model.module for model in self._models]
+        names = {name: None for model in models for name, one in model.named_parameters() if one.requires_grad}
+        known = f"the models in DDP have {', '.join(names)}" if names else "there is no model in DDP"
+        if self._tape.level == OFF:
+            known = "nothing is recorded, see %ddp_record"
+        elif self.gradient in names:
+            known = "it was in no backward that averages gradients"
+        print(f"ddp_notebook: --gradient {self.gradient} has shown nothing: {_short(known)}", file=sys.stderr)
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
@@ -309,6 +329,10 @@ def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:
         method(*args)
 
     return _disable_dynamo(call)
+
+
+def _short(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else text[:most].rpartition(",")[0] + ", ..."
 
 
 def _samples(values: Any) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import functools
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ddp_notebook.events import Comm
+from ddp_notebook.run.kernel import kernel
 
 _CONTROL = "jupyter.widget.control"
 _BURST = 500  # messages that may go at once; then so many a second: a front end's socket drops what is beyond 1000,
@@ -32,7 +32,7 @@ class Comms:
         self._send = send
         self._stand_ins: dict[str, Any] = {}  # by comm id, which is the same on both sides
         self._lock = threading.Lock()
-        self._kernel = _kernel()
+        self._kernel = kernel()
         self._control: Any = None  # what answered a page that asked for all widgets at once
         self._ahead = 0.0  # messages sent above the pace
         self._sent_s = time.monotonic()
@@ -120,8 +120,3 @@ def _refuse(comm: Any, _: dict[str, Any]) -> None:
     """A page that is loaded again asks ipywidgets for the state of all widgets at once, which knows those of the kernel
     only. Refused, it asks each comm, and so the ranks too."""
     comm.close()
-
-
-def _kernel() -> Any:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None)

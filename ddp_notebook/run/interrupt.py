@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from ddp_notebook.run.outlet import shell_has_kernel
+from ddp_notebook.run.kernel import kernel
 
 ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 
@@ -41,7 +41,7 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._active:
             signal.signal(signal.SIGINT, self._previous)
-            if self.count and self._previous is signal.default_int_handler and shell_has_kernel():
+            if self.count and self._previous is signal.default_int_handler and kernel() is not None:
                 signal.signal(signal.SIGINT, self._on_late_press)
 
     def _on_late_press(self, _: int, __: FrameType | None) -> None:

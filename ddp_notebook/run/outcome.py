@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.run.diagnosis import Views, by_what_they_do
 from ddp_notebook.run.interrupt import keyboard_interrupt
+from ddp_notebook.run.kernel import ipython
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.words import group_by_value, list_ranks, name_ranks
 
@@ -70,7 +70,7 @@ def _acts(result: CellResult, ranks: set[int]) -> list[str]:
 
 def _hint(failed: dict[int, str]) -> str:
     """What to do about a name that the notebook has and the ranks do not."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = ipython()
     if shell is None:
         return ""
     names = {found[1] for error in failed.values() if (found := _UNDEFINED.match(error))}

@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from ddp_notebook.run.kernel import kernel
+
 FLUSH_S = 0.05
 _BURST_BYTES = 2_000_000
 _BYTES_PER_S = 800_000
@@ -49,7 +51,7 @@ class Outlet:
     """Shows text and displays in order. To be used by the main thread alone."""
 
     def __init__(self) -> None:
-        self.can_update = shell_has_kernel()  # a terminal cannot change what it has shown
+        self.can_update = kernel() is not None  # a terminal cannot change what it has shown
         self._waiting: deque[_Text | _Data] = deque()
         self._allowed = float(_BURST_BYTES)
         self._refilled_s = time.monotonic()
@@ -122,12 +124,6 @@ class Outlet:
         self._allowed -= _FRAMING_BYTES * len(written)
         for stream in written:
             getattr(sys, stream).flush()
-
-
-def shell_has_kernel() -> bool:
-    """Whether this process is a notebook's kernel, and no terminal or script."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is not None
 
 
 def _publish(part: _Data) -> None:

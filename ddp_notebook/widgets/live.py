@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from ddp_notebook.errors import MissingBuildError, UsageError
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records import ORIGINS
 from ddp_notebook.run.cells import Cells
+from ddp_notebook.run.kernel import has_front_end
 
 if TYPE_CHECKING:
     from ddp_notebook.widgets.monitor import Monitor
@@ -254,17 +254,6 @@ class _Still:
         """Draw it anew."""
         if self._handle is not None:
             self._handle.update(_static(recording, cell), raw=True)
-
-
-def has_front_end() -> bool:
-    """Whether somebody looks: a notebook's front end. What runs a notebook by itself (nbclient, papermill, nbconvert)
-    says that nobody can type; there is no other sign of it."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel: Any = getattr(shell, "kernel", None)
-    if kernel is None:
-        return False
-    content = (kernel.get_parent() or {}).get("content") or {}
-    return bool(content.get("allow_stdin", True))
 
 
 def _static(recording: Recording, cell: int | None) -> dict[str, Any]:

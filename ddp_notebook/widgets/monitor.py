@@ -13,9 +13,8 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ddp_notebook.errors import MissingBuildError
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets import answers
+from ddp_notebook.widgets import answers, bundles
 from ddp_notebook.widgets.feed import Feed, Message
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
@@ -24,21 +23,6 @@ from ddp_notebook.widgets.subshell import hear_at_once
 
 BUNDLE = Path(__file__).with_name("static") / "monitor.js"
 _log = logging.getLogger(__name__)
-
-
-def bundle() -> str:
-    """The JavaScript of the monitor.
-
-    Raises:
-        MissingBuildError: it was not built.
-    """
-    try:
-        return BUNDLE.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingBuildError(
-            f"the monitor's JavaScript is not there ({BUNDLE}): it is built when the package is installed. In a "
-            "checkout, `pip install -e .` or `python hatch_build.py` builds it"
-        ) from None
 
 
 class Monitor(anywidget.AnyWidget):
@@ -75,7 +59,6 @@ class Monitor(anywidget.AnyWidget):
     ) -> None:
         if not isinstance(recording, Recording):
             recording, live = recording.recording, True
-        super().__init__(_esm=bundle(), compact=compact, key=uuid.uuid4().hex)
         self._cell = cell
         self._interrupt = interrupt
         self._is_own = publisher is None
@@ -83,6 +66,8 @@ class Monitor(anywidget.AnyWidget):
             feed = Feed(recording, cell, is_live=live)
             publisher = Publisher(feed, Present(feed, None, _title(recording)))
         self._publisher = publisher
+        # After what `close` needs: Python closes a widget too that could not be made.
+        super().__init__(_esm=bundles.read(BUNDLE, "the monitor"), compact=compact, key=uuid.uuid4().hex)
         self._hears_at_once = hear_at_once(self.comm)
         self.on_msg(self._on_message)
         # At once, and not when the browser asks: what it says may be heard only after the cell.

@@ -23,10 +23,10 @@ from ddp_notebook.observe.matching import arrivals
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.store import keys_of
 from ddp_notebook.records import CALL, SPAN, Rows
+from ddp_notebook.widgets import bundles, summary
 from ddp_notebook.widgets import rows as wire
-from ddp_notebook.widgets import summary
 from ddp_notebook.widgets.feed import Feed, Message
-from ddp_notebook.widgets.monitor import bundle
+from ddp_notebook.widgets.monitor import BUNDLE
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.tables import TEXTS, empty, pack
 from ddp_notebook.widgets.timeline import Timeline
@@ -59,7 +59,7 @@ def html_of(recording: Recording) -> str:
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape(words),
         picture=base64.b64encode(summary.picture(recording)).decode(),
-        module=_packed(bundle().encode()),
+        module=_packed(bundles.read(BUNDLE, "the monitor").encode()),
         header=_as_json(found.header),
         data=_packed(found.data),
     )

@@ -7,8 +7,9 @@ The comm decides that in a method of its own; ours lets the message go where the
 
 from __future__ import annotations
 
-import sys
 from typing import Any
+
+from ddp_notebook.run.kernel import kernel
 
 _ROUTE = "_reply_subshell_for"  # of `ipykernel.comm.comm.BaseComm`, private; no other version has it
 
@@ -26,9 +27,7 @@ def hear_at_once(comm: Any) -> bool:
 
 def has_subshells() -> bool:
     """Whether this process is a kernel that can run a message beside a cell."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel = getattr(shell, "kernel", None)
-    features = getattr(kernel, "kernel_info", {}).get("supported_features", ())
+    features = getattr(kernel(), "kernel_info", {}).get("supported_features", ())
     return "kernel subshells" in features
 
 

@@ -220,7 +220,7 @@ def _draw(facts: _Facts) -> Picture:
     if not columns:
         found[0].remove()
         return figure
-    figure.subplots_adjust(left=0.075, right=0.985 if has_steps else 0.86, top=0.88, bottom=0.3, wspace=0.46)
+    figure.subplots_adjust(left=0.075, right=0.985 if has_steps else 0.86, top=0.88, bottom=0.3, wspace=0.6)
     if has_steps:
         shown = bars.draw_by_step(found[-1], steps, numbers, _MOST_COLUMNS)
         found[-1].set_ylabel("time of a step (ms)")

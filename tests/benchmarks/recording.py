@@ -7,7 +7,8 @@ drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time of a step in DDP, with the recorder and without (its kernels taken away, nothing recorded): blocks
            of 20 steps take turns on the same ranks. And with kernels that only call the operator: the least that a
-           recorder in Python can cost
+           recorder in Python can cost. What it costs is a matter of collectives and steps, not of their size, so a
+           tiny model, whose step takes some milliseconds, pays the largest share
 readable   from a `log()` on a rank until the notebook can read it
 
 Of processor times the least of the blocks counts: what else the machine does only adds.
@@ -91,11 +92,18 @@ for _ in range(BLOCKS):
 print(json.dumps(taken), flush=True)
 os._exit(0)
 """
-_MODELS = {
-    "an MLP of 6 buckets": "torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]), (32, 512)",
-    "a small transformer": """torch.nn.TransformerEncoder(
+_MODELS = {  # module, shape of the input, bucket_cap_mb
+    "an MLP of 6 buckets of 26 MB, DDP's own size": (
+        "torch.nn.Sequential(*[torch.nn.Linear(1480, 1480) for _ in range(16)]), (8, 1480), None"
+    ),
+    "a transformer of 1.1 M parameters": """torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(152, 4, 608, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
+    ), (16, 64, 152), None""",
+    "a tiny MLP of 6 buckets of 1 MB": "torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]), "
+    "(32, 512), 1.0",
+    "a tiny transformer": """torch.nn.TransformerEncoder(
         torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
-    ), (4, 32, 128)""",
+    ), (4, 32, 128), 1.0""",
 }
 _STEPS = """
 import gc, json, time
@@ -103,8 +111,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.engine import RankEngine
 _rank = RankEngine.instance()._rank
 _recorder, _tape = _rank._network.recorder, _rank._recording.tape
-_model, _shape = MODEL
-_model = DistributedDataParallel(_model, bucket_cap_mb=1.0)
+_model, _shape, _bucket_cap_mb = MODEL
+_model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken, _level = torch.randn(_shape), [], _tape.level
 from ddp_notebook.rank.recorder import Kernel
@@ -126,10 +134,10 @@ def _switch(mode):
     if mode != "bare": _recorder.install()
     _tape.level = _level if mode == "recorded" else 0
 _block(20)
-_modes = ["recorded", "empty", "bare"]
+_modes = ["recorded", "empty", "bare"] if EMPTY else ["recorded", "bare"]
 for _turn in range(PAIRS):
-    _ms = {}
-    for _mode in _modes[_turn % 3:] + _modes[:_turn % 3]:
+    _ms, _first = {}, _turn % len(_modes)
+    for _mode in _modes[_first:] + _modes[:_first]:
         _switch(_mode)
         _ms[_mode] = _block(STEPS)
     _taken.append(_ms)
@@ -182,8 +190,9 @@ def _least(what: str, blocks: list[float], bar: float) -> Figure:
 
 
 def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
-    code = f"MODEL, PAIRS, STEPS = ({_MODELS[model]}), {pairs}, 20\n{_STEPS}"
-    result = session.run(code, quiet=True, timeout=600)
+    is_tiny = "tiny" in model
+    code = f"MODEL, PAIRS, STEPS, EMPTY = ({_MODELS[model]}), {pairs}, 20, {is_tiny}\n{_STEPS}"
+    result = session.run(code, quiet=True, timeout=3600)
     taken: list[dict[str, float]] = json.loads(result[0].stdout)
     bare_ms = median(one["bare"] for one in taken)
     return [
@@ -197,6 +206,7 @@ def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
             against="not recorded",
         )
         for mode, words in (("recorded", "recorded"), ("empty", "with kernels in Python that do nothing"))
+        if mode in taken[0]
     ]
 
 

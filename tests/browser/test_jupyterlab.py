@@ -24,7 +24,7 @@ CELLS = [
 
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
-@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
+@pytest.mark.parametrize("app", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)])
 def test_cells_run_on_all_ranks_and_the_stop_button_ends_them(tmp_path, app):
     path = tmp_path / "two_ranks.ipynb"
     write_notebook(path, CELLS)

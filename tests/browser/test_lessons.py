@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, expect
 
-from ddp_notebook.lessons import plans, theory, view
+from ddp_notebook.lessons import plans, theory
 from tests.browser.jupyterlab import JupyterLab, open_notebook
 from tests.browser.test_jupyterlab import write_notebook
 from tests.conftest import wait_until
@@ -61,7 +61,6 @@ class Lesson:
 @pytest.mark.timeout(600)  # chromium may have to be installed first
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))])
 def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
-    view.bundle()  # says how to build it
     path = tmp_path / "lessons.ipynb"
     write_notebook(
         path,

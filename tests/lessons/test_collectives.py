@@ -123,6 +123,7 @@ def test_all_leave_a_barrier_when_the_last_one_has_come(ranks):
     [
         ("all_reduce", "operation", "calls broadcast(float32[4], root 0). Nothing was sent"),
         ("all_reduce", "size", "calls all_reduce(SUM, float32[5]). Nothing was sent"),
+        ("all_to_all", "size", "4 bytes less than that one takes. Nothing was sent"),
         ("broadcast", "dtype", "calls broadcast(int32[4], root 0). Nothing was sent"),
         ("broadcast", "root", "calls broadcast(float32[4], root 1). Nothing was sent"),
         ("all_gather", "missing rank", "waiting in all_gather"),

@@ -282,6 +282,20 @@ def test_what_is_moved_runs_anew(ddp):
     assert set(sliders.controls) <= set(ddp.options)
 
 
+def test_a_list_shows_that_nothing_is_chosen(ddp):
+    from ddp_notebook.lessons.inside_sliders import Sliders
+
+    sliders = Sliders(ddp, ddp._session)
+    lists = [sliders.controls[name] for name in ("straggler", "link_mb_s", "comm_hook")]
+    assert [one.label for one in lists] == ["none", "as it is", "none"]
+
+    sliders.controls["comm_hook"].value = "fp16"
+    sliders.controls["comm_hook"].index = 0
+
+    assert sliders.controls["comm_hook"].label == "none"
+    assert sliders.run().name == "buckets of 1 MB"
+
+
 # ---- mistakes
 
 

@@ -10,6 +10,7 @@ import pytest
 from ddp_notebook import lessons
 from ddp_notebook.errors import MissingBuildError, UsageError
 from ddp_notebook.lessons import acts, shown, view
+from ddp_notebook.run.kernel import has_front_end
 
 
 def plain(lesson: Any) -> dict[str, Any]:
@@ -51,10 +52,10 @@ def test_a_picture_and_a_text_stay(ranks, make):
     kept = shown.static(lesson)
     assert set(kept) == {"text/plain", "image/png"}
     assert kept["text/plain"] == repr(lesson)
-    assert not shown.has_front_end()
+    assert not has_front_end()
 
 
-def test_a_page_that_was_not_built_says_how(monkeypatch, tmp_path):
+def test_a_page_that_was_not_built_says_how(ranks, monkeypatch, tmp_path):
     monkeypatch.setattr(view, "BUNDLE", tmp_path / "lessons.js")
     with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
-        view.bundle()
+        view.View(lessons.collective("all_reduce"))

@@ -15,9 +15,10 @@ import torch.distributed as dist
 
 from ddp_notebook.codec import Batch
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
+from ddp_notebook.rank.calls import DONE
 from ddp_notebook.rank.drain import Drain
 from ddp_notebook.rank.recorder import Recorder
-from ddp_notebook.rank.tape import DONE, Tape
+from ddp_notebook.rank.tape import Tape
 from ddp_notebook.run.options import what_to_record
 from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
@@ -339,6 +340,35 @@ def test_a_call_on_the_tape_does_not_keep_its_tensors(recorder):
         del x, work
         wait_until(lambda one=storage: torch._C._storage_Use_Count(one._cdata) <= 1, what="the tensor is let go")
     assert len(tape) == 2
+
+
+@pytest.mark.parametrize(
+    "first", ["with ExitStack() as s: s.callback(dist.all_reduce, x)", "no_grad()(dist.all_reduce)(x)"]
+)
+def test_a_line_is_the_users_whatever_was_around_the_call_before(ranks, first):
+    """How far it is to the user is remembered only where torch's own wrappers are all there is between."""
+    ranks.run(
+        "from contextlib import ExitStack; from torch import no_grad; x = torch.ones(1)\n"
+        f"{first}\n"
+        "def inner(): dist.all_reduce(x)\n"
+        "def outer(): inner()\n"
+        "outer()"
+    )
+    site = ranks.recording.collectives(op="all_reduce", rank=0)[-1].site
+    assert site == "cell line 3 in inner"
+
+
+def test_a_call_whose_wait_timed_out_is_recorded_once(ranks):
+    before = len(ranks.recording.collectives(op="all_reduce", rank=0))
+    ranks.run(
+        "import time; from datetime import timedelta\n"
+        "if rank: time.sleep(1)\n"
+        "w = dist.all_reduce(torch.ones(3), async_op=True)\n"
+        "try: w.wait(timedelta(seconds=0.2)) if rank == 0 else w.wait()\n"
+        "except RuntimeError: time.sleep(1.5)"
+    )
+    found = ranks.recording.collectives(op="all_reduce", rank=0)[before:]
+    assert [one.state for one in found] == ["failed"]
 
 
 def test_a_call_that_another_thread_forgets_is_left_once(recorder):

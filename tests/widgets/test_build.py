@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
 import importlib.util
 import os
@@ -15,6 +16,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from ddp_notebook.errors import MissingBuildError
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.widgets import monitor
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = "ddp_notebook/widgets/static/monitor.js"
@@ -142,3 +147,10 @@ def test_a_module_that_cannot_be_bundled_leaves_no_bundle(clone):
     assert done.returncode == 1
     assert "esbuild could not bundle the modules" in done.stderr and "./missing.js" in done.stderr
     assert not (clone / BUNDLE).exists() and not (clone / BUNDLE).with_suffix(".part").exists()
+
+
+def test_without_a_bundle_the_monitor_says_how_to_build_it_and_nothing_else(monkeypatch, tmp_path):
+    monkeypatch.setattr(monitor, "BUNDLE", tmp_path / "monitor.js")
+    with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
+        monitor.Monitor(Recording(1))
+    gc.collect()  # what Python says of a widget that it cannot close is an error in tests

@@ -138,9 +138,9 @@ def test_a_sink_that_fails_does_not_end_it():
     view = View(publisher)
     rank = Rank(0)
     try:
-        for value in (1.0, 2.0):
+        for count, value in enumerate((1.0, 2.0), 1):
             recording.feed(rank.batch(rank.row("metric", name="loss", value=value, time_ns=time.monotonic_ns())))
-            time.sleep(0.3)
+            wait_until(lambda count=count: len(list(logged(view))) == count, what="the value is told")
         assert [rows["value"].tolist() for _, rows in logged(view)] == [[1.0], [2.0]]
     finally:
         publisher.close()

@@ -1,0 +1,27 @@
+"""The JavaScript that `hatch_build.py` makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_notebook.errors import MissingBuildError
+
+
+def read(file: Path, whose: str, more: str = "") -> str:
+    """A bundle.
+
+    Args:
+        file: where it should be.
+        whose: "the monitor".
+        more: what to add to the error.
+
+    Raises:
+        MissingBuildError: it was not built.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingBuildError(
+            f"{whose}'s JavaScript is not there ({file}): it is built when the package is installed. In a checkout, "
+            f"`pip install -e .` or `python hatch_build.py` builds it{more}"
+        ) from None
