@@ -47,7 +47,8 @@ def test_a_logged_value_is_drawn_soon(tmp_path, tally, app):
             lab.wait_until_done(3)
 
 
-def test_half_an_hour_of_64_ranks(tmp_path, tally):
+@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
+def test_half_an_hour_of_64_ranks(tmp_path, tally, app):
     path = tmp_path / "many.ipynb"
     show = (
         "from ddp_notebook.widgets import Monitor, simulate\n"
@@ -55,8 +56,8 @@ def test_half_an_hour_of_64_ranks(tmp_path, tally):
         "Monitor(ranks)"
     )
     write_notebook(path, [show, "ranks.stop()"])
-    for _ in tally(1, "half an hour of 64 ranks is drawn at 30 frames a second, in flat memory"):
-        with open_notebook(path) as lab:
+    for _ in tally(1, f"half an hour of 64 ranks is drawn at 30 frames a second, in flat memory, in {app}"):
+        with open_notebook(path, app=app) as lab:
             lab.run_cell(0)
             lab.wait_until_done(0)
             view = View(lab)
