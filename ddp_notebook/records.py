@@ -109,7 +109,7 @@ SPAN = np.dtype(
         ("span", "<u4"),  # the rank's own count of spans
         ("rank", "<i4"),
         ("kind", "u1"),
-        ("name", TEXT),  # of the model, the optimizer or the loader
+        ("name", TEXT),  # of the model or the optimizer; of a cell its prompt: "In [8]"
         ("cell", "<u4"),
         ("step", "<u4"),  # optimizer steps of the cell before it
         ("start_ns", "<i8"),

@@ -1,6 +1,6 @@
 """A training cell in figures and words: what its steps took, why, and what to try.
 
-cell 7: 18 steps on 4 ranks, 84 ms each (median, without the first 2), 1,515 samples/s
+cell 7, In [12]: 18 steps on 4 ranks, 84 ms each (median, without the first 2), 1,515 samples/s
 
 rank  step ms  input  compute  exposed  waiting  optimizer  rest  samples/s
 all      84.5    1 %     36 %      1 %     59 %        2 %  0.6 %      1515
@@ -39,6 +39,7 @@ class Report:
     """
 
     cell: int | None  # None: no cell has steps
+    prompt: str  # of the cell: "In [8]"; empty where it had none
     steps: int  # that were looked at, of the rank that has the most
     skipped: int  # steps at the start that were not
     overall: Parts | None
@@ -65,7 +66,8 @@ class Report:
     def _head(self, overall: Parts) -> str:
         count = f"{self.steps} step{'s' * (self.steps != 1)} on {len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
         skipped = f", without the first {self.skipped}" if self.skipped else ""
-        text = f"cell {self.cell}: {count}, {ms(overall.step_ns)} each (median{skipped})"
+        cell = f"cell {self.cell}, {self.prompt}" if self.prompt else f"cell {self.cell}"
+        text = f"{cell}: {count}, {ms(overall.step_ns)} each (median{skipped})"
         if overall.samples_per_s is not None:
             text += f", {overall.samples_per_s:,.0f} samples/s"
         if self.efficiency is not None:
@@ -91,6 +93,7 @@ def report(recording: Recorded, cell: int | None = None) -> Report:
     if cell is None or not measured:
         return Report(
             cell=cell,
+            prompt="",
             steps=0,
             skipped=0,
             overall=None,
@@ -110,6 +113,7 @@ def report(recording: Recorded, cell: int | None = None) -> Report:
     gpus = recording.rows("resource")["gpu_allocated_bytes"]
     return Report(
         cell=cell,
+        prompt=_prompt_of(recording, cell),
         steps=max(len(own) for own in of_rank.values()),
         skipped=WARM_UP if len(found) < len(every) else 0,
         overall=overall,
@@ -125,6 +129,13 @@ def _last_cell_with_steps(recording: Recorded) -> int | None:
     spans = recording.rows("span")
     cells = spans["cell"][(spans["kind"] == SPANS.index("optimizer")) & (spans["end_ns"] >= 0)]
     return int(cells.max()) if len(cells) else None
+
+
+def _prompt_of(recording: Recorded, cell: int) -> str:
+    """A cell is known to its reader by its prompt, which the rank tells of once it has ended."""
+    spans = recording.rows("span")
+    names = spans["name"][(spans["kind"] == SPANS.index("cell")) & (spans["cell"] == cell)]
+    return recording.text(int(names[0])) if len(names) else ""
 
 
 def _parts(steps: Sequence[Step], rank: int | None, samples_per_s: float | None = None) -> Parts:

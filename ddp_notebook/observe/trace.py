@@ -176,11 +176,13 @@ def _slices(recording: Recorded, spans: Rows, end_ns: int) -> Iterator[Slice]:
         *(spans[column].tolist() for column in columns), strict=True
     ):
         what = SPANS[kind] if kind < len(SPANS) else str(kind)
-        args = {"name": recording.text(name), "samples": samples if samples >= 0 else None, "thread": thread or None}
+        text = recording.text(name)
+        cell_title = f"cell {cell}, {text}" if text else f"cell {cell}"
+        args = {"name": text, "samples": samples if samples >= 0 else None, "thread": thread or None}
         args |= {"cell": cell} if kind == _CELL else {"cell": cell, "step": step}
         args |= {"state": "not ended yet"} if end < 0 else {}
         yield Slice(
-            name=f"cell {cell}" if kind == _CELL else what,
+            name=cell_title if kind == _CELL else what,
             category=what,
             start_ns=start,
             end_ns=max(start, end if end >= 0 else end_ns),

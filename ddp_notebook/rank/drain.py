@@ -17,7 +17,9 @@ from ddp_notebook.rank.resources import Resources
 from ddp_notebook.rank.rows import Rows
 from ddp_notebook.rank.tape import OFF, Tape
 
-_PERIOD_S = 0.07  # between two batches: each costs the same, and a record is in the notebook within 0.1 s
+# After the first record, so that what comes with it travels with it: each batch costs the same, and a record is to be
+# in the notebook within 0.1 s.
+_PERIOD_S = 0.07
 _RESOURCES_S = 1.0
 _MOST_RECORDS = 2000  # of a batch
 
@@ -66,6 +68,7 @@ class Drain:
     def _run(self) -> None:
         while not self._closed:
             self._tape.filled.wait(_RESOURCES_S)
+            time.sleep(_PERIOD_S)
             try:
                 self._look_at_resources()
                 if self._tape.filled.is_set():
@@ -77,7 +80,6 @@ class Drain:
                         self._tape.filled.set()
             except Exception:  # must not end the thread
                 _log.exception("a part of the recording was lost")
-            time.sleep(_PERIOD_S)
 
     def _pass_on(self) -> None:
         with self._lock:

@@ -44,11 +44,14 @@ class Recording:
         self._recorder = recorder
         self._solo: Solo | None = None
         self._profile: Profile | None = None
+        self._prompt = ""
         self._began_ns = self._began_at = 0
         self.training.install()
         self.drain.start()
 
-    def begin_cell(self, cell: int, title: int, options: Mapping[str, Any], namespace: dict[str, Any]) -> None:
+    def begin_cell(
+        self, cell: int, title: int, options: Mapping[str, Any], namespace: dict[str, Any], *, has_prompt: bool = False
+    ) -> None:
         """A cell begins.
 
         Args:
@@ -56,8 +59,10 @@ class Recording:
             options: how much to record of it: "level", "full_bytes", "watch", "gradient", "profile": a path;
                 "solo": steps and seconds that it is to take alone.
             namespace: the user's variables.
+            has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
         self.tape.level = LEVELS.index(options.get("level", "values"))
+        self._prompt = f"In [{title}]" if has_prompt else ""
         self.tape.enter(cell, title)
         self.training.begin_cell(options.get("gradient", ""))
         self.tape.full_bytes = options.get("full_bytes", 0)
@@ -75,7 +80,7 @@ class Recording:
     def end_cell(self) -> None:
         """The cell has ended. One that has recorded nothing leaves nothing."""
         if self.tape.puts != self._began_at:
-            self.training.put(CELL, "", self._began_ns)
+            self.training.put(CELL, self._prompt, self._began_ns)
         solo, self._solo = self._solo, None
         if solo is not None:
             self._recorder.instead = None

@@ -146,7 +146,9 @@ class Runner:
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
-            self._recording.begin_cell(cell.cell, cell.execution_count, cell.record, shell.user_ns)
+            self._recording.begin_cell(
+                cell.cell, cell.execution_count, cell.record, shell.user_ns, has_prompt=bool(cell.file)
+            )
             if self._stopped == cell.cell:
                 raise KeyboardInterrupt
             result = await self._execute(cell.code)

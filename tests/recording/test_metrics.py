@@ -543,7 +543,9 @@ def test_record_report_and_trace(notebook, tmp_path):
             notebook.run("%%on_all_ranks\ndist.barrier()")
             assert notebook.run("%ddp_report").stdout.startswith("Nothing was recorded: ")
     assert notebook.run(_NOTEBOOK_CELL).status == "ok"
+    number = int(notebook.run("print(len(In) - 2)").stdout)
     report = notebook.run("%ddp_report")
+    assert f", In [{number}]: " in report.stdout.splitlines()[0], "as its reader knows the cell"
     assert "steps on 2 ranks" in report.stdout and "one rank alone" not in report.stdout, report
     compared = notebook.run("%ddp_report --baseline")
     assert "% of 2 times one rank alone" in compared.stdout, compared
@@ -554,6 +556,7 @@ def test_record_report_and_trace(notebook, tmp_path):
     events = json.loads(path.read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"all_reduce", "loss"} <= names and "aten::mul" not in names
+    assert any(name.endswith(f", In [{number}]") for name in names)
 
     for shape in (3, 5):
         profiled = notebook.run(f"%%on_all_ranks --profile\nx = torch.ones({shape}) * 2; dist.all_reduce(x)")
