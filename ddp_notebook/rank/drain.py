@@ -19,7 +19,7 @@ from ddp_notebook.rank.tape import OFF, Tape
 
 # After the first record, so that what comes with it travels with it: each batch costs the same, and a record is to be
 # in the notebook within 0.1 s.
-_PERIOD_S = 0.07
+_PERIOD_S = 0.08
 _RESOURCES_S = 1.0
 _MOST_RECORDS = 2000  # of a batch
 
@@ -68,10 +68,10 @@ class Drain:
     def _run(self) -> None:
         while not self._closed:
             self._tape.filled.wait(_RESOURCES_S)
-            time.sleep(_PERIOD_S)
             try:
                 self._look_at_resources()
                 if self._tape.filled.is_set():
+                    time.sleep(_PERIOD_S)
                     self._tape.filled.clear()
                     self._tape.is_filled = False  # after it: what is put between the two is taken below
                     if not self._is_busy():
