@@ -13,7 +13,7 @@ import numpy as np
 from ddp_notebook.observe.matching import Recorded
 from ddp_notebook.observe.units import ms, percent, size
 from ddp_notebook.observe.views import Step, Straggler
-from ddp_notebook.records import SPANS
+from ddp_notebook.records import ORIGINS, SPANS
 
 _MOST = 3  # things to try
 _LARGE = 0.15  # of a step: worth being the verdict
@@ -89,13 +89,20 @@ def _because(slow: Straggler) -> str:
 
 
 def suggestions(
-    parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, gradients: Gradients | None, *, has_gpu: bool
+    parts: Parts,
+    ranks: Sequence[Parts],
+    slow: Straggler | None,
+    gradients: Gradients | None,
+    *,
+    has_gpu: bool,
+    is_sharded: bool = False,
 ) -> tuple[str, ...]:
     """Up to three things to try.
 
     Args:
         parts: of all ranks.
         ranks: of each.
+        is_sharded: see the function of this name.
     """
     # One rank's slow loader says nothing of the others'.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
@@ -121,7 +128,7 @@ def suggestions(
             )
         )
     if len(ranks) > 1:
-        found += [(ns, text) for ns, text in _for_communication(parts, gradients) if ns]
+        found += [(ns, text) for ns, text in _for_communication(parts, gradients, is_sharded) if ns]
     found.sort(key=lambda one: -one[0])
     return tuple(text for _, text in found[:_MOST])
 
@@ -134,7 +141,7 @@ def _balance(slow: Straggler) -> str:
     return f"give rank {slow.rank} less work, or look for what slows {where}: {lost}"
 
 
-def _for_communication(parts: Parts, gradients: Gradients | None) -> list[tuple[float, str]]:
+def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bool) -> list[tuple[float, str]]:
     """Things to try with the time in ns that each is about."""
     exposed, found = parts.exposed_ns, []
     is_small = parts.step_ns < _SHORT_STEP_NS and parts.share(parts.compute_ns) < 0.5
@@ -148,7 +155,7 @@ def _for_communication(parts: Parts, gradients: Gradients | None) -> list[tuple[
         )
     if gradients is None:
         moved_ns = parts.communication_ns - parts.waiting_ns
-        if parts.share(exposed) >= _NOTABLE and parts.overlapped_ns < 0.1 * moved_ns:
+        if not is_sharded and parts.share(exposed) >= _NOTABLE and parts.overlapped_ns < 0.1 * moved_ns:
             hidden = percent(parts.overlapped_ns / moved_ns)
             found.append(
                 (
@@ -194,6 +201,14 @@ def _for_communication(parts: Parts, gradients: Gradients | None) -> list[tuple[
             )
         )
     return found
+
+
+def is_sharded(recording: Recorded, found: list[Step]) -> bool:
+    """Whether FSDP, DTensor or a pipeline communicates in these steps: such a model is not for DDP."""
+    begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
+    calls = recording.rows("call")
+    origins = calls["origin"][(calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    return bool(np.isin(origins, [ORIGINS.index(name) for name in ("fsdp", "dtensor", "pipeline")]).any())
 
 
 def gradients_of(recording: Recorded, found: list[Step]) -> Gradients | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_notebook.observe.advice import Parts, gradients_of, suggestions, verdict
+from ddp_notebook.observe.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.matching import Recorded, calls_of
 from ddp_notebook.observe.steps import measure
 from ddp_notebook.observe.units import ms, percent
@@ -121,7 +121,14 @@ def report(recording: Recorded, cell: int | None = None) -> Report:
         straggler=slow,
         efficiency=_efficiency(recording, overall, len(ranks)),
         verdict=verdict(overall, slow),
-        suggestions=suggestions(overall, ranks, slow, gradients_of(recording, found), has_gpu=bool((gpus >= 0).any())),
+        suggestions=suggestions(
+            overall,
+            ranks,
+            slow,
+            gradients_of(recording, found),
+            has_gpu=bool((gpus >= 0).any()),
+            is_sharded=is_sharded(recording, found),
+        ),
     )
 
 

@@ -45,8 +45,10 @@ class Model:
         is_rebuilt = bool(model._has_rebuilt_buckets)
         if is_rebuilt == self._is_rebuilt and self.sizes:
             return None
+        if model.logger is None:  # it synchronises none in buckets
+            return None
         facts = model._get_ddp_logging_data()  # 15 us
-        if is_rebuilt and not facts.get("rebuilt_bucket_sizes") and model.logger is not None:
+        if is_rebuilt and not facts.get("rebuilt_bucket_sizes"):
             model.logger.set_runtime_stats_and_log()  # else it tells of them one step later
             facts = model._get_ddp_logging_data()
         sizes = str(facts.get("rebuilt_bucket_sizes" if is_rebuilt else "bucket_sizes", ""))
@@ -60,7 +62,7 @@ class Model:
             buckets = self._first_buckets()
         self._is_rebuilt = is_rebuilt
         words = [
-            {"nbytes": size, "parameters": [self._names[number] for number in numbers]}
+            {"nbytes": size, "parameters": [self._names[number] for number in numbers if number < len(self._names)]}
             for size, numbers in zip(self.sizes, buckets, strict=False)
         ]
         return Layout(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # of `records.STATES`
+_OWN_REFERENCES = 3  # to a work: the call's, a variable's, and the argument of `getrefcount`
 
 
 class Spec(NamedTuple):
@@ -124,7 +126,7 @@ class Operator:
                 shapes: Sequence[torch.Size] = (tensor.shape,)
                 return tensor.dtype, shapes, shapes
             shapes = [tensor.shape for tensor in tensors]
-            return tensors[0].dtype, shapes, shapes
+            return tensors[0].dtype if tensors else None, shapes, shapes
         inputs = () if at_in is None else flat(arguments[at_in])
         outputs = () if at_out is None else flat(arguments[at_out])
         some = inputs or outputs
@@ -170,17 +172,34 @@ class Call:
     @property
     def is_done(self) -> bool:
         """Whether it is known to be over. gloo tells of a send, receive or reduce_scatter only in `wait`."""
-        if self.work is None or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        work = self.work  # which another thread may let go of
+        if work is None or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             return False  # the query of an event would break a graph that is being captured
-        return bool(self.work.is_completed())
+        return bool(work.is_completed())
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it is a send that nobody can wait for any more: its user has let go of the work."""
+        work = self.work
+        return work is not None and self.kernel.spec.kind == "send" and sys.getrefcount(work) <= _OWN_REFERENCES
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether its tensors are the processor's, as far as that is known."""
+        at, arguments = self.kernel.at_tensors, self.arguments
+        if at is None or not arguments:
+            return not torch.cuda.is_available()
+        tensors = flat(arguments[at])
+        return not tensors or tensors[0].is_cpu
 
     @property
     def has_failed(self) -> bool:
         """Whether it is known to have failed, though nobody in Python has waited for it."""
-        if self.work is None:
+        work = self.work
+        if work is None:
             return False
         try:
-            future = self.work.get_future()
+            future = work.get_future()
             if future.done():
                 future.value()
         except RuntimeError as error:
@@ -222,14 +241,14 @@ class Group:
     def __init__(self, group: ProcessGroup) -> None:
         self.reference = weakref.ref(group)
         self.name: str = group.group_name
-        self.ranks: tuple[int, ...] = tuple(_ranks(group))
+        self.ranks: tuple[int, ...] = tuple(map(int, _ranks(group)))  # of NumPy's, where the user's were
         self.title = _title(group, self.ranks)
         self.retired = ""  # why it cannot be used any more
         self.successor: ProcessGroup | None = None  # the group that operations go through instead
         self.connections: Any = None  # the same, as operators take it
         self.twin: Any = None  # the private group of the guard: a `ProcessGroupGloo`
         self.counts = {"collective": 0, "send": 0, "recv": 0}
-        self.sent: dict[int, int] = {}  # to each rank of the session
+        self.sent: dict[int, int] = {}  # to each rank of the group
 
     def session_rank(self, rank: int | None) -> int | None:
         """A rank of this group as one of the session."""

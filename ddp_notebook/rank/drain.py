@@ -17,8 +17,8 @@ from ddp_notebook.rank.resources import Resources
 from ddp_notebook.rank.rows import Rows
 from ddp_notebook.rank.tape import OFF, Tape
 
-# After the first record, so that what comes with it travels with it: each batch costs the same, and a record is to be
-# in the notebook within 0.1 s.
+# After the first record, so that what comes with it travels with it: each batch costs the same, and where the notebook
+# keeps up a record is to be there within 0.1 s.
 _PERIOD_S = 0.08
 _RESOURCES_S = 1.0
 _MOST_RECORDS = 2000  # of a batch
@@ -45,7 +45,7 @@ class Drain:
         self._resources: Resources | None = None
         self._looked_s = 0.0
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = threading.Event()
 
     def start(self) -> None:
         os.register_at_fork(after_in_child=self._tape.leave)
@@ -62,16 +62,17 @@ class Drain:
         """Pass on the rest, and nothing more."""
         if os.getpid() == self._pid:  # else a child that the user has forked
             self.flush()
-        self._closed = True
+        self._closed.set()
         self._tape.level = OFF
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             self._tape.filled.wait(_RESOURCES_S)
             try:
                 self._look_at_resources()
-                if self._tape.filled.is_set():
-                    time.sleep(_PERIOD_S)
+                if self._tape.filled.is_set() or len(self._tape):  # an interrupt may keep who puts from setting it
+                    if self._closed.wait(_PERIOD_S):
+                        return
                     self._tape.filled.clear()
                     self._tape.is_filled = False  # after it: what is put between the two is taken below
                     if not self._is_busy():

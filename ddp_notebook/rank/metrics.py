@@ -16,6 +16,7 @@ from ddp_notebook.rank.tape import OFF, Moment, Tape
 from ddp_notebook.rank.training import Training
 
 _MOST_STEP = 2**63 - 1
+_OWN_REFERENCES = 3  # to the copy of a frame's variables; more: it is the user's too, from `locals()`
 _DEEPEST = 64  # frames above an optimizer's step that are looked at
 
 
@@ -85,7 +86,7 @@ class Metrics:
                     break
                 variables = frame.f_locals
                 found.update(_numbers(missing, variables))
-                if sys.version_info < (3, 13):
+                if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _OWN_REFERENCES:
                     variables.clear()  # a copy, which would keep the function's variables alive after their `del`
                 missing = [name for name in missing if name not in found]
             frame = frame.f_back

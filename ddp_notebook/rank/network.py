@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -93,13 +94,16 @@ class Network:
         self._cell = None
         release = self.release
         release.end()
-        self.recorder.unwaited.clear()  # of a call that was stopped before its wait
-        unwaited = list(self.recorder.live.values())  # by nobody in Python: in DDP's backward
+        main = threading.get_ident()
+        self.recorder.unwaited.pop(main, None)  # a call that was stopped before its wait
+        self.recorder.waiting.pop(main, None)
+        unwaited = list(self.recorder.live.values())  # in DDP's backward, of the user's other threads, or by nobody
         failed_call = None if failure is None else next((call for call in unwaited if call.has_failed), None)
         if unwaited:
             self.recorder.prune()
-            for call in self.recorder.live.values():
-                call.compact()
+            for call in list(self.recorder.live.values()):
+                if call.thread == main or call.work is not None:  # else another thread is about to begin it
+                    call.compact()
         failed = self.recorder.failed
         errors = [*_chain(failure), *([] if failed is None else [failed.error])]
         self._is_broken |= any(isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(str(one)) for one in errors)

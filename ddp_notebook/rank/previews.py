@@ -125,7 +125,7 @@ def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
     if tensor.dtype in _PLAIN:
         return array
     flat = tensor.reshape(-1)
-    return (flat.abs() if flat.is_complex() else flat).float().numpy()
+    return (flat.abs() if flat.is_complex() else flat).double().numpy()
 
 
 def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> Rows:
@@ -143,7 +143,10 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
     alike: dict[tuple[torch.dtype, torch.Size], tuple[list[int], list[torch.Tensor]]] = {}
     for number, (numel, parts, _) in enumerate(copies):
         numels.append(numel)
-        part = parts[0] if len(parts) == 1 else torch.cat([one.reshape(-1).to(parts[0].dtype) for one in parts])
+        try:
+            part = parts[0] if len(parts) == 1 else torch.cat([one.reshape(-1).to(parts[0].dtype) for one in parts])
+        except RuntimeError:  # of types that torch can only carry
+            continue
         key = part.dtype, part.shape
         some = alike.get(key)
         if some is None:
@@ -154,7 +157,10 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
     for (dtype, _), (numbers, tensors) in alike.items():
         at = np.array(numbers)
         rows["dtype"][at] = number_of(dtype)
-        _describe(rows, at, torch.stack(tensors))
+        try:
+            _describe(rows, at, torch.stack(tensors))
+        except (RuntimeError, KeyError, TypeError):  # the same
+            rows["looked_at"][at] = 0
     return rows
 
 

@@ -81,12 +81,12 @@ class Kernel(Operator):
             key = id(call)
             live[key] = waiting[thread] = call
             tape = recorder.tape
-            if tape is not None:
-                if tape.level:
-                    call.site = tape.site(2)
-                else:
-                    tape = None
             try:
+                if tape is not None:
+                    if tape.level:
+                        call.site = tape.site(2)
+                    else:
+                        tape = None
                 if is_send:
                     to = kernel.root_of(arguments[at + 1 :])
                     group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
@@ -185,7 +185,7 @@ class Recorder:
             known = self.groups[id(group)] = Group(group)
             known.twin = self.twins.get(group)
             for key in [key for key, one in list(self.groups.items()) if one.reference() is None]:
-                del self.groups[key]
+                self.groups.pop(key, None)  # another thread may do the same
         return known
 
     @property
@@ -215,7 +215,7 @@ class Recorder:
     def prune(self) -> None:
         """Forget what is over: its tensors should not live longer than their user lets them."""
         for key, call in list(self.live.items()):
-            if call.is_done:
+            if call.is_done or call.is_given_up:
                 self._forget(key, call)
         left = list(self.live.items())
         for key, call in left[: max(0, len(left) - _MOST_LIVE)]:
@@ -252,8 +252,9 @@ class Recorder:
                 call.work = work
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
-            if timeout is None and call.kernel.spec.kind != "collective":
-                # gloo would take the timeout that its group was formed with, whatever it was set to since.
+            if timeout is None and call.kernel.spec.kind != "collective" and call.is_on_cpu:
+                # gloo would take the timeout that its group was formed with, whatever it was set to since. (NCCL keeps
+                # the thread until the device is done where a timeout is given.)
                 group = call.group.reference()
                 timeout = None if group is None else timeout_of(group)
             call.is_waited_for = not call.end_ns

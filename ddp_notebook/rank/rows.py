@@ -6,6 +6,7 @@ import bisect
 import dis
 import functools
 import json
+import logging
 import os
 import struct
 import threading
@@ -38,11 +39,12 @@ _Constants = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]  # columns
 _MOST_TEXTS = 200_000  # that a process numbers
 # A row as bytes: of a tuple NumPy makes a row in twice the time.
 _FORMATS = {"u1": "B", "b1": "?", "i2": "h", "i4": "i", "u4": "I", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
-_PACKERS = {
-    table: struct.Struct("<" + "".join(_FORMATS[dtype[column].str[1:]] for column in dtype.names or ()))
+_PACK = {
+    table: struct.Struct("<" + "".join(_FORMATS[dtype[column].str[1:]] for column in dtype.names or ())).pack
     for table, dtype in TABLES.items()
     if table != "value"
 }
+_log = logging.getLogger(__name__)
 _INSIDE = {"_engine_run_backward": "backward", "_call_impl": "forward"}  # what users call them
 
 
@@ -79,51 +81,20 @@ class Rows:
     def batch(self, records: Sequence[Any], dropped: int = 0, resources: Sequence[tuple[Any, ...]] = ()) -> Batch:
         """The batch of these records, and of earlier ones that have arrived since."""
         rank = self.rank
-        rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _PACKERS}
+        rows: dict[str, list[bytes]] = {name: [] for name in _PACK}
         values = _Values()
-        calls, keep = rows["call"], values.add
         tensors: list[Tensor] = []
         records, self._late = [*self._late, *records], []
         for number, record in enumerate(records):
             if number % _YIELD_EVERY == 0:
                 time.sleep(0)  # a thread that trains may wait for the interpreter: it would get it after 5 ms
-            kind = type(record)
-            if kind is Call:
-                if not _has_arrived(record):
-                    self._late.append(record)
-                    continue
-                calls.append(self._call(rank, record))
-                serial = record.serial
-                if record.input is not None:
-                    keep(record.input, serial, 0)
-                if record.output is not None:
-                    keep(record.output, serial, 1)
-                for side, whole in record.whole:
-                    (part,) = whole.parts
-                    data, dtype = previews.array_of(part).tobytes(), _dtype(part.dtype)
-                    tensors.append(
-                        Tensor(call=record.serial, side=side, dtype=dtype, shape=tuple(part.shape), data=data)
-                    )
-            elif kind is Logged:
-                if record.event is not None and not record.event.query():
-                    self._late.append(record)
-                else:
-                    moment = record.moment
-                    name = self._text(record.name)
-                    rows["metric"].append((rank, name, moment.cell, record.step, float(record.value), record.time_ns))
-            elif kind is Span:
-                rows["span"].append(self._span(rank, record))
-            elif kind is Gradient and not previews.has_arrived(record.copy):
-                self._late.append(record)
-            elif kind is Gradient:
-                keep(record.copy, record.span, record.side, self._text(record.name))
-            elif kind is Hooked:
-                calls.append(self._hooked(rank, record))
-            elif kind is Layout:
-                model, buckets = self._text(record.model), self._text(record.buckets)
-                rows["layout"].append((rank, record.time_ns, model, buckets, record.is_rebuilt))
-        rows["resource"] += resources
-        tables = {table: _table(table, some) for table, some in rows.items() if some}
+            try:
+                self._add(rank, record, rows, values, tensors)
+            except Exception:  # the others of its batch are told all the same
+                _log.exception("a record was lost")
+                dropped += 1
+        rows["resource"] += [_PACK["resource"](*one) for one in resources]
+        tables = {table: np.frombuffer(b"".join(some), TABLES[table]) for table, some in rows.items() if some}
         if values.copies:
             tables["value"] = values.rows(rank, lambda dtype: self._text(_dtype(dtype)))
         new, self._new = self._new, {}
@@ -137,6 +108,45 @@ class Rows:
         )
 
     # ---- rows
+
+    def _add(
+        self, rank: int, record: Any, rows: dict[str, list[bytes]], values: _Values, tensors: list[Tensor]
+    ) -> None:
+        """Put one record where it belongs; what has not arrived waits for the next batch."""
+        kind = type(record)
+        if kind is Call:
+            if not _has_arrived(record):
+                self._late.append(record)
+                return
+            rows["call"].append(_PACK["call"](*self._call(rank, record)))
+            serial = record.serial
+            if record.input is not None:
+                values.add(record.input, serial, 0)
+            if record.output is not None:
+                values.add(record.output, serial, 1)
+            for side, whole in record.whole:
+                (part,) = whole.parts
+                data, dtype = previews.array_of(part).tobytes(), _dtype(part.dtype)
+                tensors.append(Tensor(call=serial, side=side, dtype=dtype, shape=tuple(part.shape), data=data))
+        elif kind is Logged:
+            if record.event is not None and not record.event.query():
+                self._late.append(record)
+                return
+            name, moment = self._text(record.name), record.moment
+            row = rank, name, moment.cell, record.step, float(record.value), record.time_ns
+            rows["metric"].append(_PACK["metric"](*row))
+        elif kind is Span:
+            rows["span"].append(_PACK["span"](*self._span(rank, record)))
+        elif kind is Gradient:
+            if not previews.has_arrived(record.copy):
+                self._late.append(record)
+                return
+            values.add(record.copy, record.span, record.side, self._text(record.name))
+        elif kind is Hooked:
+            rows["call"].append(_PACK["call"](*self._hooked(rank, record)))
+        elif kind is Layout:
+            model, buckets = self._text(record.model), self._text(record.buckets)
+            rows["layout"].append(_PACK["layout"](rank, record.time_ns, model, buckets, record.is_rebuilt))
 
     def _call(self, rank: int, call: Call) -> tuple[Any, ...]:
         moment = call.moment
@@ -340,11 +350,6 @@ class _Values:
         rows = previews.rows_of(self.copies, number_of)
         rows["rank"], rows["call"], rows["side"], rows["name"] = rank, self._of, self._sides, self._names
         return rows
-
-
-def _table(name: str, rows: list[tuple[Any, ...]]) -> TableRows:
-    pack = _PACKERS[name].pack
-    return np.frombuffer(b"".join([pack(*row) for row in rows]), TABLES[name])
 
 
 def _has_arrived(call: Call) -> bool:

@@ -19,6 +19,7 @@ from ddp_notebook.rank import previews
 from ddp_notebook.rank.calls import DONE, FAILED, ISSUED, UNWAITED, Call, flat
 from ddp_notebook.rank.gpu_times import Marks
 from ddp_notebook.rank.origin import REDUCER, Sites
+from ddp_notebook.records import SAMPLE
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.buckets import Backward
@@ -28,6 +29,7 @@ LEVELS = ("off", "meta", "values")
 # Records that wait for the recorder's thread. Not more: a small copy that stays may keep the C library from using the
 # place of a freed large tensor again (10 MB for each, measured where all_reduces of fresh 10 MB tensors are recorded).
 _MOST = 2_000
+_MOST_LIGHT = 100_000  # where a record holds no copy from a large tensor
 
 
 class Moment:
@@ -65,11 +67,12 @@ class Tape:
 
     # ---- records
 
-    def put(self, record: Any) -> None:
-        """Leave a record; the oldest is dropped where nobody takes them."""
+    def put(self, record: Any, most: int = _MOST_LIGHT) -> None:
+        """Leave a record; the oldest is dropped where nobody takes them and so many wait."""
         records = self._records
-        if len(records) >= _MOST:
-            self.dropped += len(self.take(1))
+        if len(records) >= most:
+            gone = len(self.take(1))  # first: meanwhile the recorder's thread may set `dropped` to 0
+            self.dropped += gone
         records.append(record)
         self.puts += 1
         if not self.is_filled:
@@ -201,7 +204,8 @@ class Tape:
         """Put it once: who waits for it and its callback may both come here, as torch gives the interpreter away."""
         if not call.is_left:
             call.is_left = True
-            self.put(call)
+            copy = call.input or call.output
+            self.put(call, _MOST if call.whole or (copy is not None and copy.numel > SAMPLE) else _MOST_LIGHT)
 
     def _end(self, call: Call, failed: bool, end_ns: int) -> None:
         """What it has brought is kept, and its tensors are let go."""
@@ -215,6 +219,8 @@ class Tape:
     def _copy(self, call: Call, side: int, value: Any) -> previews.Copy | None:
         try:
             tensors = flat(value)
+            if HAS_DEVICES and torch.cuda.is_current_stream_capturing():
+                return None  # what is done now would become a part of the graph, or break it
             if self.full_bytes:
                 call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))
             return previews.copy(tensors)

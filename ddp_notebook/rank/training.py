@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from ddp_notebook.rank.comm_hooks import around_register
 from ddp_notebook.rank.tape import OFF, Moment, Tape
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT = range(5)  # of `records.SPANS`
+_log = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
@@ -109,6 +111,7 @@ class Training:
         register_optimizer_step_post_hook(_uncompiled(self._after_step))
 
     def _look_at_ddp(self) -> None:
+        _around(DistributedDataParallel, "__init__", self._around_init)
         _around(DistributedDataParallel, "forward", self._around_forward)
         hooks = around_register(self._tape, lambda model: self._model(model).name)
         _around(DistributedDataParallel, "register_comm_hook", hooks)
@@ -126,8 +129,8 @@ class Training:
         for module in (torch.autograd, torch.autograd.graph):
             _around(module, "_engine_run_backward", self._around_backward)
 
-    def put(self, kind: int, name: str, start_ns: int, samples: int = -1, number: int = 0) -> None:
-        """Leave a span that ends now."""
+    def put(self, kind: int, name: str, start_ns: int, samples: int = -1, *, number: int = 0, end_ns: int = 0) -> None:
+        """Leave a span that ends now, or at another time."""
         tape = self._tape
         tape.put(
             Span(
@@ -136,13 +139,20 @@ class Training:
                 name,
                 tape.moment,
                 start_ns,
-                time.monotonic_ns(),
+                end_ns or time.monotonic_ns(),
                 samples,
                 threading.get_ident(),
             )
         )
 
     # ---- forward
+
+    def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
+            original(model, *args, **named)
+            self._model(model)  # its buckets number the parameters that want gradients now
+
+        return __init__
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         after = _uncompiled(self._after_forward)
@@ -156,7 +166,10 @@ class Training:
                 has_failed = False
                 return out
             finally:
-                after(model, began_ns, (*inputs, *named.values()), has_failed)
+                try:
+                    after(model, began_ns, (*inputs, *named.values()), has_failed)
+                except Exception:  # the user's forward must go on
+                    _log.exception("a forward was not recorded")
 
         return _disable_dynamo(forward, recursive=False)  # torch.compile calls it as it is
 
@@ -225,7 +238,7 @@ class Training:
                 backward.end_ns = time.monotonic_ns()
                 tape.end_backward(backward, failed)
                 self._gradients.clear()
-                self.put(BACKWARD, "", began_ns, number=backward.number)
+                self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
                 self._prepared[:] = [model for model in self._prepared if not model.at]
                 tape.go_back(None)
 
@@ -339,7 +352,10 @@ def _samples(values: Any) -> int:
     """The size of the batch: the first dimension of the first tensor; -1: there is none."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim():
-            return int(value.shape[0])
+            try:
+                return int(value.size(0))
+            except RuntimeError:  # of a nested tensor
+                return -1
     return -1
 
 

@@ -162,6 +162,7 @@ def simulate(
     noise_ms: float = 0.0,
     clock_error_ns: int = 0,
     is_ddp: bool = True,
+    origin: str = "user",
     has_optimizer: bool = True,
     cell: int = 1,
     seed: int = 0,
@@ -176,6 +177,7 @@ def simulate(
         noise_ms: mean of a delay that hits a third of all phases, anew on each rank: the scheduler's.
         clock_error_ns: how far the ranks' times may be off; they are, by a constant.
         is_ddp: False: one blocking all-reduce of the user's own between backward and optimizer.
+        origin: of that all-reduce, if it is not the user's.
         has_optimizer: False: neither spans nor steps, only the collectives.
     """
     random = np.random.default_rng(seed)
@@ -211,7 +213,8 @@ def simulate(
             run.truth[rank, step]["exposed"] += end - int(arrivals.max())
             at = offsets[rank]
             nbytes = bucket_nbytes * buckets
-            run.call(rank, "all_reduce", arrivals[rank] + at, end + at, nbytes=nbytes, cell=cell, step=step)
+            more = {"nbytes": nbytes, "cell": cell, "step": step, "origin": origin}
+            run.call(rank, "all_reduce", arrivals[rank] + at, end + at, **more)
         now[:] = end
 
     def backward(step: int, is_synchronised: bool) -> None:

@@ -168,3 +168,9 @@ def test_the_real_recording_gives_the_same():
         recording.feed(batch)
 
     assert recording.report() == report(run)
+
+
+def test_a_sharded_model_is_not_told_to_use_ddp():
+    by_hand, sharded = (report(simulate(is_ddp=False, transfer_ms=8, origin=origin)) for origin in ("user", "fsdp"))
+    assert any("DistributedDataParallel" in text for text in by_hand.suggestions)
+    assert not any("DistributedDataParallel" in text for text in sharded.suggestions)

@@ -1,0 +1,172 @@
+"""Whatever the user's program does, recording changes nothing of it, and one odd record costs no other."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_notebook.rank.drain import Drain
+from ddp_notebook.rank.metrics import Logged
+from ddp_notebook.rank.rows import Rows
+from ddp_notebook.rank.tape import Tape
+from ddp_notebook.run.options import what_to_record
+from tests.conftest import wait_until
+
+
+@pytest.fixture(scope="module")
+def ranks(session) -> Any:
+    session.run("import threading, time\nothers = dist.new_group([0, 1])", quiet=True)
+    return session
+
+
+def new_calls(session: Any, code: str) -> np.ndarray:
+    """Run a cell. The rows of its calls."""
+    session.run(code, quiet=True, record=what_to_record())
+    rows = session.recording.rows("call")
+    return rows[rows["cell"] == rows["cell"].max()]
+
+
+def test_a_collective_of_a_thread_outlives_the_cell_that_began_it(ranks):
+    ranks.run(
+        """
+go, told = threading.Event(), []
+def work():
+    try:
+        if rank: go.wait(20)
+        x = torch.ones(4)
+        dist.all_reduce(x, group=others)
+        told.append(float(x[0]))
+    except BaseException as error:
+        told.append(repr(error))
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+if rank == 0: time.sleep(0.2)  # until it waits for the other one
+""",
+        quiet=True,
+    )
+    ranks.run("go.set(); thread.join(20)", quiet=True)
+    assert ranks["told"] == {0: [2.0], 1: [2.0]}
+
+
+def test_all_collectives_of_a_thread_are_recorded_while_cells_come_and_go(ranks):
+    before = len(ranks.recording.rows("call"))
+    ranks.run(
+        "def loop():\n"
+        "    for _ in range(300): dist.all_reduce(torch.ones(4), group=others); time.sleep(0.001)\n"
+        "thread = threading.Thread(target=loop, daemon=True); thread.start()",
+        quiet=True,
+    )
+    for _ in range(20):
+        ranks.run("pass", quiet=True)
+    ranks.run(
+        "from ddp_notebook.rank.engine import RankEngine\n"
+        "thread.join(30); under_way = len(RankEngine.instance()._rank._network.recorder.operations())",
+        quiet=True,
+    )
+    assert ranks["under_way"] == {0: 0, 1: 0}
+    assert len(ranks.recording.rows("call")) - before == 600
+
+
+def test_watching_leaves_the_users_locals_alone(ranks):
+    ranks.run(
+        """
+parameter = torch.nn.Parameter(torch.ones(1))
+sgd = torch.optim.SGD([parameter], lr=0.1)
+def train():
+    rate, loss = 0.1, 1.0
+    config = locals()
+    parameter.grad = torch.ones(1)
+    sgd.step()
+    return config
+rate = train().get("rate")
+""",
+        quiet=True,
+        record=what_to_record(watch="loss"),
+    )
+    assert ranks["rate"] == {0: 0.1, 1: 0.1}
+
+
+def test_a_group_of_numpys_ranks(ranks):
+    calls = new_calls(
+        ranks,
+        "import numpy as np\n"
+        "numbered = dist.new_group(np.array([0, 1]))\n"
+        "dist.all_reduce(torch.ones(3), group=numbered); dist.all_reduce(torch.ones(3))",
+    )
+    assert len(calls) == 4
+
+
+def test_a_type_that_torch_can_only_carry_costs_no_other_record(ranks):
+    calls = new_calls(
+        ranks,
+        "for _ in range(5): dist.all_reduce(torch.ones(3))\n"
+        "odd = torch.zeros(4, dtype=torch.uint8).view(torch.bits8)\n"
+        "dist.send(odd, 1) if rank == 0 else dist.recv(odd, 0)",
+    )
+    assert [len(calls[calls["rank"] == rank]) for rank in (0, 1)] == [6, 6]
+
+
+def test_nested_tensors_of_a_loader(ranks):
+    ranks.run(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "sizes = []\n"
+        "for batch in torch.utils.data.DataLoader([torch.ones(2), torch.ones(3)], 2,\n"
+        "                                         collate_fn=lambda some: torch.nested.nested_tensor(some)):\n"
+        "    sizes.append(batch.size(0))",
+        quiet=True,
+    )
+    assert ranks["sizes"] == {0: [2], 1: [2]}
+
+
+def test_a_layer_that_is_frozen_after_ddp_has_taken_it(ranks):
+    ranks.run(
+        """
+from torch.nn.parallel import DistributedDataParallel
+layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+model = DistributedDataParallel(layers, static_graph=True)
+layers[0].weight.requires_grad_(False)
+for _ in range(3): model(torch.ones(2, 4)).sum().backward()
+""",
+        quiet=True,
+    )
+    step = max(ranks.recording.rows("span")["span"])
+    assert step, "the passes were recorded"
+    layout = ranks.recording.rows("layout")[-1]
+    assert "1.weight" in ranks.recording.text(int(layout["buckets"]))
+
+
+def test_a_loop_that_logs_faster_than_batches_leave_loses_nothing(ranks):
+    before, dropped = len(ranks.recording.rows("metric")), sum(ranks.recording.dropped.values())
+    ranks.run("for number in range(10_000): log(number=number)", quiet=True)
+    assert len(ranks.recording.rows("metric")) - before == 20_000
+    assert sum(ranks.recording.dropped.values()) == dropped
+
+
+def test_a_send_whose_work_nobody_keeps_has_a_row(ranks):
+    calls = new_calls(
+        ranks,
+        "x = torch.ones(2)\nif rank == 0: dist.isend(x, 1)\nelse: dist.recv(x, 0)\ndist.barrier()",
+    )
+    names = [ranks.recording.text(int(number)) for number in calls[calls["rank"] == 0]["op"]]
+    assert sorted(names) == ["barrier", "send"]
+
+
+def test_large_complex_numbers_are_finite(ranks):
+    ranks.run("x = torch.full((1,), 1e200, dtype=torch.complex128)\ndist.broadcast(x, 0)", quiet=True)
+    preview = ranks.recording.collectives("broadcast", rank=0)[-1].input
+    assert preview.infs == 0 and preview.high == pytest.approx(1e200)
+
+
+def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder():
+    sent: list[bytes] = []
+    tape = Tape({})
+    drain = Drain(tape, Rows(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
+    with closing(drain):
+        tape.is_filled = True  # and the event was not set
+        drain.start()
+        tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
+        wait_until(lambda: len(tape) == 0, 10)
+    assert sent
