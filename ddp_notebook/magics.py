@@ -72,8 +72,8 @@ class DDPMagics(Magics):
 
     @line_magic
     def ddp_record(self, line: str) -> None:
-        """Set how much ranks record from now on: %ddp_record off|meta|values"""
-        level = line.strip()
+        """Set how much ranks record from now on, or say how much they do: %ddp_record [off|meta|values]"""
+        level = line.strip() or _session().recorded
         _session().record(level)
         print(
             {

@@ -64,21 +64,21 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     atexit.register(close)
 
 
-def log(*, step: int | None = None, **values: Any) -> None:
+def log(*unnamed: Any, step: int | None = None, **values: Any) -> None:
     """Log numbers of this rank, as `log` does in a cell. Does nothing where nothing is recorded.
 
     Args:
-        step: the step that they belong to; None: the optimizer steps so far.
-        values: numbers, or tensors of one element.
+        step: the step that they belong to; None: the optimizer steps so far, see `Metrics.log`.
+        values: numbers, or tensors of one element, by name.
 
     Raises:
-        TypeError: a value is neither.
+        TypeError: a value is neither, or has no name.
 
     Example:
         >>> log(loss=0.5)
     """
     if _recording is not None:
-        _recording.metrics.log(step=step, **values)
+        _recording.metrics.log(*unnamed, step=step, **values)
 
 
 def start_if_asked() -> None:

@@ -111,6 +111,7 @@ class Session:
         self._ready = False
         self._host_ended = False  # closed, or given back
         self._level = "values"  # how much ranks record
+        self._has_news = False  # a cell has run since the recording was brought up to date
         self._when_stopped: list[Callable[[], object]] = []
         self._client: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         with _current_lock:
@@ -162,6 +163,7 @@ class Session:
             self._healing = Healing(cluster, self._cells, self._questions, transfers)
             self._comms = Comms(self._tell_widget)
             self._observer = Observer(self.world_size, cluster.send, lambda: cluster.alive)
+            self._observer.recording.catch_up = self._catch_up
             self._live = Live(
                 self._observer.recording,
                 lambda: self.recording,
@@ -282,6 +284,7 @@ class Session:
             asked["profile"] = str(Path(self._living.directory) / "profile-{cell}-{rank}.json")
 
         def run() -> CellResult:
+            self._has_news = True
             return self._cells.run(
                 code,
                 chosen,
@@ -486,9 +489,21 @@ class Session:
             def tell(request: int) -> Tell:
                 return Tell(request=request, sent_ns=time.monotonic_ns(), flush=True)
 
+            self._has_news = self._cells.under_way is not None
             self._questions.ask_for(cluster.alive, tell, _STATUS_S)
         self._observer.flush()
         return self._observer.recording
+
+    def _catch_up(self) -> None:
+        """A recording that is kept in a variable is asked again after a cell."""
+        is_users = threading.current_thread() is threading.main_thread()
+        if is_users and self._has_news and self._cells.under_way is None:
+            _ = self.recording
+
+    @property
+    def recorded(self) -> str:
+        """How much the ranks record: "off", "meta" or "values"."""
+        return self._level
 
     def record(self, level: str) -> None:
         """Set how much the ranks record in the cells to come: "off", "meta" (no values of tensors) or "values".

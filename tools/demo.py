@@ -36,9 +36,7 @@ class TerminalClient(NotebookClient):
         self.on_cell_execute = self._announce
         self.on_cell_executed = self._close
 
-    def process_message(
-        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
-    ) -> NotebookNode | None:
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
         content = msg["content"]
         match msg["msg_type"]:
             case "stream":

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import secrets
+import warnings
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -147,6 +148,13 @@ def _of_ranks(files: list[Path]) -> Recording:
             batches.append(list(decode_all(file.read_bytes())))
         except CodecError as error:
             raise RecordingError(f"{file} is no rank's recording, or a damaged one: {error}") from error
+    files_of = Counter(one[0].rank for one in batches if one)
+    if (most := max(files_of.values(), default=0)) > 1:
+        warnings.warn(
+            f"{files[0].parent} holds up to {most} files of one rank, which was started again, or these are several "
+            "runs: all are read as one; give each run a directory of its own",
+            stacklevel=3,
+        )
     counts: Counter[str] = Counter()
     for batch in itertools.chain(*batches):
         counts.update({name: len(rows) for name, rows in batch.tables.items()})

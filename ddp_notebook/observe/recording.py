@@ -57,6 +57,7 @@ class Recording:
         self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
         self.aside: set[int] = set()  # cells that are told of no more
         self.listeners: list[Callable[[Batch], None]] = []  # told of each batch that has come in, in the feeding thread
+        self.catch_up: Callable[[], None] | None = None  # brings in what ranks have recorded and not sent yet
         self.store = Store(capacity)
         self._groups: dict[int, dict[str, Any]] = {}
 
@@ -226,6 +227,8 @@ class Recording:
             table: of `records.TABLES`.
             since: index of the first row; rows that are not kept any more are left out.
         """
+        if self.catch_up is not None:
+            self.catch_up()
         return self.follow(table, since)[0]
 
     def follow(self, table: str, index: int, most: int | None = None) -> tuple[Rows, int, int]:

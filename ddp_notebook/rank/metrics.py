@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,29 +43,61 @@ class Metrics:
 
     def __init__(self, tape: Tape, training: Training, cells: dict[str, int]) -> None:
         self.watched: tuple[str, ...] = ()
+        self._found: set[str] = set()  # of these
+        self._counts: dict[str, int] = {}  # values by name, as long as the cell has taken no optimizer step
         self._tape = tape
         self._cells = cells
         training.on_step.append(self._read_watched)
 
-    def log(self, *, step: int | None = None, **values: Any) -> None:
+    def begin_cell(self, watched: Sequence[str]) -> None:
+        """A cell begins.
+
+        Args:
+            watched: names of variables to read after each optimizer step.
+        """
+        self.watched = tuple(watched)
+        self._found.clear()
+        self._counts.clear()
+
+    def end_cell(self) -> None:
+        """Say so if something that was to be watched was not seen."""
+        missing = [name for name in self.watched if name not in self._found]
+        if not missing:
+            return
+        if self._tape.level == OFF:
+            why = "nothing is recorded, see %ddp_record"
+        elif not self._tape.moment.step:
+            why = "no optimizer of torch.optim has stepped"
+        else:
+            why = "when an optimizer stepped, no variable of the cell or its functions with that name held a number"
+        print(f"ddp_notebook: --watch {','.join(missing)} has shown nothing: {why}", file=sys.stderr)
+
+    def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
         """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU.
 
         Args:
-            step: the step that they belong to, a whole number; None: the optimizer steps of this cell so far.
-            values: numbers, or tensors of one element.
+            step: the step that they belong to, a whole number; None: the optimizer steps of this cell so far, and
+                before the first one the values of that name so far, as in an evaluation.
+            values: numbers, or tensors of one element, by name.
 
         Raises:
-            TypeError: a value is neither, or the step is no whole number.
+            TypeError: a value is neither, or has no name, or the step is no whole number.
 
         Example:
             >>> log(loss=loss, accuracy=0.5)  # doctest: +SKIP
         """
+        if unnamed:
+            raise TypeError(f"log() takes numbers by name, as in log(loss=...), not {reprlib.repr(unnamed[0])} alone")
         tape = self._tape
         if tape.level == OFF:
             return
         moment, now_ns = tape.moment, time.monotonic_ns()
         at = moment.step if step is None else _whole_number(step)
+        is_counted = step is None and not at
         for name, value in values.items():
+            if is_counted:
+                at = self._counts.get(name, 0)
+                self._counts[name] = at + 1
             if type(value) is float:
                 tape.put(Logged(name, value, None, at, now_ns, moment))
             else:
@@ -92,6 +125,7 @@ class Metrics:
             frame = frame.f_back
         found.update(_numbers(missing, scope))  # behind all functions: it may be of an earlier cell
         if found:
+            self._found.update(found)
             self.log(**{name: found[name] for name in self.watched if name in found})
 
 

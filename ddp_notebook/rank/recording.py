@@ -66,7 +66,7 @@ class Recording:
         self.tape.enter(cell, title)
         self.training.begin_cell(options.get("gradient", ""))
         self.tape.full_bytes = options.get("full_bytes", 0)
-        self.metrics.watched = tuple(options.get("watch", ()))
+        self.metrics.begin_cell(options.get("watch", ()))
         if "solo" in options:
             from ddp_notebook.rank.solo import Solo  # imports torch.distributed.optim: 0.4 s
 
@@ -89,4 +89,5 @@ class Recording:
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.end()
-        self.training.end_cell()  # the last: it prints, and the cell may have closed stderr
+        self.metrics.end_cell()  # the last: these print, and the cell may have closed stderr
+        self.training.end_cell()

@@ -111,6 +111,15 @@ def test_files_of_ranks_without_a_notebook(tmp_path):
     assert len(load(tmp_path / "rank1.ddp").collectives(rank=1)) == len(run.rows("call")) / 3
 
 
+def test_two_files_of_a_rank_are_one_run_and_that_is_said(tmp_path):
+    for process in (1, 2):
+        more = Rank(0, stream=process)
+        (tmp_path / f"rank0-{process}.ddp").write_bytes(encode(more.batch(more.call("barrier"))))
+    with pytest.warns(UserWarning, match="holds up to 2 files of one rank"):
+        recording = load(tmp_path)
+    assert len(recording.collectives(op="barrier")) == 2
+
+
 def test_all_that_files_hold_is_kept(tmp_path, monkeypatch):
     for number in (0, 1):
         rank = Rank(number)

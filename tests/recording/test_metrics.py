@@ -101,6 +101,7 @@ BAD = {
     "log(x=1, step=1.5)": "log(step=...) takes a whole number, not 1.5",
     "log(x=1, step='1')": "log(step=...) takes a whole number, not '1'",
     f"log(x=1, step={2**63})": f"log(step=...) takes a whole number, not {2**63}",
+    "log(0.5)": "log() takes numbers by name, as in log(loss=...), not 0.5 alone",
 }
 
 
@@ -131,7 +132,7 @@ for n in range(3):
 
 def test_log_keeps_the_value_of_that_moment(ranks):
     found = metrics_of(ranks, "x = torch.zeros(())\nfor n in range(50): x += 1; log(now=x)\nx.fill_(-1)")
-    assert found["now"] == [([0] * 50, [float(n) for n in range(1, 51)])] * 2
+    assert found["now"] == [(list(range(50)), [float(n) for n in range(1, 51)])] * 2, "no optimizer steps: counted"
 
 
 def test_log_from_threads(ranks):
@@ -194,6 +195,22 @@ thread.join()
 
 def test_watching_a_complex_number_breaks_no_training(ranks):
     assert metrics_of(ranks, "z, w = torch.tensor(1j), 1j\nstep(torch.randn(8, 4))", watch="z,w") == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "words"),
+    [
+        (
+            "acc,losss",
+            "acc = 1\nstep(torch.randn(8, 4))",
+            "--watch losss has shown nothing: when an optimizer stepped, ",
+        ),
+        ("acc", "acc = 1", "--watch acc has shown nothing: no optimizer of torch.optim has stepped"),
+    ],
+)
+def test_what_was_not_seen_of_what_was_to_be_watched_is_told(ranks, names, code, words):
+    result = ranks.run(code, quiet=True, record=what_to_record(watch=names))
+    assert f"ddp_notebook: {words}" in result[0].stderr
 
 
 @pytest.mark.parametrize("names", ["1x", "a b", "a,,b", "loss.item()"])
@@ -490,7 +507,6 @@ def test_a_cell_that_fails_alone_says_so_and_leaves_nothing(trained):
 # ---- the magics, in a real notebook
 
 _BAD_LINES = {
-    "%ddp_record": "ranks record off, meta or values, not ''",
     "%ddp_record loud": "ranks record off, meta or values, not 'loud'",
     "%ddp_report": "",
     "%ddp_report --baseline": "no cell has taken an optimizer step on rank 0: run the one that trains first",
@@ -537,8 +553,9 @@ def test_record_report_and_trace(notebook, tmp_path):
         "meta": "ranks record what they call and when, but no values of tensors\n",
         "values": "ranks record what they call, when, and what is in the tensors\n",
     }.items():
-        reply = notebook.run(f"%ddp_record {level}")
-        assert (reply.status, reply.stdout) == ("ok", words)
+        for line in (f"%ddp_record {level}", "%ddp_record"):
+            reply = notebook.run(line)
+            assert (reply.status, reply.stdout) == ("ok", words)
         if level == "off":
             notebook.run("%%on_all_ranks\ndist.barrier()")
             assert notebook.run("%ddp_report").stdout.startswith("Nothing was recorded: ")

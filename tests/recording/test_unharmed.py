@@ -170,3 +170,11 @@ def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder()
         tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
         wait_until(lambda: len(tape) == 0, 10)
     assert sent
+
+
+def test_a_recording_in_a_variable_knows_what_a_cell_has_done_since(ranks):
+    recording = ranks.recording
+    for count in range(1, 6):
+        ranks.run(f"for _ in range({count}): dist.all_reduce(torch.ones({count}))", quiet=True)
+        newest = recording.collectives("all_reduce", rank=1)[-count:]
+        assert [one.shapes for one in newest] == [((count,),)] * count
