@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # of `records.STATES`
-_OWN_REFERENCES = 3  # to a work: the call's, a variable's, and the argument of `getrefcount`
 
 
 class Spec(NamedTuple):
@@ -180,8 +180,7 @@ class Call:
     @property
     def is_given_up(self) -> bool:
         """Whether it is a send that nobody can wait for any more: its user has let go of the work."""
-        work = self.work
-        return work is not None and self.kernel.spec.kind == "send" and sys.getrefcount(work) <= _OWN_REFERENCES
+        return self.work is not None and self.kernel.spec.kind == "send" and _references(self) <= _OWN_REFERENCES
 
     @property
     def is_on_cpu(self) -> bool:
@@ -233,6 +232,14 @@ class Call:
             reduce_op=kernel.reduce_op_of(rest),
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
         )
+
+
+def _references(call: Any) -> int:
+    """To its work, ours among them."""
+    return sys.getrefcount(call.work)
+
+
+_OWN_REFERENCES = _references(SimpleNamespace(work=object()))  # which differs from one Python to another
 
 
 class Group:
