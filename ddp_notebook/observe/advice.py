@@ -13,7 +13,9 @@ import numpy as np
 from ddp_notebook.observe.matching import Recorded
 from ddp_notebook.observe.units import ms, percent, size
 from ddp_notebook.observe.views import Step, Straggler
+from ddp_notebook.observe.waits import fewest_steps
 from ddp_notebook.records import ORIGINS, SPANS
+from ddp_notebook.words import name_ranks
 
 _MOST = 3  # things to try
 _LARGE = 0.15  # of a step: worth being the verdict
@@ -23,12 +25,13 @@ _MOSTLY = 0.7  # of a step
 _MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's own have 25 MiB
 _MANY_BYTES = 10_000_000  # of gradients in a step
 _SHORT_STEP_NS = 20_000_000
-_LARGEST_FACTOR = 50  # beyond it, a factor says less than the time
+_LARGEST_FACTOR = 50  # beyond it, a factor says less than the times
+_SELDOM = 0.25  # of the time that another rank waits: who waits less is waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the time of a step went into: medians over steps. `rank` None: over the steps of all ranks."""
+    """What the time of a step went into: means over steps, which add up. `rank` None: over ranks too."""
 
     rank: int | None
     step_ns: float
@@ -57,15 +60,15 @@ class Gradients:
     copied_ns: float  # at the end of a backward, when all buckets are through
 
 
-def verdict(parts: Parts, slow: Straggler | None) -> str:
-    """One sentence: where most of the time is lost."""
-    losses: list[tuple[float, str]] = []
-    waiting = parts.share(parts.waiting_ns)
-    if slow is not None:
-        waiting = parts.share(slow.lost_ns)
-        losses.append((waiting, f"{percent(waiting)} of the step waits for rank {slow.rank}, {_because(slow)}"))
-    elif waiting >= _LARGE:
-        losses.append((waiting, f"{percent(waiting)} of the step the ranks wait for each other, by turns"))
+def verdict(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int) -> str:
+    """One sentence: where most of the time is lost.
+
+    Args:
+        parts: of all ranks.
+        ranks: of each.
+        steps: that were looked at.
+    """
+    losses = [_waiting(parts, ranks, slow, steps)]
     for ns, least, text in (
         (parts.exposed_ns, _LARGE, "is communication that no compute hides"),
         (parts.input_ns, _LARGE, "waits for the data loader"),
@@ -74,17 +77,64 @@ def verdict(parts: Parts, slow: Straggler | None) -> str:
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
-    if losses:
+    if max(losses)[0]:
         return max(losses)[1]
     computes = parts.share(parts.compute_ns)
     return f"Nothing {'is wrong' if computes >= _MOSTLY else 'stands out'}: {percent(computes)} of the step computes"
 
 
+def _waiting(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int) -> tuple[float, str]:
+    """The share of the step that ranks lose by waiting, and for whom they wait; 0 where it is not worth a word.
+
+    It is the share of those that wait: where one of two ranks waits all the time, half of the mean would hide that.
+    """
+    if slow is not None:
+        lost = _mean_waiting([one for one in ranks if one.rank != slow.rank])
+        return lost, f"{percent(lost)} of the step waits for rank {slow.rank}, {_because(slow)}"
+    most = max(ranks, key=_waits)
+    lost = _waits(most)
+    if lost < _LARGE:
+        return 0.0, ""
+    if steps < fewest_steps(len(ranks)):
+        least = min(ranks, key=_waits)
+        return lost, (
+            f"Too few steps to name a slow rank: {steps}, of which rank {most.rank} waits {percent(lost)} and "
+            f"rank {least.rank} {percent(_waits(least))}; it takes {fewest_steps(len(ranks))}"
+        )
+    late = waited_for(ranks)
+    if not late:
+        waiting = parts.share(parts.waiting_ns)
+        return waiting, f"{percent(waiting)} of the step the ranks wait for each other, by turns"
+    lost = _mean_waiting([one for one in ranks if one not in late])
+    return lost, (
+        f"{percent(lost)} of the step waits for {_named(late)}, but not in every step, or too little in all to call it "
+        "slow"
+    )
+
+
+def waited_for(ranks: Sequence[Parts]) -> list[Parts]:
+    """The ranks that wait far less than others do; none where all wait by turns."""
+    most = max(map(_waits, ranks))
+    return [one for one in ranks if _waits(one) < _SELDOM * most]
+
+
+def _waits(parts: Parts) -> float:
+    return parts.share(parts.waiting_ns)
+
+
+def _mean_waiting(ranks: Sequence[Parts]) -> float:
+    return sum(map(_waits, ranks)) / len(ranks)
+
+
+def _named(ranks: Sequence[Parts]) -> str:
+    return name_ranks([one.rank for one in ranks if one.rank is not None])
+
+
 def _because(slow: Straggler) -> str:
     if slow.phase == "between":
-        return f"which takes {ms(slow.lost_ns)} longer between its phases"
+        return f"which takes {ms(slow.own_ns)} between its phases, the others {ms(slow.theirs_ns)}"
     if slow.factor > _LARGEST_FACTOR or slow.factor < 1.05:
-        return f"whose {slow.phase} takes {ms(slow.lost_ns)} longer than the others'"
+        return f"whose {slow.phase} takes {ms(slow.own_ns)}, the others' {ms(slow.theirs_ns)}"
     return f"whose {slow.phase} takes {slow.factor:.1f} times the others'"
 
 
@@ -94,6 +144,7 @@ def suggestions(
     slow: Straggler | None,
     gradients: Gradients | None,
     *,
+    steps: int,
     has_gpu: bool,
     is_sharded: bool = False,
 ) -> tuple[str, ...]:
@@ -102,6 +153,7 @@ def suggestions(
     Args:
         parts: of all ranks.
         ranks: of each.
+        steps: that were looked at.
         is_sharded: see the function of this name.
     """
     # One rank's slow loader says nothing of the others'.
@@ -110,12 +162,12 @@ def suggestions(
     found: list[tuple[float, str]] = []
     if slow is not None:
         found.append((slow.lost_ns, _balance(slow)))
-    elif parts.share(parts.waiting_ns) >= _LARGE:
+    elif parts.share(parts.waiting_ns) >= _LARGE and steps >= fewest_steps(len(ranks)):
         found.append(
             (
                 parts.waiting_ns,
                 "give all ranks batches of equal work, and each a core of its own: "
-                f"they wait {ms(parts.waiting_ns)} of each step for each other",
+                f"they wait {ms(parts.waiting_ns)} of each step, mean of the ranks",
             )
         )
     if parts.share(input_ns) >= _NOTABLE:

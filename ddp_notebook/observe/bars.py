@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.drawing import INK, Picture, fill_style, key, picture, text_on
 from ddp_notebook.observe.matching import Recorded, calls_of, match_collectives
-from ddp_notebook.observe.steps import measure
+from ddp_notebook.observe.steps import measure, typical
 from ddp_notebook.observe.steps import steps as steps_of
 from ddp_notebook.observe.units import ms, percent, size
 from ddp_notebook.observe.views import Bucket, Step, Straggler
@@ -50,8 +50,8 @@ def steps(recording: Recorded, cell: int | None) -> Picture:
             "%ddp_record meta or values"
         )
     ranks = sorted({step.rank for step in found})
-    settled = [step for step in found if step.step >= WARM_UP] or found
-    of_rank = np.array([_median([one for one in settled if one.rank == rank]) for rank in ranks])  # (R, parts)
+    settled = typical([step for step in found if step.step >= WARM_UP] or found)
+    of_rank = np.array([_mean(_of(rank, settled) or _of(rank, found)) for rank in ranks])  # (R, parts)
     title = _told(of_rank, straggler_of(measured), "" if cell is None else f" (cell {cell})")
     height = min(max(len(ranks), 3) * _ROW, 6.0)
     figure, (above, below) = picture(title, height + 4.2, (height, 2.2))
@@ -76,15 +76,19 @@ def _parts(step: Step) -> tuple[int, ...]:
     )
 
 
-def _median(found: Sequence[Step]) -> Times:
-    return np.median([_parts(step) for step in found], axis=0)
+def _of(rank: int, found: Sequence[Step]) -> list[Step]:
+    return [step for step in found if step.rank == rank]
+
+
+def _mean(found: Sequence[Step]) -> Times:
+    return np.mean([_parts(step) for step in found], axis=0)
 
 
 def _told(of_rank: Times, slow: Straggler | None, where: str) -> str:
     part = dict(zip(PARTS, of_rank.mean(axis=0).tolist(), strict=True))
     whole = sum(part.values()) or 1.0
     part["compute"] += part.pop("overlapped")
-    words = _WORDS | {"waiting": "waiting for each other" if slow is None else f"waiting for rank {slow.rank}"}
+    words = _WORDS | {"waiting": "waiting for others" if slow is None else f"waiting for rank {slow.rank}"}
     words["rest"] = "between"
     told = sorted((name for name in part if part[name] >= _LEAST_TOLD * whole), key=lambda name: -part[name])
     shares = ", ".join(f"{percent(part[name] / whole)} {words[name]}" for name in told)
@@ -111,7 +115,7 @@ def _draw_by_rank(axes: Axes, ranks: Sequence[int], of_rank: Times) -> None:
     axes.set_xlim(0, 1.1 * widest)
     axes.set_ylim(len(ranks) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("time per step (ms), median of each part")
+    axes.set_xlabel("time per step (ms), mean of the steps")
 
 
 def draw_by_step(

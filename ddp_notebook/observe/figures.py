@@ -52,7 +52,7 @@ def loss(recording: Logged, name: str | None = None, cell: int | None = None) ->
 
 
 def steps(recording: Recorded, cell: int | None = None) -> Picture:
-    """What the time of a step goes into: the median of each part by rank, and each step, mean of the ranks.
+    """What the time of a step goes into: the mean of each part by rank, and each step, mean of the ranks.
 
     Args:
         recording: what the ranks have recorded.

@@ -1,9 +1,9 @@
 """A training cell in figures and words: what its steps took, why, and what to try.
 
-cell 7, In [12]: 18 steps on 4 ranks, 84 ms each (median, without the first 2), 1,515 samples/s
+cell 7, In [12]: 18 steps on 4 ranks, 84 ms each (trimmed mean, without the first 2), 1,515 samples/s
 
 rank  step ms  input  compute  exposed  waiting  optimizer  rest  samples/s
-all      84.5    1 %     36 %      1 %     59 %        2 %  0.6 %      1515
+all      84.5    1 %     50 %      1 %     44 %        2 %  0.6 %      1515
 0        84.5    1 %     36 %      1 %     59 %        2 %  0.6 %       379
 2        84.5    1 %     95 %      1 %      0 %        2 %  0.6 %       379
 
@@ -21,13 +21,14 @@ import numpy as np
 
 from ddp_notebook.observe.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.matching import Recorded, calls_of
-from ddp_notebook.observe.steps import measure
+from ddp_notebook.observe.steps import measure, typical
 from ddp_notebook.observe.units import ms, percent
 from ddp_notebook.observe.views import Step, Straggler
 from ddp_notebook.observe.waits import WARM_UP, straggler_of
 from ddp_notebook.records import SPANS
 
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
+_TIMES = tuple(f"{name}_ns" for name in (*_COLUMNS, "communication", "overlapped"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -67,7 +68,7 @@ class Report:
         count = f"{self.steps} step{'s' * (self.steps != 1)} on {len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
         skipped = f", without the first {self.skipped}" if self.skipped else ""
         cell = f"cell {self.cell}, {self.prompt}" if self.prompt else f"cell {self.cell}"
-        text = f"{cell}: {count}, {ms(overall.step_ns)} each (median{skipped})"
+        text = f"{cell}: {count}, {ms(overall.step_ns)} each (trimmed mean{skipped})"
         if overall.samples_per_s is not None:
             text += f", {overall.samples_per_s:,.0f} samples/s"
         if self.efficiency is not None:
@@ -107,25 +108,27 @@ def report(recording: Recorded, cell: int | None = None) -> Report:
     every = [one.step for one in measured]
     found = [step for step in every if step.step >= WARM_UP] or every
     of_rank = {rank: [step for step in found if step.rank == rank] for rank in sorted({step.rank for step in found})}
-    ranks = tuple(_parts(own, rank) for rank, own in of_rank.items())
-    known = [parts.samples_per_s for parts in ranks if parts.samples_per_s is not None]
-    overall = _parts(found, None, sum(known) if len(known) == len(ranks) else None)
+    kept = typical(found)
+    ranks = tuple(_parts([step for step in kept if step.rank == rank] or own, rank) for rank, own in of_rank.items())
+    overall = _mean(ranks)
+    count = max(len(own) for own in of_rank.values())
     gpus = recording.rows("resource")["gpu_allocated_bytes"]
     return Report(
         cell=cell,
         prompt=_prompt_of(recording, cell),
-        steps=max(len(own) for own in of_rank.values()),
+        steps=count,
         skipped=WARM_UP if len(found) < len(every) else 0,
         overall=overall,
         ranks=ranks,
         straggler=slow,
         efficiency=_efficiency(recording, overall, len(ranks)),
-        verdict=verdict(overall, slow),
+        verdict=verdict(overall, ranks, slow, count),
         suggestions=suggestions(
             overall,
             ranks,
             slow,
             gradients_of(recording, found),
+            steps=count,
             has_gpu=bool((gpus >= 0).any()),
             is_sharded=is_sharded(recording, found),
         ),
@@ -145,26 +148,24 @@ def _prompt_of(recording: Recorded, cell: int) -> str:
     return recording.text(int(names[0])) if len(names) else ""
 
 
-def _parts(steps: Sequence[Step], rank: int | None, samples_per_s: float | None = None) -> Parts:
-    def median(name: str) -> float:
-        return float(np.median([getattr(step, f"{name}_ns") for step in steps]))
-
-    duration = median("duration")
+def _parts(steps: Sequence[Step], rank: int) -> Parts:
+    duration = sum(step.duration_ns for step in steps)
     known = [step.samples for step in steps if step.samples is not None]
-    if rank is not None and known and duration:
-        samples_per_s = float(np.median(known)) / duration * 1e9
     return Parts(
         rank=rank,
-        step_ns=duration,
-        input_ns=median("input"),
-        compute_ns=median("compute"),
-        exposed_ns=median("exposed"),
-        waiting_ns=median("waiting"),
-        optimizer_ns=median("optimizer"),
-        rest_ns=median("rest"),
-        communication_ns=median("communication"),
-        overlapped_ns=median("overlapped"),
-        samples_per_s=samples_per_s,
+        step_ns=duration / len(steps),
+        **{name: sum(getattr(step, name) for step in steps) / len(steps) for name in _TIMES},
+        samples_per_s=float(np.mean(known)) * len(steps) / duration * 1e9 if known and duration else None,
+    )
+
+
+def _mean(ranks: Sequence[Parts]) -> Parts:
+    """Of all ranks: the mean of their times, and all their samples."""
+    known = [parts.samples_per_s for parts in ranks if parts.samples_per_s is not None]
+    return Parts(
+        rank=None,
+        **{name: sum(getattr(parts, name) for parts in ranks) / len(ranks) for name in ("step_ns", *_TIMES)},
+        samples_per_s=sum(known) if len(known) == len(ranks) else None,
     )
 
 

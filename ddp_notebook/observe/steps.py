@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -91,6 +92,24 @@ def measure(recording: Recorded, cell: int | None = None, rank: int | None = Non
         if (bounds := cycles(own_spans)) is not None:
             found += _steps_of(bounds, own_spans, calls[own_calls], waited[own_calls], layouts)
     return found
+
+
+def typical(found: Sequence[Step]) -> list[Step]:
+    """The steps that a mean is taken over: without the shortest and the longest twentieth, such as one with a pause.
+
+    The same numbers on all ranks, since all of them wait where one pauses. Means of the parts of the same steps add up
+    to the mean of these steps, which medians do not: a rank may wait in half of its steps.
+
+    Args:
+        found: of one cell, in any order.
+    """
+    of_number: dict[int, list[int]] = {}
+    for step in found:
+        of_number.setdefault(step.step, []).append(step.duration_ns)
+    numbers = sorted(of_number, key=lambda number: sum(of_number[number]) / len(of_number[number]))
+    odd = math.ceil(len(numbers) / 20) if len(numbers) > 2 else 0
+    kept = set(numbers[odd : len(numbers) - odd])
+    return [step for step in found if step.step in kept]
 
 
 def waited_for(recording: Recorded, calls: Rows) -> Times:

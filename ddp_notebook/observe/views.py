@@ -214,7 +214,9 @@ class Straggler:
     share: float  # of the steps looked at in which it was the last, 0 to 1
     lost_ns: int  # that the others waited for it per step, median
     phase: str  # where it loses the time: "input", "forward", "backward", "optimizer" or "between"
-    factor: float  # its time in that phase over the median of the others'
+    own_ns: int  # its time in that phase, median
+    theirs_ns: int  # the others' time in it, median
+    factor: float  # of these two
     steps: int  # that were looked at
     evidence: str  # a sentence
 

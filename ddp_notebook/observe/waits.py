@@ -220,6 +220,8 @@ def _judge(rounds: _Rounds) -> Straggler | None:
         share=float(share),
         lost_ns=round(typical),
         phase=phase,
+        own_ns=round(own[phase]),
+        theirs_ns=round(theirs[phase]),
         factor=own[phase] / theirs[phase] if theirs[phase] else math.inf,
         steps=count,
         evidence=(
@@ -227,6 +229,19 @@ def _judge(rounds: _Rounds) -> Straggler | None:
             f"{ms(typical)} for it; {where} takes {ms(own[phase])}, theirs {ms(theirs[phase])}"
         ),
     )
+
+
+def fewest_steps(world_size: int) -> int:
+    """In how many steps a rank must be the last, each time, before it is named.
+
+    Example:
+        >>> fewest_steps(2), fewest_steps(4), fewest_steps(64)
+        (8, 5, 5)
+    """
+    count = _FEWEST_STEPS
+    while _chance(count, count, world_size) > _CHANCE:
+        count += 1
+    return count
 
 
 def _chance(times: int, count: int, world: int) -> float:

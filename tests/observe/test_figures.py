@@ -153,7 +153,7 @@ def test_steps_are_bars_whose_parts_add_up():
         own = [step.duration_ns for step in steps(run, rank=rank) if step.step >= WARM_UP]
         assert sum(width for _, y, width, _ in every if round(y + 0.39) == rank) == pytest.approx(np.median(own) / MS)
     assert len(bars(by_step, "compute")) == 12
-    assert by_rank.get_xlabel() == "time per step (ms), median of each part"
+    assert by_rank.get_xlabel() == "time per step (ms), mean of the steps"
     assert by_step.get_ylabel() == "time (ms), mean of ranks"
 
 
@@ -180,10 +180,10 @@ def test_a_first_step_that_takes_much_longer_does_not_hide_the_others():
     assert words(below) == ["1,001 ms ↑"]
 
 
-def test_without_a_straggler_ranks_wait_for_each_other():
+def test_without_a_straggler_nobody_is_said_to_be_waited_for():
     figure = figures.steps(simulate(noise_ms=8, seed=3))
 
-    assert "waiting for each other" in title(figure)
+    assert "% waiting for others" in title(figure)
 
 
 # ---- buckets

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from ddp_notebook.observe import figures
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import report
+from ddp_notebook.observe.units import percent
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 
 def test_the_text_says_what_the_steps_took_and_why():
     assert str(report(simulate(world_size=3, slow=2, phase="forward", extra_ms=50))) == "\n".join(
         [
-            "cell 1: 18 steps on 3 ranks, 84 ms each (median, without the first 2), 1,136 samples/s",
+            "cell 1: 18 steps on 3 ranks, 84 ms each (trimmed mean, without the first 2), 1,136 samples/s",
             "",
             "rank  step ms  input  compute  exposed  waiting  optimizer   rest  samples/s",
-            "all      84.5    1 %     36 %      1 %     59 %        2 %  0.6 %       1136",
+            "all      84.5    1 %     55 %      1 %     39 %        2 %  0.6 %       1136",
             "0        84.5    1 %     36 %      1 %     59 %        2 %  0.6 %        379",
             "1        84.5    1 %     36 %      1 %     59 %        2 %  0.6 %        379",
             "2        84.5    1 %     95 %      1 %      0 %        2 %  0.6 %        379",
@@ -70,17 +74,17 @@ def test_the_repr_is_one_line():
         ({"between_ms": 40}, "54 % of the step is neither of these: Python code between the phases", []),
         (
             {"noise_ms": 8},
-            "23 % of the step the ranks wait for each other, by turns",
-            ["give all ranks batches of equal work, and each a core of its own: they wait 19 ms of each step"],
+            "26 % of the step the ranks wait for each other, by turns",
+            ["give all ranks batches of equal work, and each a core of its own: they wait 20 ms of each step"],
         ),
         (
             {"slow": 0, "phase": "input", "extra_ms": 50, "world_size": 2},
-            "59 % of the step waits for rank 0, whose input takes 50 ms longer than the others'",
+            "59 % of the step waits for rank 0, whose input takes 51 ms, the others' 1 ms",
             ["look at what rank 0 loads, and from where: it costs the others 50 ms of each step"],
         ),
         (
             {"slow": 1, "phase": "between", "extra_ms": 50},
-            "59 % of the step waits for rank 1, which takes 50 ms longer between its phases",
+            "59 % of the step waits for rank 1, which takes 50 ms between its phases, the others 0.5 ms",
             ["give rank 1 less work, or look for what slows what it does between forward, backward and optimizer"],
         ),
         ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication that no compute hides", []),
@@ -94,6 +98,86 @@ def test_the_verdict_and_what_to_try_follow_from_the_numbers(run, verdict, advic
     assert len(found.suggestions) == len(advice), found.suggestions
     for suggestion, begin in zip(found.suggestions, advice, strict=True):
         assert suggestion.startswith(begin)
+
+
+def one_cell(*trainings: dict[str, Any]) -> Synthetic:
+    """Of two ranks that train several times in it."""
+    run = Synthetic(2)
+    for training in trainings:
+        options: dict[str, Any] = {"world_size": 2, "noise_ms": 0.3, "extra_ms": 40, "phase": "between"}
+        run = simulate(**options | training, into=run)
+    return run
+
+
+@pytest.mark.parametrize(
+    "trainings",
+    [
+        [{"slow": 1, "steps": 7}],
+        [{}, {"slow": 0}],
+        [{"slow": 0}, {"slow": 1}],
+        [{"steps": 3, "slow": 0}],
+        [{"steps": 1}],
+    ],
+    ids=str,
+)
+def test_the_parts_add_up_and_all_is_the_mean_of_the_ranks(trainings):
+    found = report(one_cell(*trainings))
+
+    assert found.overall is not None
+    for parts in (found.overall, *found.ranks):
+        times = (
+            parts.input_ns,
+            parts.compute_ns,
+            parts.exposed_ns,
+            parts.waiting_ns,
+            parts.optimizer_ns,
+            parts.rest_ns,
+        )
+        assert sum(times) == pytest.approx(parts.step_ns)
+    assert found.overall.waiting_ns == pytest.approx(sum(parts.waiting_ns for parts in found.ranks) / 2)
+
+
+@pytest.mark.parametrize(
+    ("trainings", "verdict"),
+    [
+        (
+            [{"slow": 1, "steps": 7, "noise_ms": 0}],
+            "Too few steps to name a slow rank: 5, of which rank 0 waits 54 % and rank 1 0 %; it takes 8",
+        ),
+        (
+            [{"slow": 1, "steps": 1, "noise_ms": 0}],
+            "Too few steps to name a slow rank: 1, of which rank 0 waits 52 % and rank 1 0 %; it takes 8",
+        ),
+        (
+            [{"steps": 10}, {"slow": 0, "steps": 10}],
+            "39 % of the step waits for rank 0, but not in every step, or too little in all to call it slow",
+        ),
+        ([{"slow": 0}, {"slow": 1}], "27 % of the step the ranks wait for each other, by turns"),
+    ],
+    ids=str,
+)
+def test_waiting_is_told_as_the_table_has_it(trainings, verdict):
+    found = report(one_cell(*trainings))
+
+    assert found.straggler is None
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize("trainings", [[{"steps": 10}, {"slow": 0, "steps": 10}], [{"slow": 0}, {"slow": 1}]], ids=str)
+def test_the_picture_of_the_steps_says_the_same(trainings):
+    run = one_cell(*trainings)
+    overall = report(run).overall
+
+    assert overall is not None
+    waiting = percent(overall.share(overall.waiting_ns))
+    assert f"{waiting} waiting for others" in figures.steps(run).get_suptitle()
+
+
+def test_one_step_with_a_pause_changes_nothing():
+    calm, paused = (report(one_cell({"noise_ms": 0}, *more)) for more in ([], [{"between_ms": 5000, "steps": 1}]))
+
+    assert calm.overall is not None and paused.overall is not None
+    assert paused.overall.step_ns == pytest.approx(calm.overall.step_ns)
 
 
 def test_gradients_that_are_copied_out_of_their_buckets_are_noticed():
@@ -158,7 +242,7 @@ def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
 def test_very_few_steps_are_reported_all_the_same():
     text = str(report(simulate(steps=1)))
 
-    assert text.startswith("cell 1: 1 step on 4 ranks, 38 ms each (median), ")
+    assert text.startswith("cell 1: 1 step on 4 ranks, 38 ms each (trimmed mean), ")
 
 
 def test_the_real_recording_gives_the_same():
