@@ -99,12 +99,13 @@ def _waiting(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps
         least = min(ranks, key=_waits)
         return lost, (
             f"Too few steps to name a slow rank: {steps}, of which rank {most.rank} waits {percent(lost)} and "
-            f"rank {least.rank} {percent(_waits(least))}; it takes {fewest_steps(len(ranks))}"
+            f"rank {least.rank} {percent(_waits(least))}; it takes at least {fewest_steps(len(ranks))}"
         )
     late = waited_for(ranks)
     if not late:
-        waiting = parts.share(parts.waiting_ns)
-        return waiting, f"{percent(waiting)} of the step the ranks wait for each other, by turns"
+        waiting = _waits(parts)
+        lost = waiting * len(ranks) / (len(ranks) - 1)  # the last one in a step does not wait
+        return lost, f"{percent(waiting)} of the step the ranks wait for each other, by turns"
     lost = _mean_waiting([one for one in ranks if one not in late])
     return lost, (
         f"{percent(lost)} of the step waits for {_named(late)}, but not in every step, or too little in all to call it "
@@ -161,7 +162,8 @@ def suggestions(
     input_ns = float(np.median([one.input_ns for one in others])) if others else 0.0
     found: list[tuple[float, str]] = []
     if slow is not None:
-        found.append((slow.lost_ns, _balance(slow)))
+        lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
+        found.append((lost_ns, _balance(slow, lost_ns)))
     elif parts.share(parts.waiting_ns) >= _LARGE and steps >= fewest_steps(len(ranks)):
         found.append(
             (
@@ -185,8 +187,8 @@ def suggestions(
     return tuple(text for _, text in found[:_MOST])
 
 
-def _balance(slow: Straggler) -> str:
-    lost = f"it costs the others {ms(slow.lost_ns)} of each step"
+def _balance(slow: Straggler, lost_ns: float) -> str:
+    lost = f"it costs the others {ms(lost_ns)} of each step"
     if slow.phase == "input":
         return f"look at what rank {slow.rank} loads, and from where: {lost}"
     where = "what it does between forward, backward and optimizer" if slow.phase == "between" else f"its {slow.phase}"

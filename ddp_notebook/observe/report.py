@@ -14,8 +14,9 @@ Try:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -46,7 +47,8 @@ class Report:
     overall: Parts | None
     ranks: tuple[Parts, ...]
     straggler: Straggler | None
-    efficiency: float | None  # samples/s over those of as many single ranks; None: one rank alone was not measured
+    efficiency: float | None  # samples/s over those of as many single ranks; None: it was not measured for this cell
+    notes: tuple[str, ...]  # sentences: how that compares with one rank alone, and what is missing
     verdict: str  # a sentence
     suggestions: tuple[str, ...]
 
@@ -58,8 +60,15 @@ class Report:
 
     def __str__(self) -> str:
         if self.overall is None:
-            return f"{self.verdict}."
-        lines = [self._head(self.overall), "", *_table([self.overall, *self.ranks]), "", f"{self.verdict}."]
+            return "\n".join([f"{self.verdict}.", *self._noted()])
+        lines = [
+            self._head(self.overall),
+            *self._noted(),
+            "",
+            *_table([self.overall, *self.ranks]),
+            "",
+            f"{self.verdict}.",
+        ]
         if self.suggestions:
             lines += ["Try:", *(f"- {text}" for text in self.suggestions)]
         return "\n".join(lines)
@@ -71,12 +80,21 @@ class Report:
         text = f"{cell}: {count}, {ms(overall.step_ns)} each (trimmed mean{skipped})"
         if overall.samples_per_s is not None:
             text += f", {overall.samples_per_s:,.0f} samples/s"
-        if self.efficiency is not None:
-            text += f", {percent(self.efficiency)} of {len(self.ranks)} times one rank alone"
         return text
 
+    def _noted(self) -> list[str]:
+        return [f"{note}." for note in self.notes]
 
-def report(recording: Recorded, cell: int | None = None) -> Report:
+
+class Reportable(Recorded, Protocol):
+    """What a report is made of."""
+
+    @property
+    def dropped(self) -> Mapping[int, int]:
+        """Rows that were lost on their way here, by rank."""
+
+
+def report(recording: Reportable, cell: int | None = None) -> Report:
     """The report of a training cell.
 
     Args:
@@ -101,6 +119,7 @@ def report(recording: Recorded, cell: int | None = None) -> Report:
             ranks=(),
             straggler=None,
             efficiency=None,
+            notes=_what_was_lost(recording),
             verdict=_what_is_missing(recording, cell),
             suggestions=(),
         )
@@ -112,6 +131,7 @@ def report(recording: Recorded, cell: int | None = None) -> Report:
     ranks = tuple(_parts([step for step in kept if step.rank == rank] or own, rank) for rank, own in of_rank.items())
     overall = _mean(ranks)
     count = max(len(own) for own in of_rank.values())
+    efficiency = _efficiency(recording, overall, len(ranks), cell)
     gpus = recording.rows("resource")["gpu_allocated_bytes"]
     return Report(
         cell=cell,
@@ -121,7 +141,8 @@ def report(recording: Recorded, cell: int | None = None) -> Report:
         overall=overall,
         ranks=ranks,
         straggler=slow,
-        efficiency=_efficiency(recording, overall, len(ranks)),
+        efficiency=efficiency,
+        notes=(*_compared(recording, cell, efficiency, len(ranks)), *_what_was_lost(recording)),
         verdict=verdict(overall, ranks, slow, count),
         suggestions=suggestions(
             overall,
@@ -169,10 +190,14 @@ def _mean(ranks: Sequence[Parts]) -> Parts:
     )
 
 
-def _efficiency(recording: Recorded, overall: Parts, world_size: int) -> float | None:
+def _is_of(alone: Mapping[str, Any], cell: int) -> bool:
+    return alone.get("cell", cell) == cell
+
+
+def _efficiency(recording: Recorded, overall: Parts, world_size: int, cell: int) -> float | None:
     """Samples per second over those of as many ranks that each work alone; of equal batches where these are unknown."""
     alone = recording.baseline
-    if not alone:
+    if not alone or not _is_of(alone, cell):
         return None
     if overall.samples_per_s and (single := alone.get("samples_per_s") or 0) > 0:
         return overall.samples_per_s / (world_size * float(single))
@@ -181,13 +206,37 @@ def _efficiency(recording: Recorded, overall: Parts, world_size: int) -> float |
     return None
 
 
+def _compared(recording: Recorded, cell: int, efficiency: float | None, world_size: int) -> tuple[str, ...]:
+    """A note, where one rank alone was measured."""
+    alone = recording.baseline
+    if not alone:
+        return ()
+    if not _is_of(alone, cell):
+        prompt = _prompt_of(recording, alone["cell"])
+        where = f"{alone['cell']}, {prompt}" if prompt else alone["cell"]
+        return (f"One rank alone was measured in cell {where}, which this is not compared with",)
+    if efficiency is None:
+        return ()
+    took = f"{ms(alone['step_ns'])} a step" if alone.get("step_ns") else ""
+    samples = f"{alone['samples_per_s']:,.0f} samples/s" if alone.get("samples_per_s") else ""
+    figures = ", ".join(filter(None, [took, samples]))
+    return (f"That is {percent(efficiency)} of {world_size} times one rank alone: {figures}",)
+
+
+def _what_was_lost(recording: Reportable) -> tuple[str, ...]:
+    lost = sum(recording.dropped.values())
+    return (f"{lost:,} row{'s were' if lost != 1 else ' was'} lost: some steps may be missing",) if lost else ()
+
+
 def _what_is_missing(recording: Recorded, cell: int | None) -> str:
     where = "" if cell is None else f" in cell {cell}"
     how = "train with an optimizer of torch.optim in a cell on the ranks, and ask again"
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     kinds = spans["kind"] if cell is None else spans["kind"][spans["cell"] == cell]
     if not len(kinds) and not len(calls):
-        return f"Nothing was recorded{where}: turn recording on with %ddp_record values, {how}"
+        if cell is not None and (last := _last_cell_with_steps(recording)) is not None:
+            return f"Nothing was recorded{where}: the last one that trained is cell {last}"
+        return f"Nothing was recorded{where}: {how}; if you turned recording off, %ddp_record values turns it on"
     passes = int(np.isin(kinds, [SPANS.index("forward"), SPANS.index("backward")]).sum())
     seen = [f"{passes} forwards and backwards"] * bool(passes) + [f"{len(calls)} communication calls"] * bool(
         len(calls)

@@ -9,7 +9,7 @@ import pytest
 from ddp_notebook.observe import figures
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import report
-from ddp_notebook.observe.units import percent
+from ddp_notebook.observe.units import ms, percent
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 
@@ -142,15 +142,19 @@ def test_the_parts_add_up_and_all_is_the_mean_of_the_ranks(trainings):
     [
         (
             [{"slow": 1, "steps": 7, "noise_ms": 0}],
-            "Too few steps to name a slow rank: 5, of which rank 0 waits 54 % and rank 1 0 %; it takes 8",
+            "Too few steps to name a slow rank: 5, of which rank 0 waits 54 % and rank 1 0 %; it takes at least 8",
         ),
         (
             [{"slow": 1, "steps": 1, "noise_ms": 0}],
-            "Too few steps to name a slow rank: 1, of which rank 0 waits 52 % and rank 1 0 %; it takes 8",
+            "Too few steps to name a slow rank: 1, of which rank 0 waits 52 % and rank 1 0 %; it takes at least 8",
         ),
         (
             [{"steps": 10}, {"slow": 0, "steps": 10}],
             "39 % of the step waits for rank 0, but not in every step, or too little in all to call it slow",
+        ),
+        (
+            [{"slow": 0, "extra_ms": 400}, {"slow": 1, "extra_ms": 400, "between_ms": 20}],  # more rest than waiting
+            "45 % of the step the ranks wait for each other, by turns",
         ),
         ([{"slow": 0}, {"slow": 1}], "27 % of the step the ranks wait for each other, by turns"),
     ],
@@ -171,6 +175,15 @@ def test_the_picture_of_the_steps_says_the_same(trainings):
     assert overall is not None
     waiting = percent(overall.share(overall.waiting_ns))
     assert f"{waiting} waiting for others" in figures.steps(run).get_suptitle()
+
+
+def test_what_a_slow_rank_costs_is_a_part_of_the_step():
+    """Most of its steps are slow, so that their median lasts longer than the mean step."""
+    found = report(one_cell({"steps": 12}, {"slow": 0, "extra_ms": 400, "steps": 24}))
+
+    assert found.straggler is not None and found.overall is not None
+    assert found.straggler.lost_ns > found.overall.step_ns
+    assert found.suggestions[0].endswith(f": it costs the others {ms(found.ranks[1].waiting_ns)} of each step")
 
 
 def test_one_step_with_a_pause_changes_nothing():
@@ -212,14 +225,34 @@ def test_the_scaling_efficiency_compares_with_one_rank_alone():
     assert found.efficiency is None
     assert found.overall is not None and found.overall.samples_per_s is not None
 
-    run.baseline = {"samples_per_s": found.overall.samples_per_s / 4 / 0.8, "step_ns": 1, "world_size": 1}
+    run.baseline = {"samples_per_s": found.overall.samples_per_s / 4 / 0.8, "step_ns": 30 * MS, "world_size": 1}
     assert report(run).efficiency == pytest.approx(0.8)
-    assert ", 80 % of 4 times one rank alone\n" in str(report(run))
+    head, note = str(report(run)).splitlines()[:2]
+    assert "one rank alone" not in head
+    assert note == "That is 80 % of 4 times one rank alone: 30 ms a step, 1,159 samples/s."
 
     unknown = simulate(world_size=4, samples=-1)
     unknown.baseline = {"samples_per_s": None, "step_ns": found.overall.step_ns / 2, "world_size": 1}
     assert report(unknown).efficiency == pytest.approx(0.5)
     assert "samples/s," not in str(report(unknown))
+
+
+def test_one_rank_alone_is_compared_with_the_cell_that_it_has_run():
+    run = simulate(cell=2, into=simulate(cell=1))
+    run.baseline = {"samples_per_s": 1000.0, "step_ns": 32 * MS, "world_size": 1, "cell": 1}
+
+    assert report(run, 1).efficiency is not None
+    assert report(run, 2).efficiency is None
+    assert "One rank alone was measured in cell 1, which this is not compared with." in str(report(run, 2))
+
+
+def test_rows_that_were_lost_are_told():
+    run, nothing = simulate(), Synthetic(2)
+    assert "lost" not in str(report(run))
+    run.dropped, nothing.dropped = {0: 1100, 2: 98}, {1: 1}
+
+    assert str(report(run)).splitlines()[1] == "1,198 rows were lost: some steps may be missing."
+    assert str(report(nothing)).endswith("\n1 row was lost: some steps may be missing.")
 
 
 def test_the_last_cell_that_holds_steps_is_reported():
@@ -230,13 +263,15 @@ def test_the_last_cell_that_holds_steps_is_reported():
 
 
 def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
-    ask = "train with an optimizer of torch.optim in a cell on the ranks, and ask again."
+    ask = "train with an optimizer of torch.optim in a cell on the ranks, and ask again"
+    off = "if you turned recording off, %ddp_record values turns it on."
 
-    assert str(report(Synthetic(4))) == f"Nothing was recorded: turn recording on with %ddp_record values, {ask}"
+    assert str(report(Synthetic(4))) == f"Nothing was recorded: {ask}; {off}"
+    assert str(report(Synthetic(4), cell=9)) == f"Nothing was recorded in cell 9: {ask}; {off}"
     assert str(report(simulate(is_ddp=False, has_optimizer=False))) == (
-        f"No optimizer step was recorded, only 80 communication calls: {ask}"
+        f"No optimizer step was recorded, only 80 communication calls: {ask}."
     )
-    assert str(report(simulate(), cell=7)).startswith("Nothing was recorded in cell 7: ")
+    assert str(report(simulate(), cell=7)) == "Nothing was recorded in cell 7: the last one that trained is cell 1."
 
 
 def test_very_few_steps_are_reported_all_the_same():
