@@ -95,6 +95,8 @@ def _waiting(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps
     lost = _waits(most)
     if lost < _LARGE:
         return 0.0, ""
+    if len(ranks) == 1:  # the others have no optimizer of their own
+        return lost, f"{percent(lost)} of the step waits for other ranks"
     if steps < fewest_steps(len(ranks)):
         least = min(ranks, key=_waits)
         return lost, (
@@ -164,7 +166,7 @@ def suggestions(
     if slow is not None:
         lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
         found.append((lost_ns, _balance(slow, lost_ns)))
-    elif parts.share(parts.waiting_ns) >= _LARGE and steps >= fewest_steps(len(ranks)):
+    elif parts.share(parts.waiting_ns) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
         found.append(
             (
                 parts.waiting_ns,

@@ -232,7 +232,7 @@ def _judge(rounds: _Rounds) -> Straggler | None:
 
 
 def fewest_steps(world_size: int) -> int:
-    """In how many steps a rank must be the last, each time, before it is named.
+    """In how many steps one of several ranks must be the last, each time, before it is named.
 
     Example:
         >>> fewest_steps(2), fewest_steps(4), fewest_steps(64)

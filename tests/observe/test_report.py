@@ -186,6 +186,17 @@ def test_what_a_slow_rank_costs_is_a_part_of_the_step():
     assert found.suggestions[0].endswith(f": it costs the others {ms(found.ranks[1].waiting_ns)} of each step")
 
 
+def test_one_rank_that_steps_may_wait_for_others_that_do_not():
+    run = simulate(world_size=2, slow=1, phase="forward", extra_ms=50)
+    spans = run.rows("span")
+    run._tables["span"] = spans[spans["rank"] == 0]
+
+    found = report(run)
+
+    assert found.verdict == "59 % of the step waits for other ranks"
+    assert len(found.ranks) == 1 and not found.suggestions
+
+
 def test_one_step_with_a_pause_changes_nothing():
     calm, paused = (report(one_cell({"noise_ms": 0}, *more)) for more in ([], [{"between_ms": 5000, "steps": 1}]))
 
