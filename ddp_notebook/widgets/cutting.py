@@ -110,6 +110,8 @@ class Cutter:
     def measure(self, numbers: Numbers, spans: Rows, calls: Rows, waited: Numbers, start_ns: int) -> tuple[Rows, Rows]:
         """Rows of `step` and of `bucket` for these steps on all ranks that have them.
 
+        They are in the order of the steps, each on all its ranks: so the last so many rows are the last steps.
+
         Args:
             spans, calls: of these steps; further ones do no harm.
             waited: (n,) nanoseconds for which each call waited for other ranks.
@@ -117,8 +119,8 @@ class Cutter:
         """
         found = [
             (rank, number, edges[number - first], edges[number - first + 1])
-            for rank, (edges, first) in enumerate(zip(self._edges, self._first, strict=True))
             for number in numbers.tolist()
+            for rank, (edges, first) in enumerate(zip(self._edges, self._first, strict=True))
             if first <= number < first + len(edges) - 1
         ]
         if not found:
@@ -172,7 +174,7 @@ class Cutter:
         buckets["step"], buckets["nbytes"], buckets["model"] = number[of_step], calls["nbytes_in"], calls["module"]
         buckets["start"] = ms(calls["issue_ns"] + back, start_ns)
         buckets["end"] = np.where(calls["end_ns"] < 0, np.nan, ms(calls["end_ns"] + back, start_ns))
-        return steps, buckets
+        return steps, buckets[np.argsort(buckets["step"], kind="stable")]
 
     def done(self, before: int) -> npt.NDArray[np.int64]:
         """All steps before this one were measured. Returns by rank the time before which nothing is needed."""

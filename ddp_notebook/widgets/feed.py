@@ -294,7 +294,7 @@ class Feed:
         return np.concatenate(found[::-1])
 
     def values_of(self, calls: Rows, since: int = 0) -> Rows:
-        """Rows of `value` of these calls.
+        """Rows of `value` of these calls, in their order.
 
         Args:
             since: index in the table of values from which on they are.
@@ -307,8 +307,12 @@ class Feed:
         if not rows:
             return empty("value")
         found = np.array(rows)
-        order = np.argsort(calls["rank"], kind="stable")
-        return wire.values(self.recording, found, calls[order[np.searchsorted(calls["rank"][order], found["rank"])]])
+        # A rank may have several of these calls.
+        names = keys_of(calls["rank"], calls["call"], np.uint64(0))
+        order = np.argsort(names)
+        of = order[np.searchsorted(names[order], keys_of(found["rank"], found["call"], np.uint64(0)))]
+        by_call = np.argsort(of, kind="stable")
+        return wire.values(self.recording, found[by_call], calls[of[by_call]])
 
     # ---- what is there already
 
@@ -316,12 +320,15 @@ class Feed:
         """The last rows of a recording that was there before its feed."""
         now_s = 0.0
         found = {}
-        for table in ("span", "call"):
-            is_all = self.only is not None and not self.is_live  # else what is of interest has just come
-            since = 0 if is_all else max(0, self._ends[table] - _HISTORY)
+        for table, begun in (("span", "start_ns"), ("call", "issue_ns")):
+            # What is live has just come; in a file, ranks may stand one behind the other.
+            since = max(0, self._ends[table] - _HISTORY) if self.is_live else 0
             rows, self._ends[table], _ = self.recording.follow(table, since)
             rows = rows[rows["rank"] < self.recording.world_size]
-            found[table] = (rows if self.only is None else rows[rows["cell"] == self.only])[-_HISTORY:]
+            rows = rows if self.only is None else rows[rows["cell"] == self.only]
+            if len(rows) > _HISTORY:
+                rows = rows[rows[begun] >= np.partition(rows[begun], -_HISTORY)[-_HISTORY]]
+            found[table] = rows
         self._read_layouts()
         self._ends["resource"] = 0
         self._read_resources()
@@ -333,10 +340,10 @@ class Feed:
             tables, whole = history.take(spans[spans["cell"] == cell], calls[calls["cell"] == cell], now_s)
             late, more = history.take(np.zeros(0, SPAN), np.zeros(0, CALL), now_s + 10.0)  # nothing is waited for
             tables = {name: np.concatenate((rows, late[name])) for name, rows in tables.items()}
-            tables["value"] = self.values_of(np.concatenate((whole, more))[-2 * _KEPT["value"] :])
+            tables["span"] = tables["span"][np.argsort(tables["span"]["end"], kind="stable")]
+            tables["value"] = self.values_of(_by_collective(np.concatenate((whole, more)))[-_KEPT["value"] :])
             for name in _KEPT:
-                order = np.argsort(tables[name]["end"], kind="stable") if name == "span" else slice(None)
-                self._kept[name].append(tables[name][order])
+                self._kept[name].append(tables[name])
             if self.is_live:
                 history.bound(TIMELINE_BYTES_PER_S)
         while len(self._timelines) > _CELLS:
@@ -348,17 +355,12 @@ class Feed:
         if self.only is not None and "cell" in (WIRE[table].names or ()):
             kept = kept[kept["cell"] == self.only]
         most = _SNAPSHOT[table] * (1 if self.recording.world_size > 1 else 2)
-        if table == "value":  # always one at least
-            most = max(most, 2 * self.recording.world_size)
+        if table in _COUNTS and len(kept):
+            most = max(most, int(_is_same(kept, kept[-1], table).sum()))  # always one at least
         if len(kept) <= most:
             return kept
         rows = kept[-most:]
-        if table in _COUNTS:
-            cut = kept[-most - 1]
-            is_cut = np.logical_and.reduce([rows[name] == cut[name] for name in _COUNTS[table]])
-            if not is_cut.all():
-                rows = rows[~is_cut]
-        return rows
+        return rows[~_is_same(rows, kept[-most - 1], table)] if table in _COUNTS else rows
 
     def _read_resources(self) -> None:
         rows, self._ends["resource"], _ = self.recording.follow("resource", self._ends["resource"])
@@ -414,6 +416,19 @@ class Feed:
             return self._own_texts.get(number, "")
         text = self.recording.text(number)
         return str(self.recording.group_of(number)["title"]) if text.startswith('{"name"') else text
+
+
+def _is_same(rows: Rows, one: Any, table: str) -> npt.NDArray[np.bool_]:
+    """(n,) of the same step, or of the same collective, as this one."""
+    return np.logical_and.reduce([rows[name] == one[name] for name in _COUNTS[table]])
+
+
+def _by_collective(calls: Rows) -> Rows:
+    """In the order in which collectives began on their last rank, and not one rank's after the other's."""
+    _, of = np.unique(calls[["cell", "group", "op", "number"]], return_inverse=True)
+    begun_ns = np.zeros(len(calls), np.int64)
+    np.maximum.at(begun_ns, of, calls["issue_ns"])
+    return calls[np.lexsort((calls["rank"], of, begun_ns[of]))]
 
 
 def _numbers(tables: Mapping[str, Rows], layouts: Any) -> list[int]:

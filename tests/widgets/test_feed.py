@@ -98,6 +98,19 @@ def test_steps_and_buckets_of_a_recording_that_is_over_are_the_recordings(scene)
                 assert row["nbytes"] == bucket.nbytes
 
 
+@pytest.mark.parametrize("world_size", [2, 64])
+def test_who_comes_late_gets_the_last_steps_of_all_ranks(world_size):
+    recording = recorded(simulate(world_size=world_size, steps=100, buckets=7))
+    for only in (None, 1):
+        tables = gathered([Feed(recording, only, is_live=False).snapshot(0, {})])
+        for table in ("step", "bucket"):
+            ranks_of = defaultdict(set)
+            for row in tables[table]:
+                ranks_of[int(row["step"])].add(int(row["rank"]))
+            assert max(ranks_of) == 99
+            assert all(ranks == set(range(world_size)) for ranks in ranks_of.values()), table
+
+
 @pytest.mark.parametrize("scene", SCENES)
 def test_what_is_told_piece_by_piece_is_the_same(scene):
     run = simulate(steps=30, **SCENES[scene])
@@ -210,6 +223,31 @@ def test_values_of_a_collective_that_all_ranks_know_are_told():
     )
     assert value["count"].tolist() == [2] * 4
     json.dumps(message.header, allow_nan=False)
+
+
+def test_values_of_many_calls_of_a_rank_belong_to_their_own_call():
+    ranks = [Rank(0), Rank(1)]
+    recording = Recording(2)
+    for one in ranks:  # one rank's after the other's
+        rows = []
+        for number in range(1, 101):
+            op, shapes = ("broadcast", [[1]]) if number % 2 else ("all_reduce", [[2, 3]])
+            rows += [
+                one.call(op, cell=1, shapes=shapes, issue_ns=1000 * number, end_ns=1000 * number + 9),
+                one.values(number, 1, [float(number)]),
+                one.values(number, 2, [-1.0], name="weight"),  # of a gradient: this is a span's number
+            ]
+        recording.feed(one.batch(*rows))
+    feed = Feed(recording, is_live=False)
+    message = feed.snapshot(0, {})
+    value, texts = unpack(message.header, message.data)["value"], dict(message.header["texts"])
+
+    assert value["number"].tolist() == np.repeat(range(85, 101), 2).tolist(), "the last ones, on both ranks"
+    assert value["rank"].tolist() == [0, 1] * 16
+    assert value["first"][:, 0].tolist() == value["number"].tolist()
+    for row in value:
+        told = texts[int(row["op"])], texts[int(row["shape"])]
+        assert told == (("broadcast", "[[1]]") if row["number"] % 2 else ("all_reduce", "[[2, 3]]"))
 
 
 def test_the_newest_values_come_later_where_too_many_came_at_once():
