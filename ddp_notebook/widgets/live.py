@@ -63,7 +63,7 @@ class Live:
 
     def beside(self) -> UnderCell | None:
         """What goes beside the output of a cell that begins now; None: nothing."""
-        if self._mode != "auto" or self._shown is not None or not has_front_end():
+        if self._mode != "auto" or self._shows_what_comes() or not has_front_end():
             return None
         return UnderCell(self)
 
@@ -128,7 +128,8 @@ class Live:
         from ddp_notebook.widgets.monitor import Monitor
 
         run = self._cells.under_way
-        if cell is not None and (run is None or run.number != cell):  # over: nothing comes any more
+        is_live = cell is None or (run is not None and run.number == cell)  # else nothing comes any more
+        if not is_live:
             monitor = Monitor(self._recording_now(), cell, interrupt=self.interrupt)
         else:
             monitor = Monitor(
@@ -138,7 +139,7 @@ class Live:
                 publisher=self._live_publisher(cell),
                 interrupt=self.interrupt,
             )
-        return _View(monitor, cell)
+        return _View(monitor, cell, is_live=is_live)
 
     def _live_publisher(self, cell: int | None) -> Publisher:
         from ddp_notebook.widgets.feed import Feed
@@ -152,9 +153,14 @@ class Live:
 
     def _freeze(self, view: _View | _Still, cell: int | None) -> None:
         view.freeze(self._recording_now(), cell)
-        if self._publisher is not None and self._under is None and self._shown in (None, view):
-            self._publisher.close()  # nobody looks
+        is_watched = self._under is not None or (self._shown is not view and self._shows_what_comes())
+        if self._publisher is not None and not is_watched:
+            self._publisher.close()
             self._publisher = None
+
+    def _shows_what_comes(self) -> bool:
+        """Whether `%ddp_monitor` does: the view of a cell that is over does not."""
+        return isinstance(self._shown, _View) and self._shown.is_live
 
     def _recording_now(self) -> Recording:
         with contextlib.suppress(Exception):  # the ranks may be gone: then what has come must do
@@ -223,12 +229,14 @@ class _View:
     Args:
         monitor: the widget.
         cell: that it is of; None: all.
+        is_live: it shows what comes.
     """
 
-    def __init__(self, monitor: Monitor, cell: int | None) -> None:
+    def __init__(self, monitor: Monitor, cell: int | None, *, is_live: bool) -> None:
         from IPython.display import display
 
         self.cell = cell
+        self.is_live = is_live
         self._monitor = monitor
         self._handle = display(monitor, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
 

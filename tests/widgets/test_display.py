@@ -151,6 +151,25 @@ def test_a_run_of_before_is_brought_back(browser):
     assert "nothing is recorded of a cell 777" in failed.traceback
 
 
+def test_a_view_of_a_cell_that_is_over_does_not_stand_in_for_what_runs(browser):
+    browser.run("%ddp_monitor 1")
+    [old] = browser.monitors()
+    for _ in range(2):
+        browser.messages.clear()
+        reply = browser.run(TRAINS)
+        [under] = browser.monitors()
+        told = browser.told(under)
+        cells = {int(row["cell"]) for header, data in told for row in unpack(header, data).get("metric", ())}
+        assert cells == {told[0][0]["only"]}
+        assert set(reply.displays[-1]) == {"image/png", "text/plain"}
+        assert old not in browser.closed
+
+    browser.run("%ddp_monitor")
+    assert old in browser.closed
+    metrics = unpack(*browser.told(browser.monitors()[-1])[0])["metric"]
+    assert {1, *cells} <= set(metrics["cell"].tolist()), "of all cells again"
+
+
 def test_a_view_that_says_hello_is_told_everything(browser):
     browser.run("%ddp_monitor")
     comm_id = browser.monitors()[-1]
