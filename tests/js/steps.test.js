@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { barOf, bucketsOf, highest, stack } from "../../ddp_notebook/widgets/js/steps.js";
+import { barOf, bucketsOf, cutLabels, highest, stack } from "../../ddp_notebook/widgets/js/steps.js";
 import { Store } from "../../ddp_notebook/widgets/js/store.js";
 import { PARTS } from "../../ddp_notebook/widgets/js/tables.js";
 import { TEXTS, deliver, span, step } from "./messages.js";
@@ -66,4 +66,13 @@ test("of a bucket: what waited, what was hidden behind compute, what was exposed
   assert.deepEqual([third.isOpen, third.end, Number.isNaN(third.wait)], [true, 200, true]);
   assert.deepEqual(second.names, ["a", "b"]);
   assert.deepEqual(bucketsOf(store, { cell: 1, step: 0 }, 1).buckets, []);
+});
+
+test("labels of cut bars stay apart and in the picture; one that has no room is left out", () => {
+  const bars = [300, 50, 50, 200, 50, 50, 50, 150, 400].map((duration) => ({ duration }));
+  const labels = cutLabels(bars, FRAME, 250, (words) => 6 * words.length);
+  assert.deepEqual(labels.map(({ words }) => words.split(" ")[0]), ["300", "200"]);
+  for (const [at, { words, x }] of labels.entries()) {
+    assert.ok(x + 6 * words.length <= (labels[at + 1]?.x ?? 250), `${words} at ${x}`);
+  }
 });

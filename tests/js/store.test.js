@@ -117,6 +117,16 @@ test("a receive, and a collective of a group that counts anew, are others than t
   assert.deepEqual(store.collectives().map((one) => store.valuesOf(one)[0].first[0]).sort(), [1, 2, 3]);
 });
 
+test("the latest is so in time, also where values of a receive come all at once at the end", () => {
+  const store = new Store();
+  const barrier = { op: 2, group: 3, number: 9, call: 12 }, received = { op: 2, group: 3, number: 1, call: 4 };
+  deliver(store, { seq: 1, now_ms: 1000, texts: TEXTS }, {
+    span: [span(0, 7, 20, 30, received), span(0, COLLECTIVE, 500, 510, barrier)],
+    value: [{ rank: 0, ...received, kind: 7, cell: 1, side: 1, count: 1, first: [1] }],
+  });
+  assert.deepEqual(store.collectives().map(({ number, start }) => [number, start]), [[1, 20], [9, 500]]);
+});
+
 test("paused, the picture stands while data are taken in", () => {
   const store = new Store();
   const open = span(0, 0, 0, NaN);

@@ -146,6 +146,12 @@ test("a collective is white as long as it waits, then has its colour", () => {
   close(x + w, 300, 1.01); // less the gap between neighbours
 });
 
+test("words have what is a bar's alone, where bars of one slot lie on each other", () => {
+  const rows = [call(0, 1, 100, 300), call(0, 2, 200, 500, { wait: 200 }), call(0, 3, 410, 420), call(0, 4, 600, 700)];
+  const { wide } = drawn(rows, { t0: 0, t1: 1000 });
+  assert.deepEqual(wide.map(({ at, x, w }) => [at, x, Math.round(x + w)]), [[0, 100, 200], [1, 299, 400], [3, 600, 699]]);
+});
+
 test("what is under way has no wait, what failed is told apart, what nobody waited for is a mark", () => {
   const into = drawn(
     [call(0, 1, 100, NaN, { state: 0, wait: NaN }), call(0, 2, 200, 300, { state: 2 }), call(0, 3, 400, NaN, { state: 3, wait: NaN })],

@@ -3,7 +3,7 @@
  * each pixel column where it is not. Pure; the canvas is in timeline_draw.js. Sizes are CSS pixels.
  */
 
-import { COMMUNICATION, COMPUTE, FAILED } from "./lanes.js";
+import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "./lanes.js";
 
 /** The width of the columns into which short operations are merged; twice that in rows that are thin, too. */
 export const MERGE_PX = 2;
@@ -119,6 +119,8 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
   const { start, end, kind, wait, state, slot } = lane;
   const air = box.slotH >= 6 ? 1 : 0;
   let merging = false;
+  roomEnds.fill(-Infinity);
+  lastWide.fill(undefined);
   for (let i = lane.from(t0); i < until; i++) {
     const stop = end[i] === Infinity ? Math.max(now, start[i]) : end[i];
     if (stop < t0) continue;
@@ -166,13 +168,25 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
     const bodyH = isHalf ? h * 0.65 : h;
     if (bodyW > 0) into.push(meaning, bodyX, bodyY, bodyW, bodyH);
     if (end[i] === Infinity) into.open.push({ x: x + w, y, h });
+    // Bars that share a slot may lie on each other: words have what is a bar's alone.
+    const place = box.slots > 1 ? slot[i] : 0;
+    const before = lastWide[place];
+    if (before) before.w = Math.min(before.w, x - before.x);
     if (w >= 16 && bodyH >= 9) {
       const isBody = bodyW >= w - bodyW;
-      into.wide.push({ lane, at: i, x: isBody ? bodyX : x, y: isBody ? bodyY : y, w: isBody ? bodyW : w - bodyW, h: isBody ? bodyH : h, meaning: isBody ? meaning : WAITING });
+      const from = Math.max(isBody ? bodyX : x, roomEnds[place]);
+      const wide = { lane, at: i, x: from, y: isBody ? bodyY : y, w: (isBody ? x + w : bodyX) - from, h: isBody ? bodyH : h, meaning: isBody ? meaning : WAITING };
+      if (wide.w > 0) into.wide.push((lastWide[place] = wide));
     }
+    roomEnds[place] = Math.max(roomEnds[place], x + w);
   }
   if (merging) closeShares(into, box, pixel, FIRST_OF[lane.which], FIRST_OF[lane.which + 1]);
 }
+
+/** By slot: where the bars so far end, and the last one that may hold words. */
+const roomEnds = new Float64Array(MOST_SLOTS);
+/** @type {(Rectangles["wide"][number]|undefined)[]} */
+const lastWide = new Array(MOST_SLOTS).fill(undefined);
 
 // ---- columns of merged spans: of each meaning how much of the column's time it has
 

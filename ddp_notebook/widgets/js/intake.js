@@ -338,12 +338,23 @@ export class Intake {
   #takeValues(rows) {
     const { value } = this.tables;
     const begin = value.append(rows);
-    const { rank, side, op } = value.columns;
+    const { rank, side, op, kind, call } = value.columns;
+    const starts = kind.subarray(begin, value.end).some((one) => one !== COLLECTIVE) ? this.#startsOfMessages() : null;
     for (let at = begin; at < value.end; at++) {
-      const entry = this.#collective(nameAt(value.columns, at), op[at], NaN, value.moved + at);
+      const start = kind[at] === COLLECTIVE ? NaN : (starts?.get(`${rank[at]}:${call[at]}`) ?? NaN);
+      const entry = this.#collective(nameAt(value.columns, at), op[at], start, value.moved + at);
       entry.values.set(2 * rank[at] + side[at], value.moved + at);
     }
     this.#forget();
+  }
+
+  /** Of sends and receives by rank and call; collectives have the starts of their spans. */
+  #startsOfMessages() {
+    const { span } = this.tables;
+    const { rank, kind, call, start } = span.columns;
+    const found = new Map();
+    for (let at = span.first; at < span.end; at++) if (kind[at] > COLLECTIVE) found.set(`${rank[at]}:${call[at]}`, start[at]);
+    return found;
   }
 
   /** @param {import("./wire.js").Rows} rows */

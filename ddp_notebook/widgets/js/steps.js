@@ -2,6 +2,7 @@
  * What the bars of the steps and of the buckets are, in numbers. Pure.
  */
 
+import { duration } from "./format.js";
 import { COLLECTIVE, KINDS, PARTS } from "./tables.js";
 
 const SAME_MS = 5e-3; // times travel rounded
@@ -87,6 +88,31 @@ export function highest(durations) {
   const largest = sorted[sorted.length - 1];
   const usual = sorted[Math.min(sorted.length - 1, Math.floor(0.9 * sorted.length))];
   return 1.08 * (sorted.length > 4 && largest > 1.6 * usual ? 1.15 * usual : largest);
+}
+
+/**
+ * How long the bars are that the axis cuts, in words: behind each bar, at the right edge before it; where there is no
+ * room, not at all.
+ * @param {{duration: number}[]} bars
+ * @param {{left: number, pitch: number, high: number}} frame
+ * @param {number} right
+ * @param {(words: string) => number} widthOf
+ * @returns {{words: string, x: number}[]}
+ */
+export function cutLabels(bars, { left, pitch, high }, right, widthOf) {
+  const found = [];
+  let free = -Infinity;
+  bars.forEach((bar, at) => {
+    if (bar.duration <= high) return;
+    const words = `${duration(bar.duration)} ↑`;
+    const width = widthOf(words);
+    const before = left + at * pitch - 3 - width, behind = left + (at + 1) * pitch + 3;
+    const x = behind + width <= right ? behind : before;
+    if (x < free) return;
+    free = x + width + 8;
+    found.push({ words, x });
+  });
+  return found;
 }
 
 /**

@@ -8,7 +8,7 @@ import { Surface, font } from "./canvas.js";
 import { hatch, textOn } from "./colours.js";
 import { bytes, duration, percent, plural, ranksInWords } from "./format.js";
 import { WORDS, legend } from "./legend.js";
-import { barOf, bucketsOf, highest, newBar, stack } from "./steps.js";
+import { barOf, bucketsOf, cutLabels, highest, newBar, stack } from "./steps.js";
 import { PARTS } from "./tables.js";
 
 const RIGHT = 14;
@@ -137,16 +137,12 @@ export function syncPanel(el, store, env) {
 
   /** Bars that go beyond the axis are cut, and say how long they are. */
   function drawCut() {
-    const { bars, frame, high } = picture;
-    let free = -Infinity;
-    bars.forEach((bar, at) => {
-      if (bar.duration <= high) return;
-      const x = left + at * frame.pitch;
-      if (x < free || compact) return;
-      free = x + 70;
-      const isRight = x > surface.width - 110;
-      surface.write(`${duration(bar.duration)} ↑`, isRight ? x - 3 : x + frame.pitch + 3, frame.top + 4, { colour: env.colours.ink, size: 11, align: isRight ? "right" : "left" });
-    });
+    if (compact) return;
+    const { bars, frame } = picture;
+    pen.font = font(11);
+    for (const { words, x } of cutLabels(bars, frame, surface.width, (text) => pen.measureText(text).width)) {
+      surface.write(words, x, frame.top + 4, { colour: env.colours.ink, size: 11 });
+    }
   }
 
   /** @param {string} part @param {number} x @param {number} y @param {number} width @param {number} height */
