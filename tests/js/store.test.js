@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { stateOf } from "../../ddp_notebook/widgets/js/notices.js";
 import { Store } from "../../ddp_notebook/widgets/js/store.js";
 import { TEXTS, deliver, metric, span, step } from "./messages.js";
 
@@ -125,6 +126,16 @@ test("the latest is so in time, also where values of a receive come all at once 
     value: [{ rank: 0, ...received, kind: 7, cell: 1, side: 1, count: 1, first: [1] }],
   });
   assert.deepEqual(store.collectives().map(({ number, start }) => [number, start]), [[1, 20], [9, 500]]);
+});
+
+test("a cell is named with its prompt once that is known, and a view of one cell says which", () => {
+  const store = new Store();
+  deliver(store, { seq: 1, state: "recorded", only: 7, cell: 7, texts: [[5, "In [8]"]] }, { span: [span(0, 0, 10, 90, { cell: 7, name: 5 })] });
+  assert.equal(stateOf(store, "").words, "Cell 7 (In [8]) was recorded.");
+  deliver(store, { seq: 2, state: "idle", cell: 7 });
+  assert.equal(stateOf(store, "").words, "No cell is running; the last one was 7 (In [8]).");
+  deliver(store, { seq: 3, state: "running", cell: 9 });
+  assert.equal(stateOf(store, "").words, "Cell 9 is running.");
 });
 
 test("paused, the picture stands while data are taken in", () => {

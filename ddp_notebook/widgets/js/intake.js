@@ -5,7 +5,7 @@
 import { MISSING } from "./format.js";
 import { keyOf, nameAt } from "./names.js";
 import { Series } from "./series.js";
-import { COLLECTIVE, Entry, Index, makeTables } from "./tables.js";
+import { CELL, COLLECTIVE, Entry, Index, makeTables } from "./tables.js";
 import { unpack } from "./wire.js";
 
 const MOST_METRICS = 48;
@@ -107,6 +107,10 @@ export class Intake {
     this.version = 0;
     /** @type {Map<number, string>} */
     this.texts = new Map();
+    /** @type {number|null} */
+    this.only = null; // the one cell that this view is of
+    /** @type {Map<number, string>} */
+    this.prompts = new Map(); // of cells that are over: "In [8]"
     /** @type {Map<number, {time: number, buckets: {parameters: string[]}[]}[]>} */
     this.layouts = new Map();
     /** @type {Record<string, any>} */
@@ -139,6 +143,12 @@ export class Intake {
   /** @param {number} number @returns {string} */
   text(number) {
     return this.texts.get(number) ?? "";
+  }
+
+  /** The number of a cell, with the prompt by which its reader knows it where that is known. @param {number} cell */
+  cellName(cell) {
+    const prompt = this.prompts.get(cell);
+    return prompt ? `${cell} (${prompt})` : `${cell}`;
   }
 
   /** @param {"data"|"choice"} what */
@@ -221,6 +231,7 @@ export class Intake {
       this.worldSize = message.world_size ?? this.worldSize;
       this.liveNow = Math.max(this.liveNow, message.now_ms ?? 0);
       this.cell = message.cell ?? this.cell;
+      this.only = message.only ?? this.only;
       this.state = message.state ?? this.state;
       this.title = message.title ?? this.title;
       this.alert = message.why ?? "";
@@ -298,8 +309,9 @@ export class Intake {
     const { span } = this.tables;
     const known = mayBeKnown ? this.#knownSpans(rows) : null;
     const begin = span.append(rows);
-    const { rank, kind, start, end, wait, op, latest, replaced } = span.columns;
+    const { rank, kind, name, cell, start, end, wait, op, latest, replaced } = span.columns;
     for (let at = begin; at < span.end; at++) {
+      if (kind[at] === CELL && name[at]) this.prompts.set(cell[at], this.text(name[at]));
       const rowNumber = span.moved + at;
       const open = (this.openOfRank[rank[at]] ??= new Map());
       const openKey = open.size ? knownKey(open, span.columns, at) : undefined;

@@ -14,7 +14,8 @@ const STATES = { stuck: "hangs" };
  * @param {string} interrupt what became of an interrupt
  */
 export function stateOf(store, interrupt) {
-  const { state, cell, choice } = store;
+  const { state, choice, only } = store;
+  const cell = store.cellName(store.cell);
   const chip = STATES[state] ?? state;
   if (interrupt) return { chip, words: interrupt };
   if (store.catchingUp) return { chip, words: `Catching up: ${plural(store.missed, "message")} did not arrive.` };
@@ -22,9 +23,9 @@ export function stateOf(store, interrupt) {
   if (alarm) return { chip, words: `Cell ${cell} hangs. ${alarm}` };
   const whats = {
     running: `Cell ${cell} is running.`,
-    idle: `No cell is running${cell ? `; the last one was ${cell}` : ""}.`,
+    idle: `No cell is running${store.cell ? `; the last one was ${cell}` : ""}.`,
     stopped: "The session has ended.",
-    recorded: "This was recorded.",
+    recorded: only === null ? "This was recorded." : `Cell ${store.cellName(only)} was recorded.`,
   };
   const what = store.messages ? (whats[state] ?? "") : "Waiting for the first message.";
   return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };

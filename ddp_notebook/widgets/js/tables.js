@@ -10,6 +10,7 @@ import { Table } from "./table.js";
 const [U8, U16, U32, I32, F32, F64] = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 
 export const KINDS = ["cell", "forward", "backward", "optimizer", "input", "collective", "send", "recv"];
+export const CELL = KINDS.indexOf("cell");
 export const COLLECTIVE = KINDS.indexOf("collective");
 
 /** The parts of a step in the order in which they are drawn; they add up to its duration. */

@@ -48,7 +48,7 @@ export function timelineWords(store, lanes) {
       else if (row.wait === 0 && row.kind === TRANSFER) lines[1] += ", the last to arrive";
       lines.push([bytes(row.nbytes), store.text(row.group)].filter(Boolean).join(", "));
     }
-    const place = [row?.step !== undefined ? `step ${row.step}` : "", row?.cell ? `cell ${row.cell}` : "", row ? store.text(row.site) : ""].filter(Boolean);
+    const place = [row?.step !== undefined ? `step ${row.step}` : "", row?.cell ? `cell ${store.cellName(row.cell)}` : "", row ? store.text(row.site) : ""].filter(Boolean);
     if (place.length) lines.push(place.join(", "));
     if (one.count > 1) lines.push(`and ${one.count - 1} more under the pointer: zoom in to see them`);
     return lines;
