@@ -29,7 +29,7 @@ def test_the_report_says_what_was_simulated(recording):
     assert second.straggler.rank == 2 and second.straggler.phase == "forward"
     assert second.straggler.factor == pytest.approx(1.8, rel=0.05)
     assert 0.05 < first.overall.share(first.overall.exposed_ns) < 0.2
-    assert second.verdict == "17 % of the step waits for rank 2, whose forward takes 1.8 times the others'"
+    assert second.verdict == "18 % of the step waits for rank 2, whose forward takes 1.8 times the others'"
 
 
 def test_all_steps_have_six_buckets_whose_parameters_have_names(recording):
