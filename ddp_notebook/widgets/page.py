@@ -104,7 +104,7 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
                 found[name].append(rows)
     tables = {name: np.concatenate(rows)[-MOST[name] :] for name, rows in found.items()}
     tables["span"] = tables["span"][np.argsort(tables["span"]["start"], kind="stable")]
-    tables["value"] = _values(recording, values[-MOST["value"] :], calls)
+    tables["value"] = _values(recording, values, calls)
     return tables, (begin_ns - feed.start_ns) / 1e6
 
 
@@ -116,7 +116,7 @@ def _begin_ns(spans: Rows, calls: Rows) -> int:
 
 
 def _values(recording: Recording, values: Rows, calls: Rows) -> Rows:
-    """Rows of `value`, in the order of their calls."""
+    """Rows of `value`, in the order of their calls, and so the last ones of all ranks."""
     if not len(calls) or not len(values):
         return empty("value")
     calls = calls[calls["call"] > 0]
@@ -125,7 +125,9 @@ def _values(recording: Recording, values: Rows, calls: Rows) -> Rows:
     order = np.argsort(known, kind="stable")
     at = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
     is_there = known[order][at] == wanted
-    return wire.values(recording, values[is_there], calls[order[at[is_there]]])
+    values, calls = values[is_there], calls[order[at[is_there]]]
+    last = np.argsort(calls["issue_ns"], kind="stable")[-MOST["value"] :]
+    return wire.values(recording, values[last], calls[last])
 
 
 def _texts(feed: Feed, tables: dict[str, Rows], layouts: list[dict[str, Any]]) -> list[list[Any]]:

@@ -19,7 +19,9 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets import page, summary
 from ddp_notebook.widgets.simulation import simulate
 from tests.browser import chromium
+from tests.observe.batches import Rank
 from tests.observe.test_figures import logged
+from tests.widgets.wire import unpack
 
 EVIL = "</script><script>document.title='taken'</script><!--<script> & $title"
 
@@ -112,6 +114,18 @@ def test_of_what_is_too_much_the_last_rows_stay_and_the_page_says_so(recording, 
     )
     assert begins and 0.5 < float(begins[1]) < 4
     assert header["tables"]["metric"]["rows"] == len(recording.rows("metric")), "metrics are few"
+
+
+def test_values_that_stay_are_the_last_of_all_ranks(monkeypatch):
+    monkeypatch.setitem(page.MOST, "value", 8)
+    recording = Recording(2)
+    for one in (Rank(0), Rank(1)):  # one rank's after the other's
+        for number in range(1, 21):
+            recording.feed(one.batch(one.call(cell=1, issue_ns=1000 * number), one.values(number, 1, [1.0])))
+    found = page.message(recording)
+    value = unpack(found.header, found.data)["value"]
+    assert value["number"].tolist() == np.repeat([17, 18, 19, 20], 2).tolist()
+    assert value["rank"].tolist() == [0, 1] * 4
 
 
 def test_the_same_recording_gives_the_same_page_of_one_file(saved, recording, tmp_path):
