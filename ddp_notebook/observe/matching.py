@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.operation import POINT_TO_POINT
-from ddp_notebook.records import Rows
+from ddp_notebook.records import SPANS, Rows
 
 Times = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]
@@ -65,6 +65,13 @@ def calls_of(recording: Recorded, cell: int | None = None) -> Rows:
     """The calls of a cell, or all."""
     calls = recording.rows("call")
     return calls if cell is None else calls[calls["cell"] == cell]
+
+
+def prompt_of(recording: Recorded, cell: int) -> str:
+    """That a cell's reader knows it by, such as "In [8]"; empty where it has none, or has not ended."""
+    spans = recording.rows("span")
+    names = spans["name"][(spans["kind"] == SPANS.index("cell")) & (spans["cell"] == cell)]
+    return recording.text(int(names[0])) if len(names) else ""
 
 
 def is_message(recording: Recorded, calls: Rows) -> npt.NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddp_notebook.observe.advice import Parts, gradients_of, is_sharded, suggestions, verdict
-from ddp_notebook.observe.matching import Recorded, calls_of
+from ddp_notebook.observe.matching import Recorded, calls_of, prompt_of
 from ddp_notebook.observe.steps import measure, typical
 from ddp_notebook.observe.units import ms, percent
 from ddp_notebook.observe.views import Step, Straggler
@@ -135,7 +135,7 @@ def report(recording: Reportable, cell: int | None = None) -> Report:
     gpus = recording.rows("resource")["gpu_allocated_bytes"]
     return Report(
         cell=cell,
-        prompt=_prompt_of(recording, cell),
+        prompt=prompt_of(recording, cell),
         steps=count,
         skipped=WARM_UP if len(found) < len(every) else 0,
         overall=overall,
@@ -160,13 +160,6 @@ def _last_cell_with_steps(recording: Recorded) -> int | None:
     spans = recording.rows("span")
     cells = spans["cell"][(spans["kind"] == SPANS.index("optimizer")) & (spans["end_ns"] >= 0)]
     return int(cells.max()) if len(cells) else None
-
-
-def _prompt_of(recording: Recorded, cell: int) -> str:
-    """A cell is known to its reader by its prompt, which the rank tells of once it has ended."""
-    spans = recording.rows("span")
-    names = spans["name"][(spans["kind"] == SPANS.index("cell")) & (spans["cell"] == cell)]
-    return recording.text(int(names[0])) if len(names) else ""
 
 
 def _parts(steps: Sequence[Step], rank: int) -> Parts:
@@ -212,7 +205,7 @@ def _compared(recording: Recorded, cell: int, efficiency: float | None, world_si
     if not alone:
         return ()
     if not _is_of(alone, cell):
-        prompt = _prompt_of(recording, alone["cell"])
+        prompt = prompt_of(recording, alone["cell"])
         where = f"{alone['cell']}, {prompt}" if prompt else alone["cell"]
         return (f"One rank alone was measured in cell {where}, which this is not compared with",)
     if efficiency is None:

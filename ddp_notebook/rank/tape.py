@@ -28,7 +28,7 @@ OFF, META, VALUES = range(3)
 LEVELS = ("off", "meta", "values")
 # Records that wait for the recorder's thread. Not more: a small copy that stays may keep the C library from using the
 # place of a freed large tensor again (10 MB for each, measured where all_reduces of fresh 10 MB tensors are recorded).
-_MOST = 2_000
+MOST = 2_000
 _MOST_LIGHT = 100_000  # where a record holds no copy from a large tensor
 
 
@@ -204,8 +204,8 @@ class Tape:
         """Put it once: who waits for it and its callback may both come here, as torch gives the interpreter away."""
         if not call.is_left:
             call.is_left = True
-            copy = call.input or call.output
-            self.put(call, _MOST if call.whole or (copy is not None and copy.numel > SAMPLE) else _MOST_LIGHT)
+            is_large = call.whole or any(copy is not None and copy.numel > SAMPLE for copy in (call.input, call.output))
+            self.put(call, MOST if is_large else _MOST_LIGHT)
 
     def _end(self, call: Call, failed: bool, end_ns: int) -> None:
         """What it has brought is kept, and its tensors are let go."""

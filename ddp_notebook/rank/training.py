@@ -33,7 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ddp_notebook.rank import previews
 from ddp_notebook.rank.buckets import Backward, Model
 from ddp_notebook.rank.comm_hooks import around_register
-from ddp_notebook.rank.tape import OFF, Moment, Tape
+from ddp_notebook.rank.tape import MOST, OFF, Moment, Tape
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT = range(5)  # of `records.SPANS`
 _log = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ class Training:
         copy = previews.copy([gradient])
         if copy is not None:
             self._has_gradient = True
-            self._tape.put(Gradient(span, name, side, copy))
+            self._tape.put(Gradient(span, name, side, copy), MOST)
 
     # ---- optimizer and input
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_notebook.errors import MissingBuildError, UsageError
+from ddp_notebook.observe.matching import prompt_of
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records import ORIGINS, SPANS
+from ddp_notebook.records import ORIGINS
 from ddp_notebook.run.cells import Cells
 from ddp_notebook.run.kernel import has_front_end
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _AFTER_S = 1.0  # of a cell: what is over sooner needs no view
 _LOOK_S = 0.2
 _SYNCHRONISES = [ORIGINS.index(name) for name in ("ddp", "ddp hook", "fsdp")]
-_CELL = SPANS.index("cell")
 _MOST_ROWS = 2000  # of calls that are looked at for one of these
 _log = logging.getLogger(__name__)
 
@@ -177,15 +177,9 @@ class Live:
 
     def _known_cells(self) -> str:
         known = self._cells_recorded()[-8:]
-        prompts = self._prompts()
-        names = [f"{cell} ({prompts[cell]})" if cell in prompts else str(cell) for cell in known]
+        prompts = [prompt_of(self._recording, cell) for cell in known]
+        names = [f"{cell} ({prompt})" if prompt else str(cell) for cell, prompt in zip(known, prompts, strict=True)]
         return f"there is something of {', '.join(names)}" if known else "nothing at all was"
-
-    def _prompts(self) -> dict[int, str]:
-        """By cell the prompt by which its reader knows it; of one that is over."""
-        spans = self._recording.rows("span")
-        spans = spans[(spans["kind"] == _CELL) & (spans["name"] > 0)]
-        return {cell: self._recording.text(name) for cell, name in spans[["cell", "name"]].tolist()}
 
 
 class UnderCell:
