@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import psutil
 import pytest
@@ -53,14 +52,13 @@ def test_px_waits_while_our_cell_awaits(session):
         assert "ab" in "".join(order) and sorted(order) == sorted(["begin", "end", "px", "a", "b"])
 
 
-def test_its_interrupt_reaches_a_px_cell(session):
+def test_its_interrupt_reaches_a_px_cell(session, tmp_path):
     client = session.client
-    running = client[:].execute("started = True\nimport time\ntime.sleep(60)", block=False)
-    deadline = time.monotonic() + 10
-    time.sleep(0.2)  # the interrupt of an idle engine is ignored: give the cell time to begin
-    while not running.ready() and time.monotonic() < deadline:
-        client.send_signal(signal.SIGINT, block=True)
-        running.wait(0.5)
+    code = f"import time\nopen(f'{tmp_path}/{{rank}}', 'w').close()\ntime.sleep(60)"
+    running = client[:].execute(code, block=False)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, "both engines are in the cell")
+    client.send_signal(signal.SIGINT, block=True)
+    running.wait(10)
     assert running.ready() and not running.successful()
     assert session.run("dist.barrier()").ok
 
