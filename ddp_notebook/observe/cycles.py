@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_notebook.observe.matching import Times
+from ddp_notebook.observe.matching import Numbers, Times
 from ddp_notebook.records import SPANS, Rows
 
 _OPTIMIZER, _CELL = SPANS.index("optimizer"), SPANS.index("cell")
@@ -18,13 +19,14 @@ class Cycles:
 
     bounds_ns: Times  # (n + 1,)
     first: int  # the number of the first one; more than 0 where rows were dropped
-    thread: int  # of the optimizer
+    threads: Numbers  # that step: one, or several, such as a thread for each step
 
 
 def cycles(spans: Rows) -> Cycles | None:
     """The steps of one rank in one cell. A step ends at the end of an optimizer span, and the next one begins there.
 
-    Where several optimizers take turns, as in a GAN, it ends with the one that ends their turn.
+    Where several optimizers of a thread take turns, as in a GAN, it ends with the one that ends their turn. Steps of
+    several threads all count, whether the threads follow each other or step at the same time.
 
     Args:
         spans: (n,) rows of `records.SPAN`, of one rank and cell.
@@ -36,30 +38,36 @@ def cycles(spans: Rows) -> Cycles | None:
     optimizers = outermost(spans[spans["kind"] == _OPTIMIZER])
     if not len(optimizers):
         return None
-    threads, counts = np.unique(optimizers["thread"], return_counts=True)
-    thread = int(threads[counts.argmax()])
-    optimizers = optimizers[optimizers["thread"] == thread]
-    ending = np.array(_endings(optimizers["name"].tolist()), np.int64)
-    ends = np.sort(optimizers["end_ns"][ending])
+    threads, ending = np.unique(optimizers["thread"]), _ending(optimizers)
+    ends = optimizers["end_ns"][ending]
     first, skipped = 0, int(optimizers["step"][0])
     if skipped:  # the rows of the first steps were dropped: begin behind the first end that is left
         turn = len(optimizers) / len(ending)
-        return Cycles(bounds_ns=ends, first=round((skipped + ending[0] + 1) / turn), thread=thread)
-    begin = spans["start_ns"][spans["thread"] == thread].min()
-    return Cycles(bounds_ns=np.concatenate(([begin], ends)), first=first, thread=thread)
+        return Cycles(bounds_ns=ends, first=round((skipped + int(ending[0]) + 1) / turn), threads=threads)
+    begin = spans["start_ns"][np.isin(spans["thread"], threads)].min()
+    return Cycles(bounds_ns=np.concatenate(([begin], ends)), first=first, threads=threads)
 
 
 def outermost(spans: Rows) -> Rows:
-    """Those that lie in no other: an optimizer around another one steps once."""
-    spans = spans[np.lexsort((-spans["end_ns"], spans["start_ns"]))]
-    ended = np.maximum.accumulate(spans["end_ns"]) if len(spans) else spans["end_ns"]
+    """Those that lie in no other of their thread, by their ends: an optimizer around another one steps once."""
+    spans = spans[np.lexsort((-spans["end_ns"], spans["start_ns"], spans["thread"]))]
     is_outer = np.ones(len(spans), bool)
-    is_outer[1:] = spans["end_ns"][1:] > ended[:-1]
-    return spans[is_outer]
+    begins = np.unique(spans["thread"], return_index=True)[1].tolist()
+    for begin, end in itertools.pairwise([*begins, len(spans)]):
+        own = spans[begin:end]
+        is_outer[begin + 1 : end] = own["end_ns"][1:] > np.maximum.accumulate(own["end_ns"])[:-1]
+    found = spans[is_outer]
+    return found[np.argsort(found["end_ns"], kind="stable")]
+
+
+def _ending(optimizers: Rows) -> Numbers:
+    """Which of the optimizer spans end a step, by index. Turns are taken in a thread."""
+    of_threads = [np.flatnonzero(optimizers["thread"] == thread) for thread in np.unique(optimizers["thread"])]
+    return np.sort(np.concatenate([own[_endings(optimizers["name"][own].tolist())] for own in of_threads]))
 
 
 def _endings(names: list[int]) -> list[int]:
-    """Which of the optimizer spans end a step.
+    """Which of the optimizer spans of a thread end a step.
 
     The one that joins last ends the turn. One that joins much later, or stops, ends the turns that it takes part in.
 

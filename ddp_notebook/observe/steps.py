@@ -122,9 +122,9 @@ def waited_for(recording: Recorded, calls: Rows) -> Times:
 
 def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, layouts: _Layouts) -> Iterator[Measured]:
     edges, count = bounds.bounds_ns, len(bounds.bounds_ns) - 1
-    spans = spans[(spans["end_ns"] >= 0) & (spans["thread"] == bounds.thread)]
+    spans = spans[(spans["end_ns"] >= 0) & np.isin(spans["thread"], bounds.threads)]
     calls, waited = in_order(calls, waited)
-    times = parts(edges, spans, calls, waited, calls["thread"] == bounds.thread)
+    times = parts(edges, spans, calls, waited, np.isin(calls["thread"], bounds.threads))
     totals = {f"{name}_ns": values.tolist() for name, values in times.items()}
     own_forward, own_backward = totals.pop("own_forward_ns"), totals.pop("own_backward_ns")
     samples = samples_of(spans, edges)
@@ -150,10 +150,10 @@ def parts(
 
     Args:
         edges: (n + 1,) in order.
-        spans: that have ended, of the thread that steps.
+        spans: that have ended, of the threads that step.
         calls: (m,) in the order of their issue.
         waited: (m,) for other ranks.
-        is_own: (m,) whether the thread that steps has called it.
+        is_own: (m,) whether a thread that steps has called it.
 
     Ranks whose times do not overlap, as they were moved apart, can be measured together.
     """

@@ -61,6 +61,7 @@ class Tape:
         self.filled = threading.Event()  # wakes the recorder's thread
         self.is_filled = False  # since that thread has looked; to ask the event takes longer
         self.site = Sites(cells).site
+        self._moving = threading.Lock()  # of the moment: steps and backwards may be in several threads
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
         self._spans = itertools.count(1)
@@ -108,15 +109,18 @@ class Tape:
         """A cell begins."""
         self.moment = Moment(cell, title, 0, None)
 
-    def count_step(self) -> None:
-        """An optimizer has stepped."""
-        now = self.moment
-        self.moment = Moment(now.cell, now.title, now.step + 1, now.backward)
+    def count_step(self) -> Moment:
+        """An optimizer has stepped. Returns the moment in which it did."""
+        with self._moving:
+            now = self.moment
+            self.moment = Moment(now.cell, now.title, now.step + 1, now.backward)
+        return now
 
     def go_back(self, backward: Backward | None) -> None:
         """A backward begins, or has ended."""
-        now = self.moment
-        self.moment = Moment(now.cell, now.title, now.step, backward)
+        with self._moving:
+            now = self.moment
+            self.moment = Moment(now.cell, now.title, now.step, backward)
 
     # ---- calls
 

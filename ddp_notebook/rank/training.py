@@ -85,6 +85,7 @@ class Training:
         self._prepared: list[Model] = []
         self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: when they began, and the batch
         self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
+        self._naming = threading.Lock()  # of models and optimizers, which may be new in several threads
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._gradients: list[tuple[int, str, torch.Tensor]] = []  # of the backward under way, to be averaged
         self._hooked = WeakTensorKeyDictionary()  # parameters
@@ -129,15 +130,25 @@ class Training:
         for module in (torch.autograd, torch.autograd.graph):
             _around(module, "_engine_run_backward", self._around_backward)
 
-    def put(self, kind: int, name: str, start_ns: int, samples: int = -1, *, number: int = 0, end_ns: int = 0) -> None:
-        """Leave a span that ends now, or at another time."""
+    def put(
+        self,
+        kind: int,
+        name: str,
+        start_ns: int,
+        samples: int = -1,
+        *,
+        number: int = 0,
+        end_ns: int = 0,
+        moment: Moment | None = None,
+    ) -> None:
+        """Leave a span that ends now, or at another time; of this moment, or of another one."""
         tape = self._tape
         tape.put(
             Span(
                 number or tape.next_span(),
                 kind,
                 name,
-                tape.moment,
+                moment or tape.moment,
                 start_ns,
                 end_ns or time.monotonic_ns(),
                 samples,
@@ -189,11 +200,11 @@ class Training:
             self._look_at_gradient(model)
 
     def _model(self, model: DistributedDataParallel) -> Model:
-        known = self._models.get(model)
-        if known is None:
-            known = self._models[model] = Model(
-                model, _new_name(model.module, {one.name for one in self._models.values()})
-            )
+        with self._naming:
+            known = self._models.get(model)
+            if known is None:
+                name = _new_name(model.module, {one.name for one in self._models.values()})
+                known = self._models[model] = Model(model, name)
         return known
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,11 +297,11 @@ class Training:
         began_ns = stack.pop().began_ns
         if stack:  # inside another one's
             return
-        name = self._optimizers.get(optimizer)
-        if name is None:
-            name = self._optimizers[optimizer] = _new_name(optimizer, set(self._optimizers.values()))
-        self.put(OPTIMIZER, name, began_ns)
-        self._tape.count_step()
+        with self._naming:
+            name = self._optimizers.get(optimizer)
+            if name is None:
+                name = self._optimizers[optimizer] = _new_name(optimizer, set(self._optimizers.values()))
+        self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
         for call in self.on_step:
             call()
 

@@ -38,9 +38,8 @@ class Cutter:
         self.skips_first = False  # rows of the first step were left out
         self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps begin and end
         self._first = [0] * world_size  # the number of the step that begins at the first of them
-        self._thread = np.full(world_size, -1, np.int64)  # that steps
         self._begin_ns = np.full(world_size, _NEVER)  # of what the rank has done at all
-        self._names: list[list[int]] = [[] for _ in range(world_size)]  # of optimizers, as they joined
+        self._names: dict[tuple[int, int], list[int]] = {}  # of optimizers by rank and thread, as they joined
         self._waits_since_s: float | None = None  # for ranks that have not taken a step which others have
         self._next = 0  # the first step that was not measured
 
@@ -62,11 +61,9 @@ class Cutter:
             self._step(rank, own)
 
     def _step(self, rank: int, ends: Rows) -> None:
-        if self._thread[rank] < 0:
-            self._thread[rank] = ends["thread"][0]
-        ends = ends[ends["thread"] == self._thread[rank]]
-        names, edges = self._names[rank], self._edges[rank]
-        for name, step, end_ns in ends[["name", "step", "end_ns"]].tolist():
+        edges = self._edges[rank]
+        for thread, name, step, end_ns in ends[["thread", "name", "step", "end_ns"]].tolist():
+            names = self._names.setdefault((rank, thread), [])
             if name not in names:
                 names.append(name)
             if name != names[-1] or (edges and end_ns <= edges[-1]):
@@ -76,6 +73,11 @@ class Cutter:
             elif not edges:
                 edges.append(int(self._begin_ns[rank]))
             edges.append(end_ns)
+
+    def _is_stepping(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """(n,) which of these spans or calls are of a thread that steps."""
+        stepping = np.array([rank << 32 | thread for rank, thread in self._names], np.int64)
+        return np.isin(rows["rank"].astype(np.int64) << 32 | rows["thread"], stepping)
 
     def numbers(self, ranks: Numbers, times_ns: Numbers) -> Numbers:
         """(n,) the step that each time lies in; of times before the first one the number before its."""
@@ -130,7 +132,7 @@ class Cutter:
         np.minimum.at(low, rank, begin_ns)
         np.maximum.at(high, rank, end_ns)
         spans = spans[(spans["end_ns"] >= low[spans["rank"]]) & (spans["start_ns"] <= high[spans["rank"]])]
-        spans = spans[(spans["kind"] != _CELL) & (spans["thread"] == self._thread[spans["rank"]])]
+        spans = spans[(spans["kind"] != _CELL) & self._is_stepping(spans)]
         until_ns = np.maximum(calls["end_ns"], calls["issue_ns"] + calls["blocked_ns"])
         overlaps = (until_ns >= low[calls["rank"]]) & (calls["issue_ns"] <= high[calls["rank"]])
         calls, waited = calls[overlaps], waited[overlaps]
@@ -151,7 +153,7 @@ class Cutter:
         begins, ends = moved(rank, begin_ns), moved(rank, end_ns)
         edges = np.unique(np.concatenate((begins, ends)))
         at = np.searchsorted(edges, begins)
-        taken = parts(edges, spans, calls, waited, calls["thread"] == self._thread[calls["rank"]])
+        taken = parts(edges, spans, calls, waited, self._is_stepping(calls))
         samples = samples_of(spans, edges)
 
         steps = empty("step", len(at))

@@ -168,6 +168,7 @@ def simulate(
     cell: int = 1,
     seed: int = 0,
     into: Synthetic | None = None,
+    threads: int = 1,
 ) -> Synthetic:
     """Simulates data-parallel training.
 
@@ -180,6 +181,7 @@ def simulate(
         is_ddp: False: one blocking all-reduce of the user's own between backward and optimizer.
         origin: of that all-reduce, if it is not the user's.
         has_optimizer: False: neither spans nor steps, only the collectives.
+        threads: that take the steps in turns; 1: the main thread takes all.
     """
     random = np.random.default_rng(seed)
     run = into or Synthetic(world_size)
@@ -286,6 +288,9 @@ def simulate(
     for rank in range(world_size):
         at = offsets[rank]
         run.span(rank, "cell", "", begin + at, int(now[rank]) + at, cell=cell)
+    if threads > 1:
+        for row in (*run._rows["span"], *run._rows["call"]):
+            row["thread"] = 0 if row.get("kind") == SPANS.index("cell") else 1 + row["step"] % threads
     return run
 
 

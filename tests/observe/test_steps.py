@@ -167,6 +167,23 @@ def test_spans_of_other_threads_and_open_ones_do_not_count():
     assert (step.input_ns, step.compute_ns, step.duration_ns) == (0, 10 * MS, 12 * MS)
 
 
+@pytest.mark.parametrize("is_ddp", [True, False], ids=["DDP", "all_reduce"])
+def test_steps_of_threads_that_follow_each_other_are_those_of_one(is_ddp):
+    assert steps(simulate(steps=20, is_ddp=is_ddp, threads=7)) == steps(simulate(steps=20, is_ddp=is_ddp))
+
+
+def test_steps_of_threads_at_the_same_time_all_count():
+    """A step inside another thread's is not one around another; optimizers take turns in a thread only."""
+    run = Synthetic(1)
+    spans_of(run, ("optimizer", 0, 20), ("optimizer", 30, 40), thread=1)
+    spans_of(run, ("optimizer 2", 5, 10), ("optimizer 2", 25, 35), ("optimizer 2", 36, 39), thread=2)
+
+    found = steps(run)
+
+    check_sums(found)
+    assert [one.duration_ns // MS for one in found] == [10, 10, 15, 4, 1]
+
+
 def test_steps_keep_their_numbers_when_the_first_rows_were_dropped():
     run = simulate(steps=12)
     whole = steps(run, rank=1)

@@ -73,6 +73,7 @@ SCENES: dict[str, dict[str, Any]] = {
     "accumulated gradients": {"micro_steps": 3},
     "no DDP": {"is_ddp": False},
     "clocks apart": {"clock_error_ns": 200_000},
+    "a thread for each step": {"threads": 7},
 }
 
 
