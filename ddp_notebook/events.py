@@ -270,6 +270,7 @@ class CellDone(Message):
     operation: dict[str, Any] | None = None  # the `Operation` that it failed in, or was freed from
     was_freed: bool = False  # it failed because it could not go on without others, not by itself
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
+    trains_apart: bool = False  # an optimizer has stepped again and again, and nothing was sent to other ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

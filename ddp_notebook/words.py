@@ -1,4 +1,4 @@
-"""Sets of ranks in words, for both sides."""
+"""Sets of ranks in words, and what is said of them in several places."""
 
 from __future__ import annotations
 
@@ -41,3 +41,11 @@ def _without_pair(part: str) -> str:
 def name_ranks(ranks: Sequence[int]) -> str:
     """`[2]` -> `"rank 2"`, `[0, 1, 3]` -> `"ranks 0-1,3"`."""
     return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
+
+
+def train_apart(ranks: Sequence[int]) -> str:
+    """What is said of ranks whose optimizers step while nothing is sent."""
+    return (
+        f"{name_ranks(ranks)} train apart: no gradient was averaged by a collective, send or receive; if they are to "
+        "train together, wrap the model in DistributedDataParallel"
+    )

@@ -16,17 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ddp_notebook.observe.advice import Parts, gradients_of, is_sharded, suggestions, verdict
+from ddp_notebook.observe.apart import Bounded, apart
 from ddp_notebook.observe.matching import Recorded, calls_of, prompt_of
 from ddp_notebook.observe.steps import measure, typical
 from ddp_notebook.observe.units import ms, percent
 from ddp_notebook.observe.views import Step, Straggler
 from ddp_notebook.observe.waits import WARM_UP, straggler_of
 from ddp_notebook.records import SPANS
+from ddp_notebook.words import train_apart
 
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
 _TIMES = tuple(f"{name}_ns" for name in (*_COLUMNS, "communication", "overlapped"))
@@ -86,15 +88,7 @@ class Report:
         return [f"{note}." for note in self.notes]
 
 
-class Reportable(Recorded, Protocol):
-    """What a report is made of."""
-
-    @property
-    def dropped(self) -> Mapping[int, int]:
-        """Rows that were lost on their way here, by rank."""
-
-
-def report(recording: Reportable, cell: int | None = None) -> Report:
+def report(recording: Bounded, cell: int | None = None) -> Report:
     """The report of a training cell.
 
     Args:
@@ -132,6 +126,7 @@ def report(recording: Reportable, cell: int | None = None) -> Report:
     overall = _mean(ranks)
     count = max(len(own) for own in of_rank.values())
     efficiency = _efficiency(recording, overall, len(ranks), cell)
+    compared = _compared(recording, cell, efficiency, len(ranks))
     gpus = recording.rows("resource")["gpu_allocated_bytes"]
     return Report(
         cell=cell,
@@ -142,7 +137,7 @@ def report(recording: Reportable, cell: int | None = None) -> Report:
         ranks=ranks,
         straggler=slow,
         efficiency=efficiency,
-        notes=(*_compared(recording, cell, efficiency, len(ranks)), *_what_was_lost(recording)),
+        notes=(*_apart(recording, cell), *compared, *_what_was_lost(recording)),
         verdict=verdict(overall, ranks, slow, count),
         suggestions=suggestions(
             overall,
@@ -216,7 +211,12 @@ def _compared(recording: Recorded, cell: int, efficiency: float | None, world_si
     return (f"That is {percent(efficiency)} of {world_size} times one rank alone: {figures}",)
 
 
-def _what_was_lost(recording: Reportable) -> tuple[str, ...]:
+def _apart(recording: Bounded, cell: int) -> tuple[str, ...]:
+    ranks = apart(recording, cell)
+    return (f"{(words := train_apart(ranks))[0].upper()}{words[1:]}",) if ranks else ()
+
+
+def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
     lost = sum(recording.dropped.values())
     return (f"{lost:,} row{'s were' if lost != 1 else ' was'} lost: some steps may be missing",) if lost else ()
 

@@ -90,8 +90,10 @@ class Network:
         self.release.begin()
 
     def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
-        """The cell has ended: what `CellDone` says of it. Of one that ended well by itself, nothing."""
+        """The cell has ended: what `CellDone` says of it. Of one that ended well by itself, nothing but that its ranks
+        train apart."""
         self._cell = None
+        apart = {"trains_apart": True} if self._progress.trains_apart else {}
         release = self.release
         release.end()
         main = threading.get_ident()
@@ -108,7 +110,7 @@ class Network:
         errors = [*_chain(failure), *([] if failed is None else [failed.error])]
         self._is_broken |= any(isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(str(one)) for one in errors)
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
-            return {}
+            return apart
         was_freed = failure is not None and self._is_for_want_of_others(failure)
         doing = release.doing or self._failed_in(failure, failed_call if was_freed else None)
         self.recorder.failed = None  # and with it the frames of its traceback
@@ -117,6 +119,7 @@ class Network:
             "operation": None if doing.operation is None else doing.operation.to_json(),
             "was_freed": was_freed,
             "group": self.state(),
+            **apart,
         }
 
     def vitals(self) -> dict[str, Any]:

@@ -127,7 +127,8 @@ class Runner:
             self._streams.flush()
             os._exit(1)  # the notebook tells it as a death, with these words, and heals it as one
         self.running = None  # before the notebook hears of the end, and may ask what runs
-        if self._uneventful and done.status == "ok" and not done.payload and done.has_group and not done.group:
+        is_plain = done.has_group and not (done.payload or done.group or done.trains_apart)
+        if self._uneventful and done.status == "ok" and is_plain:
             self._streams.end(cell.cell, round(done.duration_s * 1e6))
         else:
             self._streams.end(cell.cell)

@@ -29,7 +29,7 @@ from ddp_notebook.run.screen import Screen, display_id_of
 from ddp_notebook.run.text import CellEnd, Ordered, Piece, TextSplitter
 from ddp_notebook.run.watch import Beside, Watch
 from ddp_notebook.signals import RELEASE
-from ddp_notebook.words import name_ranks
+from ddp_notebook.words import name_ranks, train_apart
 
 _CODES = 50  # cells whose code is kept
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
@@ -134,6 +134,9 @@ class Cells:
                     notes = self.mend.after(run.result, pending, watch.killed)
             if screen is not None:
                 self._note_lost_groups(run.result, screen)
+                apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
+                if len(apart) > 1:
+                    screen.note(train_apart(apart))
                 for note in notes:
                     screen.note(note)
             if not self._cluster.is_running:

@@ -68,6 +68,7 @@ class RankResult:
     operation: Operation | None = None  # that it failed in, or was freed from
     was_freed: bool = False  # it did not fail by itself, but for want of others
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups after a cell that did not end well
+    trains_apart: bool = False  # its optimizers have stepped, and nothing was sent to other ranks
 
     @property
     def failed_by_itself(self) -> bool:

@@ -169,6 +169,7 @@ def simulate(
     seed: int = 0,
     into: Synthetic | None = None,
     threads: int = 1,
+    has_calls: bool = True,
 ) -> Synthetic:
     """Simulates data-parallel training.
 
@@ -182,6 +183,7 @@ def simulate(
         origin: of that all-reduce, if it is not the user's.
         has_optimizer: False: neither spans nor steps, only the collectives.
         threads: that take the steps in turns; 1: the main thread takes all.
+        has_calls: False: nothing is sent.
     """
     random = np.random.default_rng(seed)
     run = into or Synthetic(world_size)
@@ -288,6 +290,8 @@ def simulate(
     for rank in range(world_size):
         at = offsets[rank]
         run.span(rank, "cell", "", begin + at, int(now[rank]) + at, cell=cell)
+    if not has_calls:
+        run._rows["call"] = [row for row in run._rows["call"] if row["cell"] != cell]
     if threads > 1:
         for row in (*run._rows["span"], *run._rows["call"]):
             row["thread"] = 0 if row.get("kind") == SPANS.index("cell") else 1 + row["step"] % threads

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_notebook.observe.apart import apart
 from ddp_notebook.records import SPANS
+from tests.observe.synthetic import Synthetic, simulate
 
 _TRAIN = """
 import threading
@@ -68,3 +70,70 @@ for thread in threads: thread.join()
     spans = spans[(spans["cell"] == spans["cell"].max()) & (spans["kind"] == SPANS.index("optimizer"))]
     for rank in (0, 1):
         assert np.sort(spans["step"][spans["rank"] == rank]).tolist() == list(range(200))
+
+
+# ---- apart
+
+_ALONE = """
+def train_alone(steps):
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps): step(model, optimizer)
+train_alone(3)
+"""
+_APART = "ranks 0-1 train apart: no gradient was averaged by a collective, send or receive; if they are to train "
+
+
+def test_ranks_that_train_apart_get_one_line_under_the_cell_and_in_the_report(ranks, capsys):
+    ranks.run(_ALONE)
+    assert capsys.readouterr().err == f"{_APART}together, wrap the model in DistributedDataParallel\n"
+    ranks.run("train_alone(100)")
+    assert capsys.readouterr().err.count("train apart") == 1
+    assert str(ranks.recording.report()).count(f"R{_APART[1:]}") == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "step(*make())\nstep(*make())",
+        "train_alone(3)\ndist.barrier()",
+        "if rank == 0: train_alone(3)",
+        "thread = threading.Thread(target=train_alone, args=(3,)); thread.start(); thread.join()",
+    ],
+)
+def test_ranks_that_do_not_train_or_send_something_get_none(ranks, code, capsys):
+    ranks.run(_ALONE)
+    capsys.readouterr()
+    ranks.run(code)
+    assert "train apart" not in capsys.readouterr().err
+    assert "train apart" not in str(ranks.recording.report(cell=ranks.recording.rows("span")["cell"].max()))
+
+
+def test_a_step_whose_gradients_an_earlier_cell_has_averaged(ranks, capsys):
+    ranks.run("model, optimizer = make()\nfor _ in range(2): step(model, optimizer)")
+    for code in ("model(torch.ones(2, 4)).sum().backward()", "optimizer.step()", "optimizer.zero_grad()"):
+        ranks.run(code)
+    assert "train apart" not in capsys.readouterr().err
+    ranks.run("optimizer.step()")  # with the same gradients, or none: but nothing was sent since
+    assert "train apart" in capsys.readouterr().err
+
+
+def test_only_the_ranks_that_train_apart_are_named():
+    run = Synthetic(4)
+    for rank in range(4):
+        for at in range(3):
+            run.span(rank, "optimizer", "SGD", at * 10 + 1, at * 10 + 2)
+    run.call(0, "all_reduce", 5, 6)
+    assert apart(run, 1) == [1, 2, 3]
+
+
+def test_rows_that_are_gone_prove_nothing():
+    run = simulate(world_size=2, steps=5)
+    assert apart(simulate(world_size=2, steps=5, cell=2, has_calls=False, into=run), 2) == [0, 1]
+    simulate(world_size=2, steps=5, cell=3, into=run)
+    calls = run.rows("call")
+    run._tables["call"] = calls[calls["cell"] == 3]  # the oldest have gone
+    assert apart(run, 1) == apart(run, 2) == []
+    run.dropped = {0: 1}
+    run._tables["call"] = calls
+    assert apart(run, 2) == []
