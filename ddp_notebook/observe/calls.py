@@ -63,7 +63,7 @@ def _slices(recording: Recorded, calls: Rows, parameters: _Parameters, end_ns: i
         end = of["end_ns"]
         if end < 0:
             end = end_ns if of["state"] == _ISSUED else begin + of["blocked_ns"]
-        op = args["op"]
+        op = args.setdefault("op", "unknown operation")  # the batch with its name may be lost
         found.append(
             Slice(
                 name=f"{op} (bucket {of['bucket']})" if of["bucket"] >= 0 else op,

@@ -80,7 +80,7 @@ class Drain:
                     if len(self._tape):
                         self._tape.filled.set()
             except Exception:  # must not end the thread
-                _log.exception("a part of the recording was lost")
+                _log.info("a part of the recording was lost", exc_info=True)  # the user's cell is not the place for it
 
     def _pass_on(self) -> None:
         with self._lock:
@@ -92,7 +92,7 @@ class Drain:
             except Exception:
                 tape.dropped += dropped + len(records)
                 raise
-            if batch.tables or dropped:
+            if batch.tables or batch.dropped or batch.texts:  # later rows need the texts of a record that has failed
                 self._send(encode(batch))
         if self._rows.has_late:
             tape.filled.set()

@@ -180,7 +180,8 @@ class Training:
                 try:
                     after(model, began_ns, (*inputs, *named.values()), has_failed)
                 except Exception:  # the user's forward must go on
-                    _log.exception("a forward was not recorded")
+                    _log.info("a forward was not recorded", exc_info=True)
+                    self._tape.dropped += 1
 
         return _disable_dynamo(forward, recursive=False)  # torch.compile calls it as it is
 

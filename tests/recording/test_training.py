@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_notebook.codec import decode
 from ddp_notebook.observe.apart import apart
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.trace import chrome_trace
+from ddp_notebook.rank.drain import Drain
+from ddp_notebook.rank.rows import Rows
+from ddp_notebook.rank.tape import Tape
+from ddp_notebook.rank.training import FORWARD, Training
 from ddp_notebook.records import SPANS
 from tests.observe.synthetic import Synthetic, simulate
 
@@ -137,3 +144,34 @@ def test_rows_that_are_gone_prove_nothing():
     run.dropped = {0: 1}
     run._tables["call"] = calls
     assert apart(run, 2) == []
+
+
+# ---- records that fail
+
+
+def test_a_record_that_fails_is_counted_and_keeps_its_texts():
+    """A batch of its own, with a name that later records have too."""
+    tape, recording = Tape({}), Recording(1)
+    drain = Drain(tape, Rows(lambda: 0, lambda *_: ""), lambda data: recording.feed(decode(data)), lambda: False)
+    training = Training(tape)
+    for samples in (2**31, 8):  # the first is more than its column holds
+        training.put(FORWARD, "Net", 1, samples)
+        drain.flush()
+    [row] = recording.rows("span")
+    assert (recording.text(int(row["name"])), row["samples"]) == ("Net", 8)
+    assert recording.dropped == {0: 1}
+
+
+def test_a_record_that_fails_on_a_rank_is_counted_and_said_in_the_report_only(ranks, capsys):
+    before = ranks.recording.dropped
+    ranks.run("next(iter(torch.utils.data.DataLoader([torch.zeros(1).expand(2**31)], batch_size=None)))[0]")
+    assert "Traceback" not in capsys.readouterr().err
+    assert "rows were lost: some steps may be missing" in str(ranks.recording.report())
+    assert {rank: count - before.get(rank, 0) for rank, count in ranks.recording.dropped.items()} == {0: 1, 1: 1}
+
+
+def test_a_trace_of_calls_whose_names_are_lost():
+    run = simulate(world_size=2, steps=1)
+    run.rows("call")["op"] = run.rows("call")["site"] = 0
+    names = {event["name"] for event in chrome_trace(run)["traceEvents"]}
+    assert "unknown operation (bucket 0)" in names
