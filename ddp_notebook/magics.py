@@ -13,6 +13,7 @@ from ddp_notebook.launch import options as start_options
 from ddp_notebook.lines import LineParser
 from ddp_notebook.run import options as cell_options
 from ddp_notebook.run.exchange import check_name
+from ddp_notebook.words import list_ranks
 
 
 @magics_class
@@ -107,8 +108,9 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_trace FILE")
         parser.add_argument("file", metavar="FILE")
         path = parser.parse_line(line).file
-        profiles = _session().trace(path)
-        also = f", with torch's profile of {profiles} rank{'s' * (profiles > 1)}" if profiles else ""
+        profiles, lost = _session().write_trace(path)
+        also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
+        also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
         print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
 
     # ---- cells

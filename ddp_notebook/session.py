@@ -44,6 +44,7 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
 from ddp_notebook.observe.alone import alone
 from ddp_notebook.observe.observer import Observer
+from ddp_notebook.observe.profiles import read as read_profile
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import Report
 from ddp_notebook.observe.trace import save
@@ -281,7 +282,7 @@ class Session:
         if self._level != "values":
             asked.setdefault("level", self._level)
         if asked.get("profile"):
-            asked["profile"] = str(Path(self._living.directory) / "profile-{cell}-{rank}.json")
+            asked["profile"] = str(Path(self._living.directory) / "profile")
 
         def run() -> CellResult:
             self._has_news = True
@@ -554,16 +555,24 @@ class Session:
         Raises:
             UsageError: nothing was recorded, or the file cannot be written.
         """
-        recording = self.recording
-        profiles: dict[int, list[Path]] = {}
+        return len(self.write_trace(path, cell)[0])
+
+    def write_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> tuple[list[int], list[int]]:
+        """The same. Returns the ranks whose profiles it holds, and those whose profiles are lost."""
+        last: dict[int, tuple[int, Path]] = {}  # the last profile of each rank
         if self._cluster is not None:
-            found = Path(self._cluster.directory).glob("profile-*-*.json")
-            numbers = {file: tuple(int(word) for word in file.stem.split("-")[1:]) for file in found}
-            for file, (of_cell, of_rank) in sorted(numbers.items(), key=lambda item: item[1]):
+            for file in Path(self._cluster.directory).glob("profile-*-*.json"):
+                of_cell, of_rank = (int(word) for word in file.stem.split("-")[1:])
                 if cell in (None, of_cell):
-                    profiles.setdefault(of_rank, []).append(file)
-        save(recording, path, cell, {rank: files[-1] for rank, files in profiles.items()})
-        return len(profiles)
+                    last[of_rank] = max(last.get(of_rank, (0, file)), (of_cell, file))
+        profiles, lost = {}, []
+        for rank, (_, file) in sorted(last.items()):
+            try:
+                profiles[rank] = read_profile(rank, file)
+            except UsageError:  # the disk was full, or the rank has died: the rest is worth its file
+                lost.append(rank)
+        save(self.recording, path, cell, profiles)
+        return list(profiles), lost
 
     def baseline(self, steps: int = 30, seconds: float = 20.0) -> None:
         """Let rank 0 run the last training cell alone for some steps, which `%ddp_report` then compares with. Its

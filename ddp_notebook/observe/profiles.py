@@ -42,7 +42,7 @@ def add_profile(trace: Trace, rank: int, profile: Profile, offset_ns: int | None
     Raises:
         UsageError: it is no such trace.
     """
-    found = _read(rank, profile)
+    found = read(rank, profile)
     if offset_ns is None:
         offset_ns = time.time_ns() - time.monotonic_ns()
     base_ns = int(found.get("baseTimeNanoseconds", 0)) - offset_ns
@@ -80,7 +80,12 @@ def add_profile(trace: Trace, rank: int, profile: Profile, offset_ns: int | None
             trace.add_arrow(name, category or "profiler", [Point(begin, begin.start_ns), Point(end, end.start_ns)])
 
 
-def _read(rank: int, profile: Profile) -> Mapping[str, Any]:
+def read(rank: int, profile: Profile) -> Mapping[str, Any]:
+    """What a profile holds.
+
+    Raises:
+        UsageError: it cannot be read, or is none.
+    """
     found: Any = profile
     if not isinstance(profile, Mapping):
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,10 +29,28 @@ class Profile:
             self._profiler.start()
 
     def end(self) -> None:
-        """The cell has ended."""
+        """The cell has ended. A profile that cannot be written is told, and leaves an empty file."""
         with _silent():
             self._profiler.stop()
-        self._profiler.export_chrome_trace(self._path)
+            self._profiler.export_chrome_trace(self._path)  # which raises nothing where it has failed
+        if not _is_whole(self._path):
+            folder = os.path.dirname(self._path)
+            free_mb = shutil.disk_usage(folder).free / 1e6
+            print(
+                f"ddp_notebook: the profile is lost: it could not be written to {folder} ({free_mb:,.0f} MB are free)",
+                file=sys.stderr,
+            )
+            open(self._path, "wb").close()
+
+
+def _is_whole(path: str) -> bool:
+    """Whether torch has written a trace to its end, which is its name."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - len(path) - 100))
+            return b'"traceName"' in file.read()
+    except OSError:  # it is not there
+        return False
 
 
 @contextmanager

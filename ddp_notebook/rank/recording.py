@@ -56,8 +56,8 @@ class Recording:
 
         Args:
             cell, title: its number, and that in `In [n]`.
-            options: how much to record of it: "level", "full_bytes", "watch", "gradient", "profile": a path;
-                "solo": steps and seconds that it is to take alone.
+            options: how much to record of it: "level", "full_bytes", "watch", "gradient", "profile": what
+                the path of the profile begins with; "solo": steps and seconds that it is to take alone.
             namespace: the user's variables.
             has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
@@ -74,7 +74,7 @@ class Recording:
             self._recorder.instead = solo.run
             self.training.on_step.append(solo.on_step)
         if "profile" in options:
-            self._profile = Profile(options["profile"].format(cell=cell, rank=namespace["rank"]))
+            self._profile = Profile(f"{options['profile']}-{cell}-{namespace['rank']}.json")
         self._began_ns, self._began_at = time.monotonic_ns(), self.tape.puts
 
     def end_cell(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import numpy as np
@@ -165,8 +167,9 @@ def test_a_record_that_fails_is_counted_and_keeps_its_texts():
 def test_a_record_that_fails_on_a_rank_is_counted_and_said_in_the_report_only(ranks, capsys):
     before = ranks.recording.dropped
     ranks.run("next(iter(torch.utils.data.DataLoader([torch.zeros(1).expand(2**31)], batch_size=None)))[0]")
-    assert "Traceback" not in capsys.readouterr().err
     assert "rows were lost: some steps may be missing" in str(ranks.recording.report())
+    ranks.run("pass")  # shows what was written after the cell
+    assert "Traceback" not in capsys.readouterr().err
     assert {rank: count - before.get(rank, 0) for rank, count in ranks.recording.dropped.items()} == {0: 1, 1: 1}
 
 
@@ -175,3 +178,33 @@ def test_a_trace_of_calls_whose_names_are_lost():
     run.rows("call")["op"] = run.rows("call")["site"] = 0
     names = {event["name"] for event in chrome_trace(run)["traceEvents"]}
     assert "unknown operation (bucket 0)" in names
+
+
+# ---- the profile of a cell
+
+
+@pytest.fixture
+def folder(ranks, tmp_path, monkeypatch) -> Any:
+    """Where the profiles of the session lie."""
+    folder = tmp_path / "a {folder} of {0}"
+    folder.mkdir()
+    monkeypatch.setattr(ranks._cluster, "directory", str(folder))
+    return folder
+
+
+def test_a_profile_in_a_folder_with_braces(ranks, folder, tmp_path):
+    assert ranks.run("x = torch.ones(3) * 2", quiet=True, record={"profile": True})[0].stderr == ""
+    assert len(list(folder.iterdir())) == ranks.trace(tmp_path / "run.json") == 2
+
+
+def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, folder, tmp_path):
+    limit = "import resource\nif rank == 1: resource.setrlimit(resource.RLIMIT_FSIZE, (%s, resource.RLIM_INFINITY))\n"
+    result = ranks.run(limit % 1000 + "x = torch.ones(3) * 2", quiet=True, record={"profile": True})
+    ranks.run(limit % "resource.RLIM_INFINITY", quiet=True)
+    assert result.ok and result[0].stderr == ""
+    words = f"ddp_notebook: the profile is lost: it could not be written to {folder} "
+    assert re.fullmatch(rf"{re.escape(words)}\([\d,]+ MB are free\)\n", result[1].stderr)
+    path = tmp_path / "run.json"
+    assert ranks.write_trace(path) == ([0], [1])
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["name"] == "aten::mul"} == {0}
