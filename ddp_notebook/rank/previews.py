@@ -164,6 +164,7 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
     return rows
 
 
+@np.errstate(invalid="ignore", over="ignore")  # tensors may hold infinities, signalling NaN and the largest numbers
 def _describe(rows: Rows, at: npt.NDArray[np.int64], tensors: torch.Tensor) -> None:
     """Fill the rows of these places.
 
@@ -181,8 +182,7 @@ def _describe(rows: Rows, at: npt.NDArray[np.int64], tensors: torch.Tensor) -> N
     first[:, : count * array.itemsize] = np.ascontiguousarray(array[:, :count]).view(np.uint8)
     rows["first_count"][at], rows["first"][at] = count, first.view(rows["first"].dtype)[:, 0]
     numbers = _numbers_of(tensors, array).reshape(len(at), -1).astype(np.float64)
-    with np.errstate(invalid="ignore"):  # inf - inf
-        sums = numbers.sum(1)
+    sums = numbers.sum(1)
     lows = highs = numbers
     counts = np.full(len(at), width)
     if not np.isfinite(sums).all():
@@ -190,8 +190,7 @@ def _describe(rows: Rows, at: npt.NDArray[np.int64], tensors: torch.Tensor) -> N
         rows["nans"][at] = nans = nan.sum(1)
         rows["infs"][at] = np.isinf(numbers).sum(1)
         lows, highs = np.where(nan, np.inf, numbers), np.where(nan, -np.inf, numbers)
-        with np.errstate(invalid="ignore"):
-            sums = np.where(nan, 0.0, numbers).sum(1)
+        sums = np.where(nan, 0.0, numbers).sum(1)
         counts -= nans
     some = counts > 0
     at, counts = at[some], counts[some]

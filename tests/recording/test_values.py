@@ -169,6 +169,21 @@ def test_of_large_ones_a_sample(sampled, kind):
         check(call.output, after, itemsize, is_sample=True)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [
+        "torch.full((4,), 0x7FA00000, dtype=torch.int32).view(torch.float32)",  # NaN that signal
+        "torch.full((4,), torch.finfo(torch.float64).max, dtype=torch.float64)",  # whose sum is too large
+        "torch.full((4,), 1e308 + 1e308j, dtype=torch.complex128)",
+    ],
+)
+def test_no_warning_of_numpys_comes_from_values(ranks, x, capsys):
+    ranks.run("import warnings; warnings.simplefilter('always')", quiet=True)
+    calls_of(ranks, f"x = {x}\ndist.group.WORLD.broadcast(x, 0).wait()", "broadcast")
+    ranks.run("pass")  # shows what was written after the cell
+    assert capsys.readouterr().err == ""
+
+
 def test_complex_ones_by_their_modulus(ranks):
     broadcast = "dist.group.WORLD.broadcast(x, 0)"  # `dist.broadcast` sends pairs of real ones
     for kind, by_rank in _in_place(ranks, COMPLEX, "False", broadcast, "broadcast").items():
