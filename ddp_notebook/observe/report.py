@@ -223,7 +223,10 @@ def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
 
 def _what_is_missing(recording: Recorded, cell: int | None) -> str:
     where = "" if cell is None else f" in cell {cell}"
-    how = "train with an optimizer of torch.optim in a cell on the ranks, and ask again"
+    how = (
+        "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
+        "ranks; what is done over RPC, as by DistributedOptimizer, is not recorded"
+    )
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     kinds = spans["kind"] if cell is None else spans["kind"][spans["cell"] == cell]
     if not len(kinds) and not len(calls):

@@ -274,7 +274,10 @@ def test_the_last_cell_that_holds_steps_is_reported():
 
 
 def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
-    ask = "train with an optimizer of torch.optim in a cell on the ranks, and ask again"
+    ask = (
+        "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
+        "ranks; what is done over RPC, as by DistributedOptimizer, is not recorded"
+    )
     off = "if you turned recording off, %ddp_record values turns it on."
 
     assert str(report(Synthetic(4))) == f"Nothing was recorded: {ask}; {off}"

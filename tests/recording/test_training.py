@@ -81,6 +81,46 @@ for thread in threads: thread.join()
         assert np.sort(spans["step"][spans["rank"] == rank]).tolist() == list(range(200))
 
 
+# ---- optimizers of all kinds
+
+_KINDS = {
+    "derived": """
+class Own(torch.optim.SGD):
+    def step(self, closure=None): return super().step(closure)
+model, optimizer = make(Own)""",
+    "around another one": """
+class Around(torch.optim.Optimizer):
+    def __init__(self, params, lr): super().__init__(params, {}); self.inner = torch.optim.SGD(params, lr)
+    def step(self, closure=None): self.inner.step(closure)
+model = make()[0]
+optimizer = Around(list(model.parameters()), 0.1)""",
+    "around another one, without torch's __init__": """
+class Around(torch.optim.Optimizer):
+    def __init__(self, inner): self.inner = inner
+    def zero_grad(self): self.inner.zero_grad()
+    def step(self): self.inner.step()
+model, inner = make()
+optimizer = Around(inner)""",
+    "not torch's, around one that is": """
+class Around:
+    def __init__(self, inner): self.zero_grad, self.step = inner.zero_grad, inner.step
+model, inner = make()
+optimizer = Around(inner)""",
+    "sharded": """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model, optimizer = make(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)""",
+    "with a schedule": """
+model, optimizer = make()
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)""",
+    "copied": "import copy\nmodel, optimizer = copy.deepcopy(make())",
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_each_step_is_seen_once(ranks, kind):
+    assert steps_of(ranks, f"{_KINDS[kind]}\nfor _ in range(5): step(model, optimizer)") == [5, 5]
+
+
 # ---- apart
 
 _ALONE = """
