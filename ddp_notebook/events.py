@@ -313,7 +313,8 @@ class Vitals(Message):
     running_cell: int  # 0: idle
     running_s: float
     where: str = ""  # what the main thread is in: "cell line 3, in all_reduce"
-    operation: dict[str, Any] | None = None  # the `Operation` that the main thread waits in
+    operation: dict[str, Any] | None = None  # the `Operation` that it waits in
+    thread: str = ""  # where another thread waits in `operation` while the main one goes on
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
 
 

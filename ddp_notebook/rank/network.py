@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.events import Form, Listening, Lost, Message, Peers
-from ddp_notebook.rank import group
+from ddp_notebook.rank import group, waiting
 from ddp_notebook.rank.calls import Call
 from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
@@ -45,6 +45,7 @@ class Network:
         try:
             self.recorder.install()
             self.connections.watch()
+            waiting.install()
         except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for
             print(
                 f"ddp_notebook: torch {torch.__version__} does not let operations be observed ({error}): messages do "
@@ -128,6 +129,7 @@ class Network:
         return {
             "where": doing.place,
             "operation": None if doing.operation is None else doing.operation.to_json(),
+            "thread": doing.thread,
             "group": self.state(),
         }
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from ddp_notebook.operation import Operation
 from ddp_notebook.rank.calls import Call, Group
@@ -28,6 +29,7 @@ _LOOK_S = 0.02
 _JUST_NOW_S = 0.3
 _MOST_RESENT = 3
 _PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not seen by the recorder
+_HELD_S = 0.25  # after which a wait that was entered since the interrupt is interrupted too
 CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
 
 
@@ -41,6 +43,7 @@ class Doing:
 
     place: str  # "cell line 7, in all_reduce"
     operation: Operation | None = None
+    thread: str = ""  # where another thread is in `operation`, while the main one, which is at `place`, goes on
 
 
 class Release:
@@ -63,6 +66,8 @@ class Release:
         self._running = running
         self._has_interrupted = False  # the main thread knows that it is to end the cell
         self._resent = 0
+        self._held: tuple[Any, float] = None, 0.0  # the wait that the main thread is in, and since when
+        self._interrupts_wait = False  # the next SIGINT is for a wait, and for nothing else
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
@@ -79,7 +84,7 @@ class Release:
     def begin(self) -> None:
         """A cell begins."""
         self.doing = None
-        self._has_interrupted = False
+        self._has_interrupted = self._interrupts_wait = False
         self._resent = 0
         self._recorder.failed = None
         self._ended.clear()
@@ -91,18 +96,29 @@ class Release:
             if self._recorder.refusal is _stop:
                 self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
 
-    def note_interrupt(self, frame: FrameType | None) -> None:
-        """SIGINT has reached the main thread, in this Python code."""
+    def note_interrupt(self, frame: FrameType | None) -> bool:
+        """SIGINT has reached the main thread, in this Python code. Returns whether it is to end that."""
+        if self._interrupts_wait:
+            self._interrupts_wait = False
+            return self._where.waits(frame) is not None  # else it went on meanwhile: to the user's own clean-up
         self._has_interrupted = True
         if self.doing is None:
-            place, call = "", self._recorder.waits_in(self._main)
+            call = self._recorder.waits_in(self._main)
             failed = self._recorder.failed
             if failed is not None and time.monotonic_ns() - failed.at_ns < _JUST_NOW_S * 1e9:  # when a peer was freed
                 place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
-            elif call is None and self._where.is_in_torch(frame):  # in a backward: what a peer's freeing has ended
-                call = next((call for call in self._recorder.live.values() if call.has_failed), None)
-            place = place or ("" if frame is None else self._where.of_frame(frame)) or self._where.describe()
-            self.doing = Doing(place, None if call is None else call.describe())
+            else:
+                if call is None and self._where.is_in_torch(frame):  # in a backward: what a peer's freeing has ended
+                    call = next((call for call in self._recorder.live.values() if call.has_failed), None)
+                place, call = self._place_of(call, frame)
+            self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())
+        return True
+
+    def _place_of(self, call: Call | None, frame: FrameType | None) -> tuple[str, Call | None]:
+        """Where the main thread is, or where the thread is that it waits for, and the operation there."""
+        if call is None and self._where.waits(frame) and (other := self._of_threads()) is not None:
+            return self._where.of_thread(other.thread), other
+        return "" if frame is None else self._where.of_frame(frame), call
 
     def forms(self) -> None:
         """The connections are being made again: until they all are, no operation may use some of them."""
@@ -136,9 +152,25 @@ class Release:
         return call
 
     def now(self) -> Doing:
-        """What the main thread is in."""
+        """What the main thread is in, or a thread of the user's."""
         call = self.waits_in()
-        return Doing(self._where.describe(), None if call is None else call.describe())
+        if call is not None:
+            return Doing(self._where.describe(), call.describe())
+        is_held = self._where.waits() is not None
+        # While the main thread goes on, one that waits for a message may do so for ever: a server of parameters.
+        other = self._of_threads() if is_held else self._of_threads("collective")
+        if other is None:
+            return Doing(self._where.describe())
+        place = self._where.of_thread(other.thread)
+        if is_held:
+            return Doing(place, other.describe())
+        return Doing(self._where.describe(), other.describe(), thread=place)
+
+    def _of_threads(self, kind: str = "") -> Call | None:
+        """The operation that a thread other than the main one has waited in for longest."""
+        calls = [call for thread, call in list(self._recorder.waiting.items()) if thread != self._main]
+        calls = [call for call in calls if not kind or call.kernel.spec.kind == kind]
+        return min(calls, key=lambda call: call.since_ns, default=None)
 
     def go(self, cell: int) -> None:
         """Let go of what this cell is in, until it has ended. By now it may have, and another one have begun."""
@@ -167,6 +199,21 @@ class Release:
             if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
                 self._resent += 1  # another thread took the signal, and did not wake the main one
                 signal.pthread_kill(self._main, signal.SIGINT)
+        if self._has_interrupted and self._is_held_again():
+            self._interrupts_wait = True
+            signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _is_held_again(self) -> bool:
+        """Whether the main thread has long been in one wait since it was interrupted: the `with` of an executor joins
+        its threads, and a `finally` a thread. What computes there is let be, a checkpoint being saved for example."""
+        now, wait = time.monotonic(), self._where.waits()
+        if wait is None or wait != self._held[0]:
+            self._held = wait, now
+            return False
+        if now - self._held[1] < _HELD_S:
+            return False
+        self._held = None, now
+        return True
 
     def _wait_for_signals(self) -> None:
         assert RELEASE is not None

@@ -252,8 +252,7 @@ class Runner:
     def _on_sigint(self, _: int, frame: FrameType | None) -> None:
         """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
         self._interrupted = True
-        self._network.release.note_interrupt(frame)
-        if self._renders:
+        if not self._network.release.note_interrupt(frame) or self._renders:
             return
         if self._task is None:
             if self._may_raise:

@@ -13,12 +13,24 @@ from typing import Any
 
 import torch
 
-_STAND_INS = {"init_process_group", "init_rpc"}  # functions of ours in the place of torch's
+from ddp_notebook.rank import waiting
+
+# functions of ours in the place of torch's, and what a user calls them
+_STAND_INS = {
+    **{name: name for name in ("init_process_group", "init_rpc", "wait", "get", "multi_get")},
+    **{"init_store": "TCPStore", "connect_store": "TCPStore"},
+}
 _WALKS = 5
 _WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
-_LIBRARIES = tuple(path + os.sep for path in sysconfig.get_paths().values())
+_LIBRARIES = (*(path + os.sep for path in sysconfig.get_paths().values()), os.path.dirname(_TORCH[:-1]) + os.sep)
+_PYTHON = os.path.dirname(threading.__file__) + os.sep
+# Python code that waits for another thread, process or socket. Not `subprocess`: what it waits for is work.
+_WAITS = tuple(
+    _PYTHON + name
+    for name in ("threading.py", "queue.py", "selectors.py", f"concurrent{os.sep}", f"multiprocessing{os.sep}")
+) + (waiting.__file__,)
 
 
 class Where:
@@ -34,14 +46,36 @@ class Where:
         """A cell begins. Called for each: two assignments."""
         self.cells[file] = self._current = execution_count
 
-    def describe(self) -> str:
+    def describe(self, thread: int = 0) -> str:
         """Such as `"cell line 3, in all_reduce"` or `"dataset.py:88 in __getitem__, from cell line 3"`; empty outside
-        of a cell's code. From any thread."""
+        of a cell's code. From any thread.
+
+        Args:
+            thread: which; 0: the main one.
+        """
         for _ in range(_WALKS):  # a call that returns while another thread walks up its frames ends the walk early
-            frame = sys._current_frames().get(self._main)
+            frame = sys._current_frames().get(thread or self._main)
             if frame is not None and (place := self.of_frame(frame)):
                 return place
-        return self._of_task()
+        return "" if thread else self._of_task()
+
+    def of_thread(self, thread: int) -> str:
+        """The same of a thread of the user's, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
+        name = next((one.name for one in threading.enumerate() if one.ident == thread), str(thread))
+        place = self.describe(thread)
+        return f"thread {name!r}" + (f" at {place}" if place else "")
+
+    def waits(self, frame: FrameType | None = None) -> tuple[int, int] | None:
+        """Whether the cell waits in Python for another thread, process or socket: in this frame, or in the main
+        thread's innermost one. Returns what tells this wait from others. From any thread."""
+        innermost = frame = frame or sys._current_frames().get(self._main)
+        if innermost is None or not innermost.f_code.co_filename.startswith(_WAITS):
+            return None
+        while frame is not None and frame.f_code.co_filename not in self.cells:
+            if frame.f_code.co_name == "__del__":  # an interrupt would end there: Python prints it, and goes on
+                return None
+            frame = frame.f_back
+        return None if frame is None else (id(innermost), innermost.f_lasti)
 
     def is_in_torch(self, frame: FrameType | None = None) -> bool:
         """Whether this frame, or the main thread's innermost one, is one of torch's. From any thread."""
@@ -85,7 +119,7 @@ class Where:
         called = users = ""
         for file, line, function in calls:
             if file.startswith(_OURS):
-                called = function if function in _STAND_INS else called
+                called = _STAND_INS.get(function, called)
                 continue
             number = self.cells.get(file)
             if number is not None:

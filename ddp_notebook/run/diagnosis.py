@@ -20,6 +20,7 @@ class RankView:
     state: State  # in an operation, in code, in something that does not answer, done with the cell, gone
     place: str = ""  # "cell line 7, in all_reduce"; how it died
     operation: Operation | None = None  # that it waits in
+    thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
 
     @property
     def since_s(self) -> float:
@@ -36,7 +37,8 @@ class RankView:
                 inside = ", ".join(filter(None, [operation.what, size, _bare(self.place)]))
                 return f"waiting in {operation}" + (f" ({inside})" if inside else "")
             case "running":
-                return f"at {self.place or _NOWHERE}"
+                beside = f", and {self.thread} is waiting in {self.operation}" if self.thread else ""
+                return f"at {self.place or _NOWHERE}{beside}"
             case "silent":
                 return f"no answer: {self.place}" if self.place else "no answer"
             case "ended":

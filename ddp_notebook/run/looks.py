@@ -16,7 +16,7 @@ from ddp_notebook.events import Probe, Vitals
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.operation import Operation
 from ddp_notebook.run.cell import CellRun
-from ddp_notebook.run.diagnosis import RankView, Views
+from ddp_notebook.run.diagnosis import RankView, State, Views
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.signals import STACK
 
@@ -134,5 +134,6 @@ def describe_stack(text: str) -> str:
 def _of_vitals(rank: int, vitals: Vitals) -> RankView:
     if vitals.operation is None:
         return RankView(rank=rank, state="running", place=vitals.where)
+    state: State = "running" if vitals.thread else "waiting"
     operation = Operation.from_json(vitals.operation)
-    return RankView(rank=rank, state="waiting", place=vitals.where, operation=operation)
+    return RankView(rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread)

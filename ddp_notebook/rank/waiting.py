@@ -1,0 +1,154 @@
+"""Waits that Python's own interrupt ends: a wait in C++ never sees the signal, so the main thread waits in Python until
+there is nothing left to wait for, and then calls the original.
+
+| wait | in Python |
+|---|---|
+| `torch.futures.Future.wait`, and with it `wait_all`, `collect_all`, RPC's futures | a lock that the future's callback releases |
+| `wait`, `get`, `multi_get` of a `FileStore` or `HashStore`, also below a `PrefixStore` | looks whether the keys are there |
+| `TCPStore`, a client of an address where nobody listens yet | tries to connect |
+
+What waits at a server, or for the other workers of a `TCPStore`, is ended by cutting its socket (`connections`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+_SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two looks at a store, which looks every 10 ms itself
+_LONGEST_RETRY_S = 0.5  # between two tries to connect, which torch doubles too
+_AT_ONCE = timedelta(milliseconds=1)
+_main = threading.main_thread().ident
+_wait_for_future = torch._C.Future.wait
+_wait, _get, _multi_get = Store.wait, Store.get, Store.multi_get
+_ARGUMENTS = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+        for name, default in (
+            *(("self", None), ("host_name", ""), ("port", 0), ("world_size", None), ("is_master", False)),
+            *(("timeout", timedelta(seconds=300)), ("wait_for_workers", True), ("multi_tenant", False)),
+            *(("master_listen_fd", None), ("use_libuv", True)),
+        )
+    ]
+)
+
+
+def install() -> None:
+    """Replace them in this process.
+
+    Raises:
+        AttributeError, TypeError: this torch has other ones.
+    """
+    torch._C.Future.wait = _of_future  # type: ignore[method-assign]
+    for kind in (FileStore, HashStore, PrefixStore):  # which inherit them
+        kind.wait, kind.get, kind.multi_get = wait, get, multi_get  # type: ignore[assignment,method-assign]
+    TCPStore.__init__ = _around_connect(TCPStore.__init__)  # type: ignore[method-assign]
+
+
+# ---- futures
+
+
+def _of_future(future: torch._C.Future) -> Any:
+    if threading.get_ident() == _main and not future.done():
+        came = threading.Lock()
+        came.acquire()
+        future.add_done_callback(lambda _: came.release())
+        came.acquire()
+    return _wait_for_future(future)
+
+
+# ---- stores. The names of these functions are those that a user is told to be in.
+
+
+def wait(store: Store, keys: Sequence[str], *timeout: timedelta) -> None:
+    """`Store.wait`."""
+    return _at_store(_wait, store, keys, keys, *timeout)
+
+
+def get(store: Store, key: str) -> bytes:
+    """`Store.get`."""
+    return _at_store(_get, store, [key], key)
+
+
+def multi_get(store: Store, keys: Sequence[str]) -> list[bytes]:
+    """`Store.multi_get`."""
+    return _at_store(_multi_get, store, keys, keys)
+
+
+def _at_store(original: Callable[..., Any], store: Store, keys: Sequence[str], what: Any, *timeout: timedelta) -> Any:
+    if threading.get_ident() != _main or not _is_in_process(store):
+        return original(store, what, *timeout)
+    limit, began = timeout[0] if timeout else store.timeout, time.monotonic()
+    while not store.check(keys):  # type: ignore[arg-type]  # torch's stub wants a list
+        waited_s = time.monotonic() - began
+        if limit and waited_s > limit.total_seconds():
+            return _expire(original, store, what, limit)
+        time.sleep(min(_LONGEST_S, max(_SHORTEST_S, waited_s / 8)))
+    return original(store, what, *timeout)
+
+
+def _is_in_process(store: Store) -> bool:
+    """Whether it waits without a server."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, FileStore | HashStore)
+
+
+def _expire(original: Callable[..., Any], store: Store, what: Any, limit: timedelta) -> Any:
+    """Have the store itself say that the time is up."""
+    before = store.timeout
+    store.set_timeout(_AT_ONCE)
+    try:
+        return original(store, what)
+    except RuntimeError as error:
+        raise type(error)(str(error).replace("after 1 ms", f"after {limit / _AT_ONCE:.0f} ms")) from None
+    finally:
+        store.set_timeout(before)
+
+
+# ---- connecting
+
+
+def _around_connect(connect: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(connect)
+    def connect_store(*args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == _main:
+            try:
+                asked = _ARGUMENTS.bind(*args, **kwargs)
+            except TypeError:  # torch says so itself
+                pass
+            else:
+                asked.apply_defaults()
+                _wait_for_listener(**asked.arguments)
+        connect(*args, **kwargs)
+
+    return connect_store
+
+
+def _wait_for_listener(*, host_name: str, port: int, is_master: bool, timeout: timedelta, **_: Any) -> None:
+    if is_master:
+        return
+    until, pause_s = time.monotonic() + timeout.total_seconds(), _LONGEST_S
+    while True:
+        left_s = until - time.monotonic()
+        try:
+            with socket.create_connection((host_name, port), timeout=max(left_s, _LONGEST_S)):
+                return
+        except OSError as error:
+            if time.monotonic() + pause_s > until:
+                raise dist.DistNetworkError(
+                    f"The client socket has timed out after {timeout / _AT_ONCE:.0f}ms while trying to connect to "
+                    f"({host_name}, {port}): {error}"
+                ) from None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
