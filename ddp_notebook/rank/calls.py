@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -256,6 +257,7 @@ class Group:
         self.twin: Any = None  # the private group of the guard: a `ProcessGroupGloo`
         self.counts = {"collective": 0, "send": 0, "recv": 0}
         self.sent: dict[int, int] = {}  # to each rank of the group
+        self.lock = threading.RLock()  # its threads' calls are numbered and compared one after the other
 
     def session_rank(self, rank: int | None) -> int | None:
         """A rank of this group as one of the session."""

@@ -58,6 +58,7 @@ class Connections:
         self._peer_ports: set[int] = set()  # and at the peers
         self._store_ports: set[int] = set()
         self._connecting: dict[int, _Connecting] = {}  # by thread
+        self._making = threading.RLock()
         self._groups: dict[str, ProcessGroup] = {}  # by name of a group: what its operations go through
         # Freeing a group joins its threads with the interpreter's lock held, and a thread that still lets go of a
         # tensor waits for that lock. So the last ones are kept until they have long been quiet.
@@ -109,6 +110,16 @@ class Connections:
                 self._recorder.twins[made] = make_twin(made, store, timeout_of(made))  # its ranks are not known yet
             return made, store
 
+        make_with_name = distributed_c10d._new_group_with_tag
+
+        @functools.wraps(make_with_name)
+        def make_in_turn(*args: Any, **kwargs: Any) -> Any:
+            """Threads that make groups at the same time wait for each other at the store, whose client answers one
+            question after the other: for torch alone with many threads, with the guard's groups with two."""
+            with self._making:
+                return make_with_name(*args, **kwargs)
+
+        distributed_c10d._new_group_with_tag = make_in_turn
         set_timeout = distributed_c10d._set_pg_timeout
 
         @functools.wraps(set_timeout)

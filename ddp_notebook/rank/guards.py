@@ -63,6 +63,12 @@ class Handlers:
     def __init__(self, on_sigint: Callable[..., None]) -> None:
         signal.signal(signal.SIGINT, on_sigint)
         self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
+        os.register_at_fork(after_in_child=self._leave)
+
+    def _leave(self) -> None:
+        """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
+        if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def put_back(self) -> None:
         """Look whether they are still ours: 3 us each, while setting one takes 15."""

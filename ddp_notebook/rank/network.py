@@ -53,6 +53,8 @@ class Network:
                 file=sys.stderr,
             )
         self.release.start()
+        self._show_end_of_thread = threading.excepthook
+        threading.excepthook = self._on_end_of_thread
 
     # ---- groups
 
@@ -81,6 +83,15 @@ class Network:
             self.connections.on_peer_ports(message.ports)
         else:
             self.release.lose(message.why)
+
+    def _on_end_of_thread(self, end: threading.ExceptHookArgs) -> None:
+        """A thread of the user's has failed. The message about a stop says what it was in: its traceback, of torch's
+        words about a connection that we have cut, would come after it."""
+        is_ours = any(
+            isinstance(error, KeyboardInterrupt) or _PEER_IS_GONE.search(str(error)) for error in _chain(end.exc_value)
+        )
+        if not (is_ours and self.release.was_just_now):
+            self._show_end_of_thread(end)
 
     # ---- cells
 

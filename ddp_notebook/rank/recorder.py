@@ -75,23 +75,25 @@ class Kernel(Operator):
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
             counts = group.counts
-            counts[kind] = number = counts[kind] + 1
             thread = get_ident()
-            call = Call(kernel, group, number, arguments, thread, monotonic_ns())
-            key = id(call)
-            live[key] = waiting[thread] = call
             tape = recorder.tape
+            key, call = 0, None
             try:
-                if tape is not None:
-                    if tape.level:
-                        call.site = tape.site(2)
-                    else:
-                        tape = None
-                if is_send:
-                    to = kernel.root_of(arguments[at + 1 :])
-                    group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
-                elif (guard := recorder.guard) is not None:
-                    guard(call)
+                with group.lock:  # until it is compared: another thread's would be, with this one's number
+                    counts[kind] = number = counts[kind] + 1
+                    call = Call(kernel, group, number, arguments, thread, monotonic_ns())
+                    key = id(call)
+                    live[key] = waiting[thread] = call
+                    if tape is not None:
+                        if tape.level:
+                            call.site = tape.site(2)
+                        else:
+                            tape = None
+                    if is_send:
+                        to = kernel.root_of(arguments[at + 1 :])
+                        group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
+                    elif (guard := recorder.guard) is not None:
+                        guard(call)
                 if tape is not None:
                     tape.begin(call)
                 if group.connections is not None:
@@ -102,9 +104,10 @@ class Kernel(Operator):
                 out = redispatch(below, *arguments)
             except BaseException as error:
                 live.pop(key, None)
-                recorder.failed = Failure(call, error, monotonic_ns())
-                if tape is not None and call.moment is not None:
-                    tape.ended(call, True, monotonic_ns())
+                if call is not None:
+                    recorder.failed = Failure(call, error, monotonic_ns())
+                    if tape is not None and call.moment is not None:
+                        tape.ended(call, True, monotonic_ns())
                 raise
             finally:
                 waiting.pop(thread, None)

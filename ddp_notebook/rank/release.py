@@ -59,6 +59,7 @@ class Release:
     ) -> None:
         self.doing: Doing | None = None  # of the cell that is being ended
         self.was_cut = False  # connections of groups, since they were made
+        self._cut_at_s = -_JUST_NOW_S
         self._lost: Callable[[Group], BaseException] | None = None
         self._recorder = recorder
         self._connections = connections
@@ -92,6 +93,8 @@ class Release:
     def end(self) -> None:
         """The cell has ended: operations may begin again, if there are connections for them."""
         with self._looking:  # what is cut from here on may be needed
+            if self._has_interrupted and self._of_threads() is not None:  # else that thread would wait for ever
+                self._cut(self._connections.cut_groups)
             self._ended.set()
             if self._recorder.refusal is _stop:
                 self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
@@ -138,6 +141,11 @@ class Release:
     @property
     def is_under_way(self) -> bool:
         return self._recorder.refusal is _stop
+
+    @property
+    def was_just_now(self) -> bool:
+        """Whether what operations raise in these moments is our doing."""
+        return self.is_under_way or time.monotonic() - self._cut_at_s < _JUST_NOW_S
 
     # ---- any thread
 
@@ -191,17 +199,20 @@ class Release:
         if self.doing is None and (waits or for_s > _PATIENCE_S):
             self.doing = self.now()
         if waits or self._connections.is_connecting:
-            self.was_cut = True
-            self._connections.cut_groups()
+            self._cut(self._connections.cut_groups)
         if for_s > _PATIENCE_S:
-            self.was_cut = True
-            self._connections.cut_stores()
+            self._cut(self._connections.cut_stores)
             if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
                 self._resent += 1  # another thread took the signal, and did not wake the main one
                 signal.pthread_kill(self._main, signal.SIGINT)
         if self._has_interrupted and self._is_held_again():
             self._interrupts_wait = True
             signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _cut(self, cut: Callable[[], int]) -> None:
+        self.was_cut = True
+        self._cut_at_s = time.monotonic()
+        cut()
 
     def _is_held_again(self) -> bool:
         """Whether the main thread has long been in one wait since it was interrupted: the `with` of an executor joins

@@ -49,7 +49,7 @@ def install() -> None:
     Raises:
         AttributeError, TypeError: this torch has other ones.
     """
-    torch._C.Future.wait = _of_future  # type: ignore[method-assign]
+    torch._C.Future.wait = wait_for_future  # type: ignore[method-assign]
     for kind in (FileStore, HashStore, PrefixStore):  # which inherit them
         kind.wait, kind.get, kind.multi_get = wait, get, multi_get  # type: ignore[assignment,method-assign]
     TCPStore.__init__ = _around_connect(TCPStore.__init__)  # type: ignore[method-assign]
@@ -58,7 +58,7 @@ def install() -> None:
 # ---- futures
 
 
-def _of_future(future: torch._C.Future) -> Any:
+def wait_for_future(future: torch._C.Future) -> Any:
     if threading.get_ident() == _main and not future.done():
         came = threading.Lock()
         came.acquire()

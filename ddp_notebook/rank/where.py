@@ -18,7 +18,7 @@ from ddp_notebook.rank import waiting
 # functions of ours in the place of torch's, and what a user calls them
 _STAND_INS = {
     **{name: name for name in ("init_process_group", "init_rpc", "wait", "get", "multi_get")},
-    **{"init_store": "TCPStore", "connect_store": "TCPStore"},
+    **{"init_store": "TCPStore", "connect_store": "TCPStore", "wait_for_future": "wait"},
 }
 _WALKS = 5
 _WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}
