@@ -143,7 +143,6 @@ class Explorer:
         self.prediction: dict[int, list[float]] = {}
         self.result: Values | None = None
         self.happened: Happened | None = None
-        self.wrong_kind = ""
 
     @property
     def inputs(self) -> dict[int, list[float]]:
@@ -269,7 +268,6 @@ class Explorer:
             values=values,
             seconds=time.monotonic() - began_s,
         )
-        self.wrong_kind = kind
         return self.happened
 
     @property

@@ -32,13 +32,14 @@ class Fill(NamedTuple):
     hatch: str = ""
 
 
-# Okabe and Ito's colours, for any colour vision. Waiting is nearly white: nothing happens there.
+# The monitor's colours (widgets/js/colours.js), after Okabe and Ito, for any colour vision. Waiting is nearly white:
+# nothing happens there.
 FILLS = {
-    "input": Fill("input", "#CC79A7"),
+    "input": Fill("input", "#A862A0"),
     "compute": Fill("compute", "#0072B2"),
     "overlapped": Fill("compute while data moves", "#0072B2", "#8CC8EE", "////"),
     "hidden": Fill("transfer behind compute", "#56B4E9"),
-    "exposed": Fill("exposed communication", "#D55E00"),
+    "exposed": Fill("exposed communication", "#B04A00"),
     "waiting": Fill("waiting for a slower rank", "#E0E0E0", "#808080"),
     "optimizer": Fill("optimizer", "#009E73"),
     "rest": Fill("rest", "#9A9A9A"),

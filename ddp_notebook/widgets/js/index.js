@@ -28,7 +28,7 @@ function render({ model, el }) {
   const key = model.get("key");
   if (!hubs.has(key)) initialize({ model });
   const hub = /** @type {Hub} */ (hubs.get(key));
-  return makeView(el, hub, { compact: Boolean(model.get("compact")), panel: model.get("panel") || "loss" });
+  return makeView(el, hub, { compact: Boolean(model.get("compact")), panel: "loss" });
 }
 
 export default { initialize, render };

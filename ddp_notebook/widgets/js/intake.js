@@ -97,7 +97,6 @@ export class Intake {
     this.title = "";
     this.alert = "";
     this.liveNow = 0;
-    this.unixOfStart = NaN; // of the recording, if the kernel says
     this.arrivedAt = 0; // performance.now() of the last message
     this.messages = 0;
     this.missed = 0; // messages that never came
@@ -235,7 +234,6 @@ export class Intake {
       this.state = message.state ?? this.state;
       this.title = message.title ?? this.title;
       this.alert = message.why ?? "";
-      this.unixOfStart = message.start_unix_ms ?? this.unixOfStart;
       this.notes = message.notes ?? this.notes;
     }
     if (tables.metric) this.#takeMetrics(tables.metric);

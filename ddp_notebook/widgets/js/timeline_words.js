@@ -4,7 +4,7 @@
 
 import { TRANSFER } from "./bars.js";
 import { bytes, duration, percent, plural, ranksInWords } from "./format.js";
-import { COMMUNICATION, COMPUTE } from "./lanes.js";
+import { COMMUNICATION, COMPUTE, FAILED, UNWAITED } from "./lanes.js";
 import { KINDS } from "./tables.js";
 
 const SAYABLE = 50; // rows of the table for screen readers
@@ -42,7 +42,7 @@ export function timelineWords(store, lanes) {
     const length = isOpen ? store.now - lane.start[at] : lane.end[at] - lane.start[at];
     const lines = [`rank ${one.rank}: ${wordsOf(lane, at)[0]}`];
     if (isOpen) lines.push(`under way for ${duration(length)}`);
-    else lines.push(row?.state === 3 ? "nobody waited for it: its end is unknown" : duration(length) + (row?.state === 2 ? ", failed" : ""));
+    else lines.push(row?.state === UNWAITED ? "nobody waited for it: its end is unknown" : duration(length) + (row?.state === FAILED ? ", failed" : ""));
     if (row && row.kind >= TRANSFER) {
       if (row.wait > 0) lines[1] += `, of which ${duration(row.wait)} waited for the last rank`;
       else if (row.wait === 0 && row.kind === TRANSFER) lines[1] += ", the last to arrive";

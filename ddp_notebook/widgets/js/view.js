@@ -191,7 +191,6 @@ class View {
     }
     const { area } = this.tabs.get(name);
     if (!this.shown.some((one) => one.name === name)) this.#panel(name, area);
-    this.hub.send({ kind: "watch", panel: name });
     this.layout();
   }
 
@@ -324,9 +323,7 @@ class View {
     this.freshSeen = store.freshTotal;
     for (const one of store.fresh.slice(known)) {
       if (one.name !== metric) continue;
-      const unix = Date.now();
-      const age = Number.isNaN(store.unixOfStart) ? store.liveNow + now - store.arrivedAt - one.time : unix - store.unixOfStart - one.time;
-      hook.latency.push({ ...one, unix_ms: unix, age_ms: age });
+      hook.latency.push({ ...one, unix_ms: Date.now(), age_ms: store.liveNow + now - store.arrivedAt - one.time });
     }
     if (hook.latency.length > MOST_LATENCIES) hook.latency.splice(0, hook.latency.length - MOST_LATENCIES);
   }
