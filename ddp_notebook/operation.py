@@ -6,6 +6,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 POINT_TO_POINT = ("send", "recv")
+OPERATIONS = (  # names of all that is seen
+    *POINT_TO_POINT,
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_gather",
+    "all_gather_single",
+    "all_gather_coalesced",
+    "all_gather_single_coalesced",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

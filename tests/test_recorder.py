@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddp_notebook.operation import OPERATIONS
+from ddp_notebook.rank.calls import SPECS
 from ddp_notebook.rank.recorder import Recorder
 
 
@@ -66,6 +68,10 @@ def test_what_nobody_waits_for_is_forgotten_when_it_is_over(recorder):
     dist.barrier()
     recorder.prune()
     assert recorder.live == {} == recorder.by_work
+
+
+def test_the_names_of_operations_are_known_on_both_sides():
+    assert {spec.name for spec in SPECS.values()} == set(OPERATIONS)
 
 
 def test_an_operation_can_be_refused(recorder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.collectives import Collectives, group_of, preview_of, shapes_of
 from ddp_notebook.observe.store import Store
 from ddp_notebook.observe.views import BucketLayout, Gradient, Layout, Metric, Preview
+from ddp_notebook.operation import OPERATIONS
 from ddp_notebook.records import SIDES, TABLES, TIMES, Rows
 
 if TYPE_CHECKING:
@@ -115,12 +117,15 @@ class Recording:
             cell: number of a cell.
 
         Raises:
-            UsageError: there is no such rank.
+            UsageError: there is no such rank, or no such operation.
         """
         rows = self.rows("call")
         chosen = np.ones(len(rows), bool)
         if op is not None:
             number = self.store.texts.find(op)
+            if number is None and op not in OPERATIONS:
+                near = difflib.get_close_matches(op, OPERATIONS) or OPERATIONS
+                raise UsageError(f"there is no operation {op!r}; there is {', '.join(near)}")
             chosen &= rows["op"] == number if number is not None else False
         if group is not None:
             numbers = [one for one in np.unique(rows["group"]).tolist() if self._is_group(one, group)]

@@ -78,9 +78,13 @@ def test_collectives_are_a_sequence():
     assert repr(calls[:0]) == "<Collectives: none>"
 
 
-def test_a_rank_that_is_not_there_is_told():
+def test_a_rank_an_operation_or_a_table_that_is_not_there_is_told():
     with pytest.raises(UsageError, match=r"^there is no rank 2; the ranks are 0 to 1$"):
         two_ranks().collectives(rank=2)
+    with pytest.raises(UsageError, match="there is no operation 'allreduce'; there is all_reduce, "):
+        two_ranks().collectives("allreduce")
+    with pytest.raises(UsageError, match="there is no operation 'x'; there is send, recv, all_reduce, "):
+        two_ranks().collectives("x")
     with pytest.raises(UsageError, match=r"^there is no table 'calls'; the tables are call, value, span, "):
         two_ranks().rows("calls")
 
