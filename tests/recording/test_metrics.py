@@ -583,6 +583,10 @@ def test_record_report_and_trace(notebook, tmp_path):
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["name"] == "aten::mul"} == {0, 1}, "on the process of its rank"
     assert _is_inside(events, "gloo:all_reduce", "all_reduce"), "on the clock of the others"
+    limit = "import resource\nif rank: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))"
+    assert "the profile is lost" in notebook.run(f"%%on_all_ranks --profile\n{limit}").stderr
+    words = " MB, with torch's profile of 1 rank, without that of rank 1, which is lost. Open it at "
+    assert words in notebook.run(f"%ddp_trace {path}").stdout
 
 
 def _is_inside(events: list[dict[str, Any]], inner: str, outer: str) -> bool:
