@@ -246,7 +246,8 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display(Message):
-    """What a cell sent to iopub: display_data, execute_result, update_display_data or clear_output."""
+    """What a cell sent to iopub: display_data, execute_result, update_display_data, clear_output, or an error that does
+    not end the cell, whose content is its `text`."""
 
     cell: int
     msg_type: str
@@ -313,6 +314,7 @@ class Vitals(Message):
     running_cell: int  # 0: idle
     running_s: float
     where: str = ""  # what the main thread is in: "cell line 3, in all_reduce"
+    failed: str = ""  # the error of a cell that has failed, while its traceback is formatted: "ValueError: no"
     operation: dict[str, Any] | None = None  # the `Operation` that it waits in
     thread: str = ""  # where another thread waits in `operation` while the main one goes on
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups

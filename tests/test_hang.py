@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -118,3 +119,36 @@ def test_grace_off_lets_the_others_end_by_themselves(make_kernel):
         ("--guard maybe", "invalid choice: 'maybe'"),
     ):
         assert words in kernel.run(f"%ddp_start 2 {line}").evalue
+
+
+STUCK_IN_STR = (
+    "%%on_all_ranks\nkept = rank\nimport time\nclass E(Exception):\n    def __str__(self): time.sleep(1000)\n"
+    "if rank == 1: raise E\ndist.barrier()"
+)
+
+
+def test_a_rank_that_formats_its_traceback_has_failed_and_stop_ends_it(ranks):
+    message = ranks.start(STUCK_IN_STR)
+    text = wait_for_card(ranks)["text/plain"]
+    assert re.match(r"no progress for \d s: rank 1 has failed \(E\), and rank 0 waits in barrier #\d+", text)
+    assert "  rank 1: has failed, and formats its traceback: E\n" in text
+    ranks.interrupt()
+    pressed_s = time.monotonic()
+    reply = ranks.finish(message)
+    assert time.monotonic() - pressed_s < 1
+    assert reply.evalue == "E (rank 1); interrupted: rank 0"
+    assert "its traceback was not formatted to the end: stop was pressed" in reply.traceback
+    assert ranks.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); kept + int(x)").stdout == "[0] 2\n[1] 3\n"
+
+
+def test_a_very_deep_traceback_is_short(ranks):
+    """Two functions that call each other: IPython formats every frame, which took 26 s for 9000 (1.1 MB of text)."""
+    reply = ranks.run(
+        "%%on_all_ranks\nimport sys\nlimit = sys.getrecursionlimit(); sys.setrecursionlimit(20_000)\n"
+        "def f(n): return g(n - 1)\ndef g(n):\n    if n < 0: raise ValueError('deep')\n    return f(n - 1)\nf(9000)"
+    )
+    ranks.run("%%on_all_ranks\nsys.setrecursionlimit(limit)")
+    assert reply.duration_s < 20
+    assert "frames in the middle of this traceback are left out" in reply.traceback
+    assert reply.traceback.count("in f(n)") > 40 and "ValueError: deep" in reply.traceback
+    assert len(reply.traceback) < 100_000

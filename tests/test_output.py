@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.kernels import Reply
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +229,40 @@ def test_with_auto_on_magics_of_the_notebook_say_where_they_belong(ranks):
         assert ranks.run("%%local\nnosuchname").evalue == "the cell failed here, in the notebook: see above"
     finally:
         ranks.run("%ddp_auto off")
+
+
+_R = "class R:\n    def __repr__(self): raise ValueError(repr(7))\n"
+FAILING_DISPLAYS = {
+    "a value": f"{_R}R()",
+    "a value in a list": f"{_R}[R()]",
+    "display": f"{_R}print('a')\ndisplay(R())\nprint('b')",
+    "a rich view beside a text": (
+        "class H:\n    def _repr_html_(self): raise ValueError(repr(7))\n    def __repr__(self): return 'text'\nH()"
+    ),
+    "a figure at the end of the cell": (
+        "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.figure().suptitle(r'$\\frac{$');"
+    ),
+    "a cell in the cell": "get_ipython().run_cell('raise ValueError(repr(7))'); print('b')",
+    "a traceback of its own": "try: raise ValueError(repr(7))\nexcept ValueError: get_ipython().showtraceback()",
+}
+
+
+@pytest.mark.parametrize("code", FAILING_DISPLAYS.values(), ids=FAILING_DISPLAYS)
+def test_a_display_that_fails_shows_its_traceback_and_fails_the_cell_where_it_does_in_any_kernel(ranks, code):
+    here, there = ranks.run(code), ranks.run("%%on_all_ranks\n" + code)
+    assert there.status == here.status
+    assert "ValueError: " in here.traceback
+    if there.status == "ok":
+        shown, told = _ANSI.sub("", there.stderr), ""
+        assert here.traceback.splitlines()[-1] in shown
+    else:
+        shown, told = there.traceback, there.evalue
+        assert "--- ranks 0-2 ---" in shown and "(ranks 0-2)" in told
+    assert "ValueError: 7" in shown or "Expected \\frac{num}{den}" in shown
+    assert "ddp_notebook" not in shown
+    if "figure" not in code:
+        assert [line.removeprefix("[0-2] ") for line in there.stdout.splitlines()] == _texts(here)
+
+
+def _texts(reply: Reply) -> list[str]:
+    return [*reply.stdout.splitlines(), *(data["text/plain"] for data in reply.displays)]

@@ -31,7 +31,7 @@ def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
     assert list(inspect.signature(XCachingCompiler.get_code_name).parameters) == ["self", "raw_code", "code", "number"]
     assert "_format_exception_for_storage(" in inspect.getsource(InteractiveShell.run_cell_async)
     shell = inspect.getsource(ZMQInteractiveShell)
-    assert "self._last_traceback = stb" in shell
+    assert "self._last_traceback_during_displayhook = True" in shell
     for kind in (InteractiveShell, DisplayHook):
         assert "_oh" in inspect.getsource(kind)
 

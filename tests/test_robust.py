@@ -63,6 +63,14 @@ FAILS = {
     "exit": ("exit()", "exit\\(\\) and quit\\(\\) do not end a rank"),
     "no memory": ("torch.empty(10**15)", "DefaultCPUAllocator|not enough memory|can't allocate memory"),
     "MemoryError": ("raise MemoryError", "MemoryError"),
+    "an error whose __str__ is stopped": (
+        "class E(Exception):\n        def __str__(self): raise KeyboardInterrupt\n    raise E",
+        "E: <E.__str__ failed>",
+    ),
+    "an error whose __str__ fails": (
+        "class E(Exception):\n        def __str__(self): raise ValueError\n    raise E",
+        "E: <E.__str__ failed>",
+    ),
     "an error of C++": ("torch.ones(2) + torch.ones(3)", "must match the size"),
 }
 

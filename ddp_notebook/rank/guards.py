@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from ddp_notebook.rank.exceptions import chain
+
 NOTEBOOK_MAGICS = (
     *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_heal", "ddp_check"),
     *("ddp_auto", "ddp_pull", "ddp_push", "on_all_ranks", "ddp_record", "ddp_report", "ddp_trace"),
@@ -24,6 +26,11 @@ _OURS = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MOST_LOOKED_AT = 100  # elements of a container
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
+_COMMAND_LINES = ("argparse", "click", "optparse")  # modules that end the process when its arguments do not fit
+ARGUMENTS = (
+    "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
+    "list to parse_args()"
+)
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
@@ -35,6 +42,15 @@ def install(shell: Any) -> None:
         shell.register_magic_function(_refuse_magic(name), magic_name=name)
     # IPython's advice after sys.exit(), which is wrong on a rank
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+
+def advice_after_exit(error: SystemExit) -> str:
+    """What to do instead of `sys.exit()`, or about a command line that a cell does not have."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    raised_in = "" if at is None else str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    return ARGUMENTS if raised_in in _COMMAND_LINES else EXIT
 
 
 def _refuse_exit() -> NoReturn:
@@ -135,17 +151,8 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
 
     They hang on the exception and those behind it, on `sys.last_*`, and on IPython's formatters.
     """
-    seen: set[int] = set()
-    chain: list[BaseException | None] = [failure]
-    while chain:
-        error = chain.pop()
-        if error is None or id(error) in seen:
-            continue
-        seen.add(id(error))
+    for error in chain(failure):
         error.with_traceback(None)
-        chain += [error.__cause__, error.__context__]
-        if isinstance(error, BaseExceptionGroup):
-            chain += error.exceptions
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         with contextlib.suppress(AttributeError):
             delattr(sys, name)

@@ -14,6 +14,7 @@ from ddp_notebook.events import Form, Listening, Lost, Message, Peers
 from ddp_notebook.rank import group, waiting
 from ddp_notebook.rank.calls import Call
 from ddp_notebook.rank.connections import Connections
+from ddp_notebook.rank.exceptions import known_words
 from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.progress import Progress
 from ddp_notebook.rank.recorder import Recorder
@@ -120,7 +121,9 @@ class Network:
                     call.compact()
         failed = self.recorder.failed
         errors = [*_chain(failure), *([] if failed is None else [failed.error])]
-        self._is_broken |= any(isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(str(one)) for one in errors)
+        self._is_broken |= any(
+            isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
+        )
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return apart
         was_freed = failure is not None and self._is_for_want_of_others(failure)
@@ -139,6 +142,7 @@ class Network:
         doing = self.release.now()
         return {
             "where": doing.place,
+            "failed": self.where.failed,
             "operation": None if doing.operation is None else doing.operation.to_json(),
             "thread": doing.thread,
             "group": self.state(),
@@ -170,10 +174,11 @@ class Network:
         """Whether it failed in an operation, because others did not take part."""
         if self.release.doing is not None:
             return True
-        if isinstance(failure, CollectiveMismatchError) or "imed out" in str(failure):
+        if isinstance(failure, CollectiveMismatchError) or "imed out" in known_words(failure):
             return False
         return any(
-            isinstance(error, RankLostError) or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(str(error)))
+            isinstance(error, RankLostError)
+            or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(known_words(error)))
             for error in _chain(failure)
         )
 

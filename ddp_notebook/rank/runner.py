@@ -19,13 +19,15 @@ from ddp_notebook.events import CellDone, Comm, Display, Message, RunCell
 from ddp_notebook.rank import guards, kernel_api
 from ddp_notebook.rank.asking import Asking
 from ddp_notebook.rank.comms import COMM_TYPES, Comms
+from ddp_notebook.rank.exceptions import FormattingStopped
 from ddp_notebook.rank.network import Network
 from ddp_notebook.rank.recording import Recording
 from ddp_notebook.rank.streams import Streams
+from ddp_notebook.rank.tracebacks import Tracebacks
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
-_SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output"}
+_SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
 class Runner:
@@ -57,7 +59,6 @@ class Runner:
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a plain cell under way: an interrupt raises in it
         self._interrupted = False
-        self._renders = False  # a traceback
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was told to stop, be it before it began
         self._handlers = guards.Handlers(self._on_sigint)
@@ -70,8 +71,12 @@ class Runner:
         kernel_api.intercept_sends(kernel.session, self._take)
         guards.install(self._shell)
         self._name_files()
-        self._show_traceback = self._shell.showtraceback
-        self._shell.showtraceback = self._show_traceback_unless_stopped
+        self._tracebacks = Tracebacks(
+            self._shell,
+            self._where,
+            is_running=lambda: self.running is not None,
+            is_stopped=lambda: self._interrupted or network.release.is_under_way,
+        )
         # IPython 9 renders a second time, for a history that nobody sees on a rank: 1 s with frames of torch in it.
         self._shell._format_exception_for_storage = lambda error, *_, **__: {
             "ename": type(error).__name__,
@@ -105,7 +110,7 @@ class Runner:
             finally:
                 self._may_raise = False
         except KeyboardInterrupt:
-            self._show_traceback()
+            self._tracebacks.show_interrupt()
         del parent["header"][_ASKED_BY]  # what a thread says later is no answer
         self._handlers.put_back()
         self._streams.flush()
@@ -140,7 +145,7 @@ class Runner:
         shell, kernel = self._shell, self._kernel
         kernel.set_parent([], _parent_message(cell.cell))
         shell.execution_count = cell.execution_count
-        shell._last_traceback = None  # of an earlier cell
+        self._tracebacks.begin()
         self._interrupted = False
         self._uneventful = True
         self._file = cell.file
@@ -155,6 +160,7 @@ class Runner:
             result = await self._execute(cell.code)
         except BaseException as error:  # what IPython has not caught: the notebook must hear of it all the same
             failure = error
+            self._tracebacks.show_escaped()
         finally:
             self._may_raise = False
             self._task = None
@@ -176,7 +182,7 @@ class Runner:
                 guards.forget_failure(shell, failure)
             guards.forget_tensors(shell, cell.execution_count)
             guards.put_names_back(shell.user_ns, self.names)
-        except Exception as problem:  # of a user's object that we looked at; the cell must end all the same
+        except BaseException as problem:  # of a user's object that we looked at; the cell must end all the same
             self._network.release.end()
             lines = traceback.format_exc().splitlines()
             name = type(problem).__name__
@@ -234,25 +240,16 @@ class Runner:
 
         compiler.get_code_name = get_code_name
 
-    def _show_traceback_unless_stopped(self, *args: Any, **kwargs: Any) -> None:
-        """An interrupt is told in one line for all ranks; rendering a traceback that nobody sees takes 0.1 s."""
-        if self._interrupted or self._network.release.is_under_way:
-            return
-        guards.end_traceback_at_user(sys.exc_info()[1])
-        self._renders = True  # an interrupt in there would be caught and printed by IPython
-        try:
-            self._show_traceback(*args, **kwargs)
-        finally:
-            self._renders = False
-
     def _raise_if_interrupted(self) -> None:
         if self._interrupted:
             raise KeyboardInterrupt
 
     def _on_sigint(self, _: int, frame: FrameType | None) -> None:
         """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
+        if self._tracebacks.is_formatting:
+            self._tracebacks.stop_formatting()
         self._interrupted = True
-        if not self._network.release.note_interrupt(frame) or self._renders:
+        if not self._network.release.note_interrupt(frame):
             return
         if self._task is None:
             if self._may_raise:
@@ -263,29 +260,34 @@ class Runner:
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     def _outcome(self, failure: BaseException | None) -> dict[str, Any]:
+        shown = self._tracebacks
+        if failure is None and shown.display_error is not None:
+            name, message = shown.display_error
+            return {"status": "error", "ename": name, "evalue": message, "traceback": shown.of_cell}
         if failure is None:
             return {"status": "ok"}
         stopped = (
-            isinstance(failure, KeyboardInterrupt)
-            or self._network.release.doing is not None
+            isinstance(failure, KeyboardInterrupt | FormattingStopped)
+            or (self._network.release.doing is not None and not shown.has_failed)
             or (self._interrupted and isinstance(failure, asyncio.CancelledError))
         )
+        message = shown.words_of(failure)
         if isinstance(failure, SystemExit):
-            what = f"SystemExit: {failure}" if failure.args else "SystemExit"
+            what = f"SystemExit: {message}" if failure.args else "SystemExit"
+            advice = guards.advice_after_exit(failure)
             return {
                 "status": "error",
                 "ename": "SystemExit",
-                "evalue": f"{failure}: {guards.EXIT}" if failure.args else guards.EXIT,
-                "traceback": [what, guards.EXIT],
+                "evalue": f"{message}: {advice}" if failure.args else advice,
+                "traceback": [what, advice],
             }
-        words = str(failure)
         if isinstance(failure, SyntaxError) and failure.lineno is not None:
-            words = f"{failure.msg} (line {failure.lineno})"  # its own text names a file that nobody has
+            message = f"{failure.msg} (line {failure.lineno})"  # its own text names a file that nobody has
         return {
             "status": "interrupted" if stopped else "error",
             "ename": "KeyboardInterrupt" if stopped else type(failure).__name__,
-            "evalue": words,
-            "traceback": list(self._shell._last_traceback or []),
+            "evalue": message,
+            "traceback": shown.of_cell,
         }
 
     def _take_payload(self) -> list[dict[str, Any]]:
@@ -311,16 +313,18 @@ class Runner:
             return self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
         if cell is None:
             return False
+        if msg_type == "error":
+            content = {"text": self._tracebacks.take(content)}
+            if not content["text"]:
+                return True
         if os.getpid() != self._pid:  # a forked child: the wire is not its own
-            print((content.get("data") or {}).get("text/plain", ""), flush=True)
+            print(content.get("text") or (content.get("data") or {}).get("text/plain", ""), flush=True)
         elif msg_type in _SHOWN:
             self._uneventful = False
             place = self._streams.next_place()
             # The mark comes last: text waits for the display of a mark, and nothing waits for a mark.
             self._send(Display(cell=cell, msg_type=msg_type, content=content, place=place))
             self._streams.mark_place(place)
-        elif msg_type == "error" and self.running is None:  # in a widget's callback: no end of a cell will tell of it
-            sys.stderr.write("\n".join([*content["traceback"], ""]))
         return True
 
 

@@ -41,6 +41,7 @@ class Where:
         self._current = 0
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
+        self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted
 
     def enter(self, file: str, execution_count: int) -> None:
         """A cell begins. Called for each: two assignments."""

@@ -276,6 +276,8 @@ class Cells:
                     self._on_piece(rank, its_fd, ready)
 
     def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
+        if isinstance(piece, Display) and piece.msg_type == "error":
+            fd, piece = 2, str(piece.content["text"])
         if isinstance(piece, str):
             self._logs[rank].write(piece)
             if (run := self._cell_of(rank)) is not None:

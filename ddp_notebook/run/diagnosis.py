@@ -9,7 +9,7 @@ from typing import Literal
 from ddp_notebook.operation import Operation
 from ddp_notebook.words import group_by_value, list_ranks
 
-State = Literal["waiting", "running", "silent", "ended", "outside", "died"]
+State = Literal["waiting", "running", "silent", "failed", "ended", "outside", "died"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,8 @@ class RankView:
     """What one rank does, as the notebook knows it."""
 
     rank: int
-    state: State  # in an operation, in code, in something that does not answer, done with the cell, gone
-    place: str = ""  # "cell line 7, in all_reduce"; how it died
+    state: State  # in an operation, in code, in something that does not answer, about to end, done with the cell, gone
+    place: str = ""  # "cell line 7, in all_reduce"; how it failed or died
     operation: Operation | None = None  # that it waits in
     thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
 
@@ -41,6 +41,8 @@ class RankView:
                 return f"at {self.place or _NOWHERE}{beside}"
             case "silent":
                 return f"no answer: {self.place}" if self.place else "no answer"
+            case "failed":
+                return f"has failed, and formats its traceback: {self.place}"
             case "ended":
                 return "ended the cell"
             case "outside":
@@ -61,7 +63,7 @@ def stuck(views: Views) -> dict[int, tuple[str, int]]:
     A waiting rank is stuck as long as some rank that it needs has ended the cell, is gone, or is stuck itself. All are
     taken for stuck at first; who needs nobody of them is taken out, until nothing changes.
     """
-    gone = {rank for rank, view in views.items() if view.state in ("ended", "outside", "died")}
+    gone = {rank for rank, view in views.items() if view.state in ("failed", "ended", "outside", "died")}
     held = {rank for rank, view in views.items() if view.state == "waiting"}
     while True:
         free = {rank for rank in held if not _needs_any(views, rank, gone | held)}
@@ -115,7 +117,7 @@ def verdict(views: Views) -> str:
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
     if not waiting:
         return ""
-    for find in (_gone, _mismatch, _different_tensors, _ended, _outside, _each_other, _not_arrived):
+    for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
         if sentence := find(views, waiting):
             return sentence
     return ""
@@ -178,13 +180,21 @@ def _different_tensors(_: Views, waiting: Waiting) -> str:
     return ""
 
 
+def _failed(views: Views, waiting: Waiting) -> str:
+    missing, waiters, operation = _awaited(views, waiting, {"failed"})
+    if operation is None:
+        return ""
+    errors = group_by_value({rank: views[rank].place for rank in missing})
+    told = ", ".join(f"{list_ranks(ranks)} {_has(ranks)} failed ({error})" for error, ranks in errors.items())
+    return f"{told}, and {list_ranks(waiters)} {_wait(waiters)} in {operation.short}"
+
+
 def _ended(views: Views, waiting: Waiting) -> str:
     missing, waiters, operation = _awaited(views, waiting, {"ended"})
     if operation is None:
         return ""
-    has = "has" if len(missing) == 1 else "have"
     who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
-    return f"{list_ranks(missing)} {has} ended the cell without {operation.short}, which {who_waits}"
+    return f"{list_ranks(missing)} {_has(missing)} ended the cell without {operation.short}, which {who_waits}"
 
 
 def _outside(views: Views, waiting: Waiting) -> str:
@@ -233,6 +243,10 @@ def _bare(place: str) -> str:
 
 def _is(ranks: list[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
+
+
+def _has(ranks: list[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
 
 
 def _wait(ranks: list[int]) -> str:

@@ -132,6 +132,8 @@ def describe_stack(text: str) -> str:
 
 
 def _of_vitals(rank: int, vitals: Vitals) -> RankView:
+    if vitals.failed:
+        return RankView(rank=rank, state="failed", place=vitals.failed)
     if vitals.operation is None:
         return RankView(rank=rank, state="running", place=vitals.where)
     state: State = "running" if vitals.thread else "waiting"
