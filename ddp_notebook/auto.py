@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 # cell magics of the notebook itself, and what is about it
@@ -52,7 +53,13 @@ class AutoSend:
         code = "".join(lines)
         if not self.is_on or not code.strip() or _STAYS.match(code) or not self._is_users(code):
             return lines
-        return ["%%on_all_ranks\n", *lines]
+        return ["%%on_all_ranks\n", *self._empty_lines(), *lines]
+
+    def _empty_lines(self) -> list[str]:
+        """Those above the code, which IPython has dropped: without them all line numbers would be too small."""
+        kernel = getattr(self._shell, "kernel", None)
+        code = "" if kernel is None else self._shell.get_parent()["content"]["code"]
+        return list(takewhile(lambda line: not line.strip(), code.splitlines(keepends=True)))
 
     def _is_users(self, code: str) -> bool:
         """Whether this is the cell that the user has just run, as far as the front end says."""

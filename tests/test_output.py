@@ -226,6 +226,7 @@ def test_with_auto_on_magics_of_the_notebook_say_where_they_belong(ranks):
         assert "[0-2] rank of 3\n" in ranks.run("%%time\nprint('rank of', world_size)").stdout
         reply = ranks.run("x = 5\n%ddp_push x")
         assert "%ddp_push belongs to the notebook" in reply.evalue
+        assert "---> 3 1 / 0" in ranks.run("\n\n1 / 0").traceback
         assert ranks.run("%%local\nnosuchname").evalue == "the cell failed here, in the notebook: see above"
     finally:
         ranks.run("%ddp_auto off")

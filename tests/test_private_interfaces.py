@@ -15,6 +15,7 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
 from IPython.core.displayhook import DisplayHook
+from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
 
@@ -32,6 +33,7 @@ def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
     assert "_format_exception_for_storage(" in inspect.getsource(InteractiveShell.run_cell_async)
     shell = inspect.getsource(ZMQInteractiveShell)
     assert "self._last_traceback_during_displayhook = True" in shell
+    assert all(hasattr(kind, "transform") for kind in TransformerManager().token_transformers)
     for kind in (InteractiveShell, DisplayHook):
         assert "_oh" in inspect.getsource(kind)
 

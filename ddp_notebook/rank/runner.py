@@ -16,7 +16,7 @@ import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from ddp_notebook.events import CellDone, Comm, Display, Message, RunCell
-from ddp_notebook.rank import guards, kernel_api
+from ddp_notebook.rank import guards, kernel_api, numbering
 from ddp_notebook.rank.asking import Asking
 from ddp_notebook.rank.comms import COMM_TYPES, Comms
 from ddp_notebook.rank.exceptions import FormattingStopped
@@ -70,6 +70,7 @@ class Runner:
         self._comms = Comms(kernel.comm_manager, send)
         kernel_api.intercept_sends(kernel.session, self._take)
         guards.install(self._shell)
+        numbering.install(self._shell)
         self._name_files()
         self._tracebacks = Tracebacks(
             self._shell,

@@ -1,0 +1,32 @@
+"""Lines of a cell keep the numbers that they have in the editor. IPython drops the empty ones before the code and joins
+those of a command that goes on after a backslash, so all lines below would count too little."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any
+
+
+def install(shell: Any) -> None:
+    """Give this shell a `transform_cell` that keeps the number of lines. `%%time` and `%%capture` use it too."""
+    transform = shell.transform_cell
+
+    def transform_cell(raw_cell: str) -> str:
+        lines = raw_cell.splitlines()
+        empty = sum(1 for _ in takewhile(lambda line: not line.strip(), lines))
+        return "\n" * (empty % max(1, len(lines))) + str(transform(raw_cell))
+
+    shell.transform_cell = transform_cell
+    manager = shell.input_transformer_manager
+    manager.token_transformers = [_keeping_lines(kind) for kind in getattr(manager, "token_transformers", [])]
+
+
+def _keeping_lines(kind: type) -> type:
+    """A transformer of commands (`!ls`, `x = %magic`) that leaves empty lines where it has joined some."""
+
+    def transform(self: Any, lines: list[str]) -> list[str]:
+        changed: list[str] = kind.transform(self, lines)  # type: ignore[attr-defined]  # a `TokenTransformBase`
+        below = self.start_line + 1
+        return [*changed[:below], *["\n"] * (len(lines) - len(changed)), *changed[below:]]
+
+    return type(kind.__name__, (kind,), {"transform": transform})
