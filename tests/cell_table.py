@@ -112,6 +112,13 @@ TABLE = [
         "use another name to keep one\n",
     ),
     Case("and rank is right again", "assert rank == dist.get_rank(); len({rank, local_rank})", "{all} 1\n"),
+    Case(
+        "deleted names",
+        "del rank, torch, dist",
+        stderr="{all} ddp_notebook: this cell has deleted rank and torch and dist, which every cell finds with the "
+        "rank's own value again\n",
+    ),
+    Case("and all are back", "torch.ones(1).item() * dist.get_world_size() > rank >= 0", "{all} True\n"),
     # ---- IPython
     Case("await", "import asyncio\nawait asyncio.sleep(0.01)\nprint('slept')", "{all} slept\n"),
     Case("await of tasks", "sum(await asyncio.gather(*[asyncio.sleep(0, i) for i in range(4)]))", "{all} 6\n"),
@@ -160,6 +167,21 @@ TABLE = [
         has("Handlers|Runner|on_sigint"),
     ),
     Case("a handler is put back", "signal.getsignal(signal.SIGINT).__name__", "{all} '_on_sigint'\n"),
+    Case(
+        "a signal that is blocked",
+        "x = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})",
+    ),
+    Case("is unblocked", "{2, 15} & {int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())}", "{all} set()\n"),
+    Case(
+        "argparse",
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', required=True)\n"
+        "parser.parse_args()",
+        error=r"SystemExit: 2\na rank has no command line: give the arguments with sys.argv = \['train.py', ",
+    ),
+    *(
+        Case(f"%%{name} on a rank", f"%%{name}\n1", error=rf"RuntimeError: %%{name} belongs to the notebook")
+        for name in ("on_all_ranks", "on_ranks", "local")
+    ),
     # ---- processes and threads
     Case(
         "a thread",

@@ -11,6 +11,8 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch import processes
+from ddp_notebook.magics import DDPMagics
+from ddp_notebook.rank import guards
 
 
 def test_ranks_are_in_a_group(session):
@@ -97,3 +99,8 @@ def test_a_second_session_is_refused_and_harms_nothing(session):
     with pytest.raises(SessionExistsError, match=r"2 ranks.*%ddp_restart.*%ddp_stop"):
         ddp_notebook.start(2)
     assert session.run("1").ok
+
+
+def test_every_magic_of_the_notebook_is_known_to_ranks():
+    registered = {kind: sorted(names) for kind, names in DDPMagics.magics.items()}
+    assert {kind: sorted(names) for kind, names in guards.NOTEBOOK_MAGICS.items()} == registered

@@ -166,16 +166,20 @@ class Rank:
         """The names that every cell finds."""
         assert self.place is not None and self.runner is not None
         place = self.place
-        self.runner.names = {"rank": place.rank, "local_rank": place.local_rank, "world_size": place.world_size}
-        RankEngine.instance().kernel.shell.user_ns.update(
-            self.runner.names,
-            device=torch.device(place.device),
-            torch=torch,
-            dist=dist,
-        )
+        self.runner.names = {
+            "rank": place.rank,
+            "local_rank": place.local_rank,
+            "world_size": place.world_size,
+            "device": torch.device(place.device),
+            "torch": torch,
+            "dist": dist,
+        }
+        log = self._recording.metrics.log
         names = RankEngine.instance().kernel.shell.user_ns
+        names.update(self.runner.names)
         if "log" not in names or is_log(names["log"]):  # else it is the user's, from math for example
-            names["log"] = self._recording.metrics.log
+            names["log"] = log
+        self.runner.names["log"] = log
 
     async def _pull(self, message: Pull) -> None:
         shell = RankEngine.instance().kernel.shell

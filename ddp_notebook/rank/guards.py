@@ -18,10 +18,13 @@ import torch
 
 from ddp_notebook.rank.exceptions import chain
 
-NOTEBOOK_MAGICS = (
-    *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_heal", "ddp_check"),
-    *("ddp_auto", "ddp_pull", "ddp_push", "on_all_ranks", "ddp_record", "ddp_report", "ddp_trace"),
-)
+NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks do not import
+    "line": (
+        *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_heal", "ddp_check", "ddp_auto", "ddp_pull"),
+        *("ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "on_all_ranks"),
+    ),
+    "cell": ("on_all_ranks", "on_ranks", "local"),
+}
 _OURS = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MOST_LOOKED_AT = 100  # elements of a container
@@ -38,8 +41,10 @@ def install(shell: Any) -> None:
     """Make `exit()`, `quit()` and `breakpoint()` errors that say what to do instead."""
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
-    for name in NOTEBOOK_MAGICS:
-        shell.register_magic_function(_refuse_magic(name), magic_name=name)
+    for name in NOTEBOOK_MAGICS["line"]:
+        shell.register_magic_function(_refuse_line_magic(name), "line", name)
+    for name in NOTEBOOK_MAGICS["cell"]:
+        shell.register_magic_function(_refuse_cell_magic(name), "cell", name)
     # IPython's advice after sys.exit(), which is wrong on a rank
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
@@ -64,7 +69,7 @@ def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-def _refuse_magic(name: str) -> Callable[[str], NoReturn]:
+def _refuse_line_magic(name: str) -> Callable[[str], NoReturn]:
     def refuse(_: str) -> NoReturn:
         raise RuntimeError(
             f"%{name} belongs to the notebook, and this cell runs on a rank: give it a cell of its own, or use %%local"
@@ -73,12 +78,23 @@ def _refuse_magic(name: str) -> Callable[[str], NoReturn]:
     return refuse
 
 
+def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
+    def refuse(_: str, __: str) -> NoReturn:
+        raise RuntimeError(
+            f"%%{name} belongs to the notebook, and this cell runs on a rank: it has to be the first line of a cell"
+        )
+
+    return refuse
+
+
 class Handlers:
-    """The signal handlers of a rank, put back after a cell that has set others: the stop button needs them."""
+    """The signal handlers of a rank and the mask of its main thread, put back after a cell that has set others: the
+    stop button needs them."""
 
     def __init__(self, on_sigint: Callable[..., None]) -> None:
         signal.signal(signal.SIGINT, on_sigint)
         self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
         os.register_at_fork(after_in_child=self._leave)
 
     def _leave(self) -> None:
@@ -88,22 +104,31 @@ class Handlers:
 
     def put_back(self) -> None:
         """Look whether they are still ours: 3 us each, while setting one takes 15."""
+        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._ours.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
 
-def put_names_back(namespace: dict[str, Any], names: dict[str, int]) -> None:
-    """Give `rank` and its kin their values again: after `for rank in range(size)`, as tutorials have it, every rank
-    would take itself for the last one."""
-    changed = [name for name, value in names.items() if type(now := namespace.get(name)) is not int or now != value]
-    if changed:
-        namespace.update(names)
-        print(
-            f"ddp_notebook: this cell has set {' and '.join(changed)}, which every cell finds with the rank's own "
-            "value again; use another name to keep one",
-            file=sys.stderr,
-        )
+def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
+    """Give names their values again: those that were deleted, and `rank` and its kin if they were set: after
+    `for rank in range(size)`, as tutorials have it, every rank would take itself for the last one."""
+    deleted = [name for name in names if name not in namespace]
+    changed = [
+        name
+        for name, value in names.items()
+        if type(value) is int and name in namespace and (type(now := namespace[name]) is not int or now != value)
+    ]
+    for did, which in (("set", changed), ("deleted", deleted)):
+        if which:
+            namespace.update({name: names[name] for name in which})
+            advice = "; use another name to keep one" if did == "set" else ""
+            print(
+                f"ddp_notebook: this cell has {did} {' and '.join(which)}, which every cell finds with the rank's own "
+                f"value again{advice}",
+                file=sys.stderr,
+            )
 
 
 def end_traceback_at_user(error: BaseException | None) -> None:

@@ -51,7 +51,7 @@ class Runner:
     ) -> None:
         self.running: tuple[int, float] | None = None  # the cell, and since when (monotonic seconds)
         self._pid = os.getpid()
-        self.names: dict[str, int] = {}  # rank, local_rank and world_size, as every cell finds them
+        self.names: dict[str, Any] = {}  # rank, local_rank, world_size and what else every cell finds
         self._kernel = kernel
         self._shell: Any = kernel.shell
         self._streams = streams
