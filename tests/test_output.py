@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -267,3 +268,29 @@ def test_a_display_that_fails_shows_its_traceback_and_fails_the_cell_where_it_do
 
 def _texts(reply: Reply) -> list[str]:
     return [*reply.stdout.splitlines(), *(data["text/plain"] for data in reply.displays)]
+
+
+def test_one_press_ends_a_long_output_whose_cell_is_over(ranks):
+    """Text leaves at Jupyter's pace, so 5 MB of it take some seconds."""
+    message = ranks.start("%%on_ranks 0-1\nkept = 3\nfor _ in range(45): print('x' * 99_999)")
+    ranks.wait_for_text("x" * 1000)
+    ranks.interrupt()
+    pressed_s = time.monotonic()
+    reply = ranks.finish(message, timeout_s=20)
+    assert reply.ename == "KeyboardInterrupt" and time.monotonic() - pressed_s < 1
+    assert ranks.run("%%on_ranks 0-1\nkept").stdout == "[0-1] 3\n"
+
+
+def test_a_very_long_line_is_folded(ranks):
+    """In pieces that are cut at the same places on every rank, however it comes through the pipes."""
+    lines = ranks.run("%%on_all_ranks\nprint('x' * 1_050_000)").stdout.splitlines()
+    assert [(line[:6], len(line) - 6) for line in lines] == [("[0-2] ", 100_000)] * 10 + [("[0-2] ", 50_000)]
+
+
+def test_a_display_that_no_browser_could_show_is_told_in_its_place(ranks):
+    code = "from IPython.display import HTML\nclass Table:\n    def __repr__(self): return 'a table ' + '.' * 999_992\n"
+    reply = ranks.run(f"%%on_all_ranks\n{code}    def _repr_html_(self): return '<td>' * 3_000_000\nTable()")
+    assert not reply.displays and reply.duration_s < 10
+    assert reply.stdout.startswith("[0-2] a table ...") and 200_000 < len(reply.stdout) < 210_000
+    told = "[... not sent, since it is too large: text/plain 1.0 MB, text/html 12.0 MB ...]"
+    assert "[... 800,000 characters are left out ...]" in reply.stdout and told in reply.stdout

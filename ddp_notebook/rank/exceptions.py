@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from types import WrapperDescriptorType
 
-MOST_CHARS = 200_000  # of a message, and of a traceback
-
+from ddp_notebook.rank.bounds import bounded
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -36,14 +35,6 @@ def first_line(error: BaseException) -> str:
     """Such as `"ValueError: no"`. Runs no code of the user's."""
     line = known_words(error).partition("\n")[0][:200]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
-def bounded(text: str) -> str:
-    """The text, or its beginning and its end."""
-    if len(text) <= MOST_CHARS:
-        return text
-    half = MOST_CHARS // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are left out ...]\n{text[-half:]}"
 
 
 def chain(error: BaseException | None) -> list[BaseException]:

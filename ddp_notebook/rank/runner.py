@@ -18,6 +18,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from ddp_notebook.events import CellDone, Comm, Display, Message, RunCell
 from ddp_notebook.rank import guards, kernel_api, numbering
 from ddp_notebook.rank.asking import Asking
+from ddp_notebook.rank.bounds import bounded_display
 from ddp_notebook.rank.comms import COMM_TYPES, Comms
 from ddp_notebook.rank.exceptions import FormattingStopped
 from ddp_notebook.rank.network import Network
@@ -324,7 +325,7 @@ class Runner:
             self._uneventful = False
             place = self._streams.next_place()
             # The mark comes last: text waits for the display of a mark, and nothing waits for a mark.
-            self._send(Display(cell=cell, msg_type=msg_type, content=content, place=place))
+            self._send(Display(cell=cell, msg_type=msg_type, content=bounded_display(content), place=place))
             self._streams.mark_place(place)
         return True
 

@@ -12,7 +12,8 @@ from typing import Any
 from IPython.core.events import EventManager
 
 from ddp_notebook.rank import guards
-from ddp_notebook.rank.exceptions import FormattingStopped, bounded, chain, first_line, known_words, words
+from ddp_notebook.rank.bounds import bounded
+from ddp_notebook.rank.exceptions import FormattingStopped, chain, first_line, known_words, words
 from ddp_notebook.rank.where import Where
 
 _MOST_FRAMES = 200  # of one exception, a run of calls on the same line counted once, as IPython shows it

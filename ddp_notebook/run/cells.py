@@ -100,16 +100,17 @@ class Cells:
             self.check_idle()
             notes = [*notes, *self.mend.what_was_left()]
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
+            interrupts = Interrupts(run.wake)
             screen = None
             if not quiet and threading.current_thread() is threading.main_thread():
-                screen = Screen(ranks)
+                screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
                 self._show_text_between_cells(screen)
                 for note in notes:
                     screen.note(note)
             self._codes[run.number] = code
             self._codes.pop(run.number - _CODES, None)
             cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record))
-            with Interrupts(run.wake) as interrupts:
+            with interrupts:
                 beside = beside if screen is not None else None
                 watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside)
                 self._runs[run.number] = run

@@ -14,7 +14,7 @@ Pure bookkeeping: no clock, no thread, no output.
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -97,7 +97,7 @@ class Fold:
 
     def __init__(self) -> None:
         self._queues: dict[int, deque[tuple[float, Item]]] = {}
-        self._counts: dict[int, Counter[str]] = {}
+        self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
     def __bool__(self) -> bool:
         return any(self._queues.values())
@@ -105,7 +105,7 @@ class Fold:
     def add(self, rank: int, item: Item, now: float) -> None:
         """An item of a rank, which came at `now` (seconds)."""
         self._queues.setdefault(rank, deque()).append((now, item))
-        self._counts.setdefault(rank, Counter())[item.key] += 1
+        self._counts[rank][item.key] += 1
 
     def take(self, now: float, talking: Collection[int], tail: Tail | None = None) -> list[Folded]:
         """What need not wait any longer, in the order in which to show it.

@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,9 +103,11 @@ class Outlet:
                 break
         self._allowed = float(_BURST_BYTES)
 
-    def drain(self) -> None:
-        """Bring everything to the front end."""
+    def drain(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Bring everything to the front end, or no more than the end of it once somebody has pressed stop."""
         while self._waiting:
+            if is_stopped():
+                self.hurry()
             self._flush_allowed(time.monotonic())
             if self._waiting:
                 time.sleep(FLUSH_S)

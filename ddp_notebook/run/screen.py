@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.events import Display
@@ -40,10 +40,12 @@ class Screen:
 
     Args:
         ranks: the ranks that run it.
+        is_stopped: tells whether somebody has pressed stop, while the rest is shown of a cell that is over.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> None:
         self._outlet = Outlet()
+        self._is_stopped = is_stopped
         self.card = Card(self._outlet)
         self._fold = Fold()
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
@@ -81,10 +83,12 @@ class Screen:
         key = (item.rank, item.stream)
         text, since = self._partial.pop(key, ("", now))
         *lines, rest = (text + item.text).replace("\r\n", "\n").split("\n")
-        if len(rest) > _LONGEST_LINE_CHARS and "\r" not in rest:
-            lines, rest = [*lines, rest], ""
         for line in lines:
-            self._add_line(item.rank, item.stream, line, now)
+            for piece in _pieces(line):
+                self._add_line(item.rank, item.stream, piece, now)
+        *pieces, rest = _pieces(rest)
+        for piece in pieces:
+            self._add_line(item.rank, item.stream, piece, now)
         if rest:
             self._partial[key] = _redrawn(rest), now if lines else since
 
@@ -136,7 +140,7 @@ class Screen:
         self._tail = None
         if self._hidden or self._hidden_displays:
             self._tell_hidden()
-        self._outlet.drain()
+        self._outlet.drain(self._is_stopped)
 
     # ---- lines
 
@@ -366,6 +370,13 @@ def display_id_of(rank: int, handle: str) -> str:
 def _redrawn(text: str) -> str:
     """Of a line that is not at its end, what the next redraw needs: the last state."""
     return _visible(text) + ("\r" if text.endswith("\r") else "")
+
+
+def _pieces(line: str) -> list[str]:
+    """A line in pieces that are shown as lines, cut at the same places on every rank."""
+    if len(line) <= _LONGEST_LINE_CHARS or "\r" in line:
+        return [line]
+    return [line[at : at + _LONGEST_LINE_CHARS] for at in range(0, len(line), _LONGEST_LINE_CHARS)]
 
 
 def _visible(line: str) -> str:
