@@ -287,6 +287,11 @@ def test_a_very_long_line_is_folded(ranks):
     assert [(line[:6], len(line) - 6) for line in lines] == [("[0-2] ", 100_000)] * 10 + [("[0-2] ", 50_000)]
 
 
+def test_a_long_line_that_comes_in_parts_is_whole(ranks):
+    code = "import time\nfor _ in range(4):\n    print('x' * 3000, end='', flush=True); time.sleep(0.2)\nprint('end')"
+    assert ranks.run("%%on_all_ranks\n" + code).stdout.strip() == "[0-2] " + "x" * 12_000 + "end"
+
+
 def test_a_display_that_no_browser_could_show_is_told_in_its_place(ranks):
     code = "from IPython.display import HTML\nclass Table:\n    def __repr__(self): return 'a table ' + '.' * 999_992\n"
     reply = ranks.run(f"%%on_all_ranks\n{code}    def _repr_html_(self): return '<td>' * 3_000_000\nTable()")

@@ -58,8 +58,11 @@ class Live:
             return True
         if key not in self._open:
             return False
-        self._lines[key] = text
         self._open.discard(key)
+        if len(text) > _MOST_CHARS_OF_RANK:  # of which not all could be shown here
+            del self._lines[key]
+            return False
+        self._lines[key] = text
         return True
 
     def clear(self, rank: int) -> None:
