@@ -63,7 +63,7 @@ from ddp_notebook.run.transfers import Transfers
 from ddp_notebook.run.values import RankValues
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.widgets.live import Live
-from ddp_notebook.words import list_ranks, name_ranks
+from ddp_notebook.words import group_by_value, list_ranks, name_ranks
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -709,7 +709,7 @@ class Session:
     def _check_rank(self, rank: int) -> None:
         process = self._check_host().process(rank)
         if not process.is_alive:
-            raise SessionBrokenError(f"rank {rank} died: {process.how_it_ended()}")
+            raise SessionBrokenError(f"rank {rank} died: {process.tell_end()}")
 
     def _tell_widget(self, rank: int, message: Comm) -> None:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
@@ -750,7 +750,9 @@ class Session:
     def on_ended(self, rank: int, status: int) -> None:
         """A rank's process ended. Part of `Listener`."""
         if (cluster := self._cluster) is not None:
-            self._cells.on_ended(rank, status, cluster.process(rank).last_words)
+            process = cluster.process(rank)
+            if self._cells.on_ended(rank, status, process.last_words):
+                process.forget_words()
 
     def on_gone(self) -> None:
         """The host server ended, and all with it. Part of `Listener`."""
@@ -790,7 +792,8 @@ _HEAL = "%ddp_heal replaces what has died; %ddp_restart starts all ranks afresh"
 
 
 def _how_they_died(cluster: Cluster, ranks: list[int]) -> str:
-    return "; ".join(f"rank {rank} died: {cluster.process(rank).how_it_ended()}" for rank in ranks)
+    hows = group_by_value({rank: cluster.process(rank).tell_end() for rank in ranks})
+    return "; ".join(f"{list_ranks(those)} died: {how}" for how, those in hows.items())
 
 
 def _wait_for_answers(client: ipyparallel.Client, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from ddp_notebook.errors import RankDiedError, RankError
+from ddp_notebook.errors import RankDiedError, RankError, SessionBrokenError
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 
@@ -96,6 +96,9 @@ def test_what_destroys_a_rank_is_told_and_healed(session, code, words):
     session.run("kept = rank + 1")
     with pytest.raises(RankDiedError, match=words):
         session.run(f"if rank == 1:\n    {code}\ndist.barrier()", timeout=30)
+    with pytest.raises(SessionBrokenError) as caught:
+        session.run("1", ranks=1)
+    assert "last words" not in str(caught.value), "they were told once"
     assert session.run("kept", ranks=0)[0].result == "1"
     session.heal(from_rank=0)
     expect_healthy(session)

@@ -93,6 +93,16 @@ class Process:
         words = self.last_words
         return describe_status(self.status) + (f"; its last words:\n{words}" if words else "")
 
+    def tell_end(self) -> str:
+        """As `how_it_ended`, but what it wrote last is told once: not again in the error of every later cell."""
+        how = self.how_it_ended()
+        self.forget_words()
+        return how
+
+    def forget_words(self) -> None:
+        """What it wrote last has been told."""
+        self.tails = {1: b"", 2: b""}
+
 
 class Listener(Protocol):
     """Who is told what the ranks say. Called in I/O threads; must not block."""

@@ -138,18 +138,20 @@ class CellRun:
         if done.status != "ok":
             self.wake()
 
-    def on_died(self, rank: int, how: str, last_words: str = "") -> None:
-        """The rank's process ended. Its text has come."""
+    def on_died(self, rank: int, how: str, last_words: str = "") -> bool:
+        """The rank's process ended. Its text has come. Whether the cell's error tells its last words."""
         if rank not in self.result.by_rank:
-            return  # it does not run this cell
+            return False  # it does not run this cell
         one = self.result[rank]
-        if rank in self._open and one.status == "running":
+        is_told = rank in self._open and one.status == "running"
+        if is_told:
             one.status, one.error = "died", how
             self.has_failed = True
             one.traceback = [f"the rank's process ended: {how}", *last_words.splitlines()[-_LAST_LINES:]]
         for what in ("text", "done"):
             self._close(rank, what)
         self.wake()
+        return is_told
 
     def _close(self, rank: int, what: str) -> None:
         with self._lock:

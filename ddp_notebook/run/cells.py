@@ -308,13 +308,12 @@ class Cells:
         """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
         return next((run for run in list(self._runs.values()) if run.reads(rank)), None)
 
-    def on_ended(self, rank: int, status: int, last_words: str) -> None:
-        """A rank's process ended."""
+    def on_ended(self, rank: int, status: int, last_words: str) -> bool:
+        """A rank's process ended. Whether the error of a cell tells its last words."""
         with self._order_lock:
             for fd, piece in self._ordered[rank].give_up():
                 self._on_piece(rank, fd, piece)
-        for run in list(self._runs.values()):
-            run.on_died(rank, describe_status(status), last_words)
+        return any([run.on_died(rank, describe_status(status), last_words) for run in list(self._runs.values())])
 
     def _on_replaced(self, rank: int) -> None:
         """A new process has this rank: its text and displays begin anew."""
