@@ -274,7 +274,7 @@ class Session:
         healed = self.heal() if self.options.heal and self._check_host().gone else []
         chosen, notes = self._living_of(ranks)
         if not quiet:
-            notes += foresee(code, chosen, self.world_size)
+            notes += foresee(code, chosen, self.world_size, self._living.gone)
         if timeout is not None:
             check_timeout(timeout)
 

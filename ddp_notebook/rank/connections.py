@@ -58,6 +58,7 @@ class Connections:
         self._peer_ports: set[int] = set()  # and at the peers
         self._store_ports: set[int] = set()
         self._connecting: dict[int, _Connecting] = {}  # by thread
+        self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: what listened before
         self._making = threading.RLock()
         self._groups: dict[str, ProcessGroup] = {}  # by name of a group: what its operations go through
         # Freeing a group joins its threads with the interpreter's lock held, and a thread that still lets go of a
@@ -87,8 +88,16 @@ class Connections:
         @functools.wraps(connect_store)
         def init_store(store: TCPStore, *args: Any, **kwargs: Any) -> None:
             port = kwargs.get("port", args[1] if len(args) > 1 else 0)
-            self._store_ports.add(port)
-            connect_store(store, *args, **kwargs)
+            if port:
+                self._store_ports.add(port)
+                connect_store(store, *args, **kwargs)
+                return
+            thread = threading.get_ident()
+            self._starting[thread] = sockets.listening_ports()
+            try:
+                connect_store(store, *args, **kwargs)
+            finally:
+                del self._starting[thread]
             self._store_ports.add(store.port)
 
         ProcessGroupGloo.__init__ = init_group  # type: ignore[method-assign,assignment]
@@ -116,6 +125,8 @@ class Connections:
         def make_in_turn(*args: Any, **kwargs: Any) -> Any:
             """Threads that make groups at the same time wait for each other at the store, whose client answers one
             question after the other: for torch alone with many threads, with the guard's groups with two."""
+            if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being ended
+                raise refuse(None)
             with self._making:
                 return make_with_name(*args, **kwargs)
 
@@ -184,7 +195,8 @@ class Connections:
 
     def cut_stores(self) -> int:
         """End every wait at a store."""
-        return sockets.cut(self._store_ports)
+        new = [sockets.listening_ports() - before for before in list(self._starting.values())]
+        return sockets.cut(self._store_ports.union(*new))
 
     def _abort_nccl(self) -> int:
         count = 0

@@ -144,7 +144,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.refusal: Callable[[Group], BaseException] | None = None  # what an operation is to raise instead
+        self.refusal: Callable[[Group | None], BaseException] | None = None  # what an operation is to raise instead
         self.guard: Callable[[Call], None] | None = None  # looks at each before it begins; may raise
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # done in place of every operation
         self.tape: Tape | None = None  # where calls are left for the recording

@@ -60,7 +60,7 @@ class Release:
         self.doing: Doing | None = None  # of the cell that is being ended
         self.was_cut = False  # connections of groups, since they were made
         self._cut_at_s = -_JUST_NOW_S
-        self._lost: Callable[[Group], BaseException] | None = None
+        self._lost: Callable[[Group | None], BaseException] | None = None
         self._recorder = recorder
         self._connections = connections
         self._where = where
@@ -239,9 +239,9 @@ class Release:
                 _log.exception("a cell could not be freed")
 
 
-def _stop(_: Group) -> BaseException:
+def _stop(_: Group | None) -> BaseException:
     return KeyboardInterrupt("the cell is being ended")
 
 
-def _cut(_: Group) -> BaseException:
+def _cut(_: Group | None) -> BaseException:
     return RuntimeError(CUT)

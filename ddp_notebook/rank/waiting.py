@@ -3,8 +3,8 @@ there is nothing left to wait for, and then calls the original.
 
 | wait | in Python |
 |---|---|
-| `torch.futures.Future.wait`, and with it `wait_all`, `collect_all`, RPC's futures | a lock that the future's callback releases |
-| `wait`, `get`, `multi_get` of a `FileStore` or `HashStore`, also below a `PrefixStore` | looks whether the keys are there |
+| `torch.futures.Future.wait`, which `wait_all`, `collect_all` and RPC use | a lock that the future's callback releases |
+| `wait`, `get`, `multi_get` of `FileStore` and `HashStore`, also below a `PrefixStore` | looks for the keys |
 | `TCPStore`, a client of an address where nobody listens yet | tries to connect |
 
 What waits at a server, or for the other workers of a `TCPStore`, is ended by cutting its socket (`connections`).
@@ -49,7 +49,7 @@ def install() -> None:
     Raises:
         AttributeError, TypeError: this torch has other ones.
     """
-    torch._C.Future.wait = wait_for_future  # type: ignore[method-assign]
+    torch._C.Future.wait = wait_for_future  # type: ignore[assignment,method-assign]
     for kind in (FileStore, HashStore, PrefixStore):  # which inherit them
         kind.wait, kind.get, kind.multi_get = wait, get, multi_get  # type: ignore[assignment,method-assign]
     TCPStore.__init__ = _around_connect(TCPStore.__init__)  # type: ignore[method-assign]
@@ -58,7 +58,7 @@ def install() -> None:
 # ---- futures
 
 
-def wait_for_future(future: torch._C.Future) -> Any:
+def wait_for_future(future: torch._C.Future[Any]) -> Any:
     if threading.get_ident() == _main and not future.done():
         came = threading.Lock()
         came.acquire()
@@ -85,11 +85,11 @@ def multi_get(store: Store, keys: Sequence[str]) -> list[bytes]:
     return _at_store(_multi_get, store, keys, keys)
 
 
-def _at_store(original: Callable[..., Any], store: Store, keys: Sequence[str], what: Any, *timeout: timedelta) -> Any:
+def _at_store(original: Callable[..., Any], store: Any, keys: Sequence[str], what: Any, *timeout: timedelta) -> Any:
     if threading.get_ident() != _main or not _is_in_process(store):
         return original(store, what, *timeout)
     limit, began = timeout[0] if timeout else store.timeout, time.monotonic()
-    while not store.check(keys):  # type: ignore[arg-type]  # torch's stub wants a list
+    while not store.check(keys):
         waited_s = time.monotonic() - began
         if limit and waited_s > limit.total_seconds():
             return _expire(original, store, what, limit)
@@ -104,7 +104,7 @@ def _is_in_process(store: Store) -> bool:
     return isinstance(store, FileStore | HashStore)
 
 
-def _expire(original: Callable[..., Any], store: Store, what: Any, limit: timedelta) -> Any:
+def _expire(original: Callable[..., Any], store: Any, what: Any, limit: timedelta) -> Any:
     """Have the store itself say that the time is up."""
     before = store.timeout
     store.set_timeout(_AT_ONCE)

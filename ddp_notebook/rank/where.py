@@ -27,10 +27,11 @@ _OURS = os.path.dirname(__file__) + os.sep
 _LIBRARIES = (*(path + os.sep for path in sysconfig.get_paths().values()), os.path.dirname(_TORCH[:-1]) + os.sep)
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 # Python code that waits for another thread, process or socket. Not `subprocess`: what it waits for is work.
-_WAITS = tuple(
-    _PYTHON + name
-    for name in ("threading.py", "queue.py", "selectors.py", f"concurrent{os.sep}", f"multiprocessing{os.sep}")
-) + (waiting.__file__,)
+_WAITS = (
+    *(_PYTHON + name for name in ("threading.py", "queue.py", "selectors.py")),
+    *(_PYTHON + name + os.sep for name in ("concurrent", "multiprocessing")),
+    waiting.__file__,
+)
 
 
 class Where:
@@ -61,7 +62,7 @@ class Where:
         return "" if thread else self._of_task()
 
     def of_thread(self, thread: int) -> str:
-        """The same of a thread of the user's, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
+        """The same of another one, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
         name = next((one.name for one in threading.enumerate() if one.ident == thread), str(thread))
         place = self.describe(thread)
         return f"thread {name!r}" + (f" at {place}" if place else "")

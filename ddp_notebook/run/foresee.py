@@ -36,13 +36,14 @@ _NO_PYTHON: Final = re.compile(
 )
 
 
-def foresee(code: str, ranks: Sequence[int], world_size: int) -> list[str]:
+def foresee(code: str, ranks: Sequence[int], world_size: int, gone: Sequence[int] = ()) -> list[str]:
     """Warnings, one line each, about the collectives of a cell that cannot work.
 
     Args:
         code: the cell, as it is sent.
         ranks: where it is to run.
         world_size: how many ranks there are. They are taken to be on one machine, so that `local_rank` is `rank`.
+        gone: ranks that have died.
 
     Example:
         >>> foresee("if rank == 0: dist.barrier()", range(4), 4)
@@ -72,7 +73,7 @@ def foresee(code: str, ranks: Sequence[int], world_size: int) -> list[str]:
     for group in {call.group for reader in readers.values() for call in reader.trace}:
         members = [readers[rank] for rank in group.members if rank in readers]
         is_complete = len(members) == len(group.members)
-        for call, text in _uneven(members, group) if is_complete else _too_few(members, group, here):
+        for call, text in _uneven(members, group) if is_complete else _too_few(members, group, here, gone):
             # Ranks may join an asynchronous one in a later cell, as long as nobody waits for it in this one.
             if not call.is_async or ".wait(" in code:
                 found.setdefault(text, set()).add(call)
@@ -108,10 +109,18 @@ def _tree(code: str) -> ast.Module:
 # ---- what is wrong with the traces
 
 
-def _too_few(members: list[Reader], group: Group, here: list[int]) -> Iterator[tuple[Call, str]]:
+def _too_few(members: list[Reader], group: Group, here: list[int], gone: Sequence[int]) -> Iterator[tuple[Call, str]]:
     """What those members of a group pass that are here, while others are not."""
     is_default = group.made_at == 0
     whom = f"all {len(group.members)} ranks" if is_default else f"{name_ranks(group.members)}, its group"
+    if dead := sorted(set(gone) & set(group.members)):
+        place = f"{whom}, and {name_ranks(dead)} died. %ddp_heal replaces what has died"
+        for reader in members:
+            yield from (
+                (call, f"must be called by {place}" if call.name in MAKE_GROUPS else f"need{{s}} {place}")
+                for call in reader.passed(group)
+            )
+        return
     place = f"{whom}, and this cell runs on {name_ranks(here)}"
     out = "Use a group of these ranks (group=...), or run it on all" if is_default else "Run it on all of them"
     waits = f"need{{s}} {place}; the others will be waited for. {out}"

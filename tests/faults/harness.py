@@ -19,7 +19,7 @@ _NEXT_S = 20.0  # a cell that is to end well
 _SET_UP = """
 kept = torch.arange(3) + 10 * rank
 words = {{"rank": [rank]}}
-import asyncio, ctypes, os, sys, threading, time
+import asyncio, concurrent.futures, ctypes, os, sys, threading, time
 import torch.distributed.device_mesh, torch.distributed.fsdp
 from tests.faults import on_rank
 victim = {victim}

@@ -22,12 +22,12 @@ class Scene:
     """
 
     def __init__(self, directory: str, rank: int = -1) -> None:
-        self._directory = Path(directory)
+        self.directory = Path(directory)
         self._rank = rank
 
     def mark(self, what: str) -> None:
         """Say that this rank has come so far, and when."""
-        file = self._directory / f"{what}-{self._rank}"
+        file = self.directory / f"{what}-{self._rank}"
         new = file.with_suffix(".new")
         new.write_text(f"{os.getpid()} {time.monotonic()}")
         new.rename(file)
@@ -35,7 +35,7 @@ class Scene:
     def seen(self, what: str, rank: int) -> tuple[int, float] | None:
         """The process that has left this mark, and at which monotonic time; None: not yet."""
         try:
-            pid, at_s = (self._directory / f"{what}-{rank}").read_text().split()
+            pid, at_s = (self.directory / f"{what}-{rank}").read_text().split()
         except FileNotFoundError:
             return None
         return int(pid), float(at_s)

@@ -51,11 +51,13 @@ class Fault:
         return not (self.code or self.signal)
 
 
-def _waits(operation: str) -> str:
-    return rf"^waited in {operation}, cell line \d+\)$"
+def _waits(operation: str, inside: str = "") -> str:
+    return rf"^waited in {operation},? cell line \d+{inside}\)$"
 
 
 _AT_LINE = r"cell line \d+"
+_EVENT = "event = threading.Event()"
+_LEAVE_EVENT = "if 'event' in globals(): event.set()"  # a new rank has none: it cannot be copied
 
 STATES = [
     State(name="idle"),
@@ -128,6 +130,66 @@ STATES = [
         enter="dist.destroy_process_group(); dist.init_process_group('gloo')",
         line=rf"^interrupted at {_AT_LINE}, in init_process_group$",
         is_wait=False,  # as far as anybody can know
+    ),
+    State(
+        name="monitored_barrier",
+        enter="dist.monitored_barrier()",
+        line=rf"^waited in monitored_barrier #\d+ of group default \({_AT_LINE}\)$",
+    ),
+    State(
+        name="TCPStore, nobody listens",
+        enter="dist.TCPStore('localhost', 1, 2, is_master=False)",
+        line=rf"^interrupted at {_AT_LINE}, in TCPStore$",
+        is_wait=False,
+        takes_victim=True,
+    ),
+    State(
+        name="TCPStore, workers are missing",
+        enter="dist.TCPStore('localhost', 0, 2, is_master=True)",
+        line=rf"^interrupted at {_AT_LINE}(, in TCPStore)?$",  # not yet in it, perhaps
+        is_wait=False,
+        is_blocked=False,  # it looks every few milliseconds
+        takes_victim=True,
+    ),
+    State(
+        name="FileStore.wait",
+        enter="dist.FileStore(str(scene.directory / f'store-{rank}'), 2).wait(['never'])",
+        line=rf"^interrupted at {_AT_LINE}(, in wait)?$",
+        is_wait=False,
+        is_blocked=False,
+        takes_victim=True,
+    ),
+    State(
+        name="torch future",
+        enter="torch.futures.wait_all([torch.futures.Future()])",
+        line=rf"^interrupted at {_AT_LINE}, in wait_all$",
+        is_wait=False,
+        takes_victim=True,
+    ),
+    State(
+        name="future in a pool",  # whose `with` joins the worker when the wait has been interrupted
+        setup=_EVENT,
+        enter="with concurrent.futures.ThreadPoolExecutor() as pool: pool.submit(event.wait).result()",
+        line=rf"^interrupted at {_AT_LINE}, in result$",
+        leave=_LEAVE_EVENT,
+        is_wait=False,
+        takes_victim=True,
+    ),
+    State(
+        name="thread join",
+        setup=_EVENT,
+        enter="thread = threading.Thread(target=event.wait)\nthread.start()\n"
+        "try: thread.join()\nfinally: thread.join()",
+        line=rf"^interrupted at {_AT_LINE}, in join$",
+        leave=_LEAVE_EVENT,
+        is_wait=False,
+        takes_victim=True,
+    ),
+    State(
+        name="thread in all_reduce",
+        enter="def work(): dist.all_reduce(torch.ones(4))\n"
+        "thread = threading.Thread(target=work, name='worker')\nthread.start()\nthread.join()",
+        line=_waits(r"all_reduce #\d+ of group default \(float32\[4\], thread 'worker' at", r" in work"),
     ),
     State(
         name="interpreter held",
