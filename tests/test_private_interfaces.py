@@ -209,6 +209,9 @@ def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys)
     made = network.Network(lambda _: None)
     assert "does not let operations be observed (no such operator)" in capsys.readouterr().err
     made.begin_cell(1)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    for _ in range(2):  # nothing is known of what is sent, so nobody is said to train apart
+        optimizer.step()
     assert made.end_cell(None) == {}
 
 

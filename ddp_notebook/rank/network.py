@@ -48,6 +48,7 @@ class Network:
             self.connections.watch()
             waiting.install()
         except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for
+            self._progress.sees_operations = False
             print(
                 f"ddp_notebook: torch {torch.__version__} does not let operations be observed ({error}): messages do "
                 "not name them, a blocked one cannot be stopped, and a group does not form again by itself",

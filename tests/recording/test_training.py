@@ -158,8 +158,10 @@ def test_ranks_that_do_not_train_or_send_something_get_none(ranks, code, capsys)
     assert "train apart" not in str(ranks.recording.report(cell=ranks.recording.rows("span")["cell"].max()))
 
 
-def test_a_step_whose_gradients_an_earlier_cell_has_averaged(ranks, capsys):
-    ranks.run("model, optimizer = make()\nfor _ in range(2): step(model, optimizer)")
+@pytest.mark.parametrize("kind", ["torch's", "derived"])
+def test_a_step_whose_gradients_an_earlier_cell_has_averaged(ranks, kind, capsys):
+    code = _KINDS.get(kind, "model, optimizer = make()")
+    ranks.run(f"{code}\nfor _ in range(2): step(model, optimizer)")
     for code in ("model(torch.ones(2, 4)).sum().backward()", "optimizer.step()", "optimizer.zero_grad()"):
         ranks.run(code)
     assert "train apart" not in capsys.readouterr().err
