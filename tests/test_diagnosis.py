@@ -126,3 +126,16 @@ def test_rows_of_the_table():
     assert waits(0, "recv", 1, root=2).doing == "waiting in recv #1 from rank 2 (float32[4], 4.1 kB, cell line 7)"
     assert at(2).doing == "at dataset.py:88 in load, from cell line 3"
     assert ended(0).doing == "ended the cell"
+
+
+def test_a_thread_that_waits_is_named_and_its_rank_goes_on():
+    """The main thread may yet do what the others need: nobody is stuck."""
+    operation = waits(0, "all_reduce", 5, ranks=(0, 1)).operation
+    place = "thread 'worker' at cell line 3 in work"
+    seen = views(
+        RankView(rank=0, state="running", place="cell line 9", operation=operation, thread=place),
+        at(1, "cell line 8"),
+    )
+    assert seen[0].doing == f"at cell line 9, and {place} is waiting in all_reduce #5 of group default"
+    assert seen[0].since_s == 12.0 and not stuck(seen)
+    assert verdict(seen) == "not arrived at all_reduce #5: rank 1 is at cell line 8"

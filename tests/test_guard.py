@@ -168,3 +168,18 @@ def test_without_the_guard_gloo_ends_a_rank(make_session_alone):
     session = make_session_alone(2, guard=False)
     with pytest.raises(RankDiedError, match="killed by SIGABRT"):
         session.run("dist.all_reduce(torch.ones(4 + rank))", timeout=20)
+
+
+def test_threads_may_use_one_group_and_make_their_own(session):
+    """Their operations are numbered and compared one after the other, in whatever order the threads come."""
+    code = (
+        "import threading\ntotals = []\n"
+        "def work():\n"
+        "    for group in (None, dist.new_group([0, 1])):\n"
+        "        x = torch.ones(4); dist.all_reduce(x, group=group); totals.append(int(x[0]))\n"
+        "threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(totals)"
+    )
+    assert session.run(code, timeout=20)[0].stdout == f"{[2] * 16}\n"

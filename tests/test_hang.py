@@ -66,6 +66,21 @@ def test_a_deadlock_is_named_and_the_stop_button_ends_it(ranks):
     assert again.stdout == "[0-1] 1\n"
 
 
+def test_a_thread_that_waits_is_named(ranks):
+    message = ranks.start(
+        "%%on_all_ranks\nimport threading, time\ndef work(): dist.all_reduce(torch.ones(3))\n"
+        "thread = threading.Thread(target=work, name='worker')\nif rank == 0: thread.start(); thread.join()\n"
+        "else: time.sleep(600)"
+    )
+    waiting = r"rank 0: waiting in all_reduce #\d+ of group default \(float32\[3\], 12 B, {}\), for \d s"
+    where = "thread 'worker' at cell line 2 in work"
+    assert re.search(waiting.format(where), wait_for_card(ranks)["text/plain"])
+    ranks.interrupt()
+    reply = ranks.finish(message)
+    assert re.search(rf"rank 0 waited in all_reduce #\d+ of group default \(float32\[3\], {where}\)", reply.evalue)
+    assert reply.stderr == ""  # and its traceback is not shown
+
+
 def test_a_rank_that_holds_the_interpreter_is_found_by_its_stack(ranks):
     message = ranks.start(
         "%%on_all_ranks\ndef slow():\n    return sum(range(10**8 * 2))\nif rank == 0: slow()\ndist.barrier()"

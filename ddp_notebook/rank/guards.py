@@ -95,12 +95,25 @@ class Handlers:
         signal.signal(signal.SIGINT, on_sigint)
         self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
-        os.register_at_fork(after_in_child=self._leave)
+        self._mask_of_forker: set[int] = set()  # of the thread that forks: one at a time, with the interpreter's lock
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork_in_rank,
+            after_in_child=self._after_fork_in_child,
+        )
 
-    def _leave(self) -> None:
+    def _before_fork(self) -> None:
+        # or one that comes in between would be lost
+        self._mask_of_forker = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _after_fork_in_rank(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+
+    def _after_fork_in_child(self) -> None:
         """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
         if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
 
     def put_back(self) -> None:
         """Look whether they are still ours: 3 us each, while setting one takes 15."""

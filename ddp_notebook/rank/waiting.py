@@ -3,7 +3,7 @@ there is nothing left to wait for, and then calls the original.
 
 | wait | in Python |
 |---|---|
-| `torch.futures.Future.wait`, which `wait_all`, `collect_all` and RPC use | a lock that the future's callback releases |
+| `torch.futures.Future.wait`, which `wait_all` and RPC use too | a lock that the future's callback releases |
 | `wait`, `get`, `multi_get` of `FileStore` and `HashStore`, also below a `PrefixStore` | looks for the keys |
 | `TCPStore`, a client of an address where nobody listens yet | tries to connect |
 
@@ -12,8 +12,8 @@ What waits at a server, or for the other workers of a `TCPStore`, is ended by cu
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import inspect
 import socket
 import threading
 import time
@@ -31,16 +31,6 @@ _AT_ONCE = timedelta(milliseconds=1)
 _main = threading.main_thread().ident
 _wait_for_future = torch._C.Future.wait
 _wait, _get, _multi_get = Store.wait, Store.get, Store.multi_get
-_ARGUMENTS = inspect.Signature(
-    [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-        for name, default in (
-            *(("self", None), ("host_name", ""), ("port", 0), ("world_size", None), ("is_master", False)),
-            *(("timeout", timedelta(seconds=300)), ("wait_for_workers", True), ("multi_tenant", False)),
-            *(("master_listen_fd", None), ("use_libuv", True)),
-        )
-    ]
-)
 
 
 def install() -> None:
@@ -123,19 +113,28 @@ def _around_connect(connect: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(connect)
     def connect_store(*args: Any, **kwargs: Any) -> None:
         if threading.get_ident() == _main:
-            try:
-                asked = _ARGUMENTS.bind(*args, **kwargs)
-            except TypeError:  # torch says so itself
-                pass
-            else:
-                asked.apply_defaults()
-                _wait_for_listener(**asked.arguments)
+            with contextlib.suppress(TypeError):  # about the arguments, which torch says itself
+                _wait_for_listener(*args, **kwargs)
         connect(*args, **kwargs)
 
     return connect_store
 
 
-def _wait_for_listener(*, host_name: str, port: int, is_master: bool, timeout: timedelta, **_: Any) -> None:
+def _wait_for_listener(
+    _: TCPStore,
+    host_name: str,
+    port: int,
+    world_size: int | None = None,
+    is_master: bool = False,
+    timeout: timedelta = timedelta(seconds=300),
+    *__: Any,
+    **___: Any,
+) -> None:
+    """Of a client; its arguments are those of `TCPStore`.
+
+    Raises:
+        DistNetworkError: nobody has listened in time.
+    """
     if is_master:
         return
     until, pause_s = time.monotonic() + timeout.total_seconds(), _LONGEST_S
@@ -145,10 +144,10 @@ def _wait_for_listener(*, host_name: str, port: int, is_master: bool, timeout: t
             with socket.create_connection((host_name, port), timeout=max(left_s, _LONGEST_S)):
                 return
         except OSError as error:
-            if time.monotonic() + pause_s > until:
+            if left_s <= 0:
                 raise dist.DistNetworkError(
                     f"The client socket has timed out after {timeout / _AT_ONCE:.0f}ms while trying to connect to "
                     f"({host_name}, {port}): {error}"
                 ) from None
-        time.sleep(pause_s)
+        time.sleep(max(0.0, min(pause_s, left_s)))
         pause_s = min(2 * pause_s, _LONGEST_RETRY_S)

@@ -1,0 +1,122 @@
+"""What waits in C++ ends by a stop, and otherwise as torch has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import CellTimeoutError
+
+# As the main thread waits, and as another one does, which calls torch's own.
+_BOTH_WAYS = """
+import concurrent.futures, tempfile, threading
+from datetime import timedelta
+
+def outcome(wait):
+    try: return wait()
+    except Exception as error: return type(error).__name__, str(error).partition("\\n")[0]
+
+def later(seconds, act):
+    timer = threading.Timer(seconds, act); timer.start()
+
+def future(result):
+    made = torch.futures.Future()
+    later(0.1, lambda: made.set_exception(result) if isinstance(result, Exception) else made.set_result(result))
+    return made
+
+def hash_store(*, below=False, comes=False):
+    store = dist.HashStore()
+    store.set_timeout(timedelta(milliseconds=100 if not comes else 10_000))
+    if comes: later(0.1, lambda: store.set("a/x" if below else "x", "1"))
+    return dist.PrefixStore("a", store) if below else store
+
+def file_store():
+    store = dist.FileStore(tempfile.mktemp(), 2)
+    store.set_timeout(timedelta(milliseconds=50))
+    return store
+"""
+_WAITS = {
+    "future": "future(5).wait()",
+    "future that fails": "future(ValueError('no')).wait()",
+    "wait_all": "torch.futures.wait_all([future(1), future(2)])",
+    "HashStore.wait": "hash_store().wait(['x'])",
+    "HashStore.wait with a timeout": "hash_store(comes=True).wait(['y'], timedelta(milliseconds=50))",
+    "HashStore.get": "hash_store(comes=True).get('x')",
+    "HashStore.multi_get below a prefix": "hash_store(below=True, comes=True).multi_get(['x'])",
+    "FileStore.get": "file_store().get('x')",
+    "TCPStore without a port": "dist.TCPStore('localhost')",
+}
+
+
+def test_waits_end_as_torchs_own_do(session):
+    table = "{" + ", ".join(f"{name!r}: lambda: {code}" for name, code in _WAITS.items()) + "}"
+    result = session.run(
+        f"{_BOTH_WAYS}\nwaits = {table}\n"
+        "with concurrent.futures.ThreadPoolExecutor(len(waits)) as pool:\n"
+        "    others = {name: pool.submit(outcome, wait) for name, wait in waits.items()}\n"
+        "    for name, wait in waits.items(): print(name, outcome(wait) == others[name].result(), outcome is None)\n"
+        "print(outcome(waits['future']), outcome(waits['HashStore.get']), outcome(waits['future that fails']))",
+        ranks=0,
+        timeout=30,
+    )
+    *compared, values = result[0].stdout.splitlines()
+    assert compared == [f"{name} True False" for name in _WAITS]
+    assert values.startswith("5 b'1' ('ValueError', 'no")
+
+
+def test_a_client_says_who_did_not_listen(session):
+    result = session.run(
+        "import time; from datetime import timedelta; began = time.monotonic()\n"
+        "try: dist.TCPStore('localhost', 1, timeout=timedelta(milliseconds=300))\n"
+        "except dist.DistNetworkError as error: print(error, 0.2 < time.monotonic() - began < 2)",
+        ranks=0,
+        timeout=20,
+    )
+    assert result[0].stdout.startswith(
+        "The client socket has timed out after 300ms while trying to connect to (localhost, 1): "
+    )
+    assert result[0].stdout.endswith("True\n")
+
+
+def test_a_client_may_come_before_its_server(session):
+    result = session.run(
+        "import socket, threading\n"
+        "with socket.socket() as free: free.bind(('localhost', 0)); port = free.getsockname()[1]\n"
+        "def serve(): globals().update(kept=dist.TCPStore('localhost', port, is_master=True))\n"
+        "threading.Timer(0.3, serve).start()\n"
+        "client = dist.TCPStore('localhost', port); client.set('a', 'b'); print(client.get('a')); del client, kept",
+        ranks=0,
+        timeout=20,
+    )
+    assert result[0].stdout == "b'b'\n"
+
+
+def test_a_stop_says_where_a_future_was_waited_for(session):
+    with pytest.raises(CellTimeoutError, match=r"ranks 0,1: at cell line 2 in deep, in wait_all$"):
+        session.run("def deep():\n    torch.futures.wait_all([torch.futures.Future()])\ndeep()", timeout=0.5)
+
+
+def test_what_computes_after_a_stop_is_not_interrupted_again(session):
+    code = (
+        "import threading, time\nevent = threading.Event()\n"
+        "try: event.wait()\n"
+        "finally:\n"
+        "    until = time.monotonic() + 0.8\n"
+        "    while time.monotonic() < until: saved = 'half'\n"
+        "    saved = 'whole'\n"
+        "    try: event.wait()\n"
+        "    finally: saved += ', then left'"
+    )
+    with pytest.raises(CellTimeoutError):
+        session.run(code, timeout=0.3)
+    assert session.run("print(saved)")[0].stdout == "whole, then left\n"
+
+
+def test_a_forked_child_ends_by_the_signal_that_ends_children(session):
+    result = session.run(
+        "import multiprocessing as mp, time\n"
+        "child = mp.get_context('fork').Process(target=time.sleep, args=(60,)); child.start()\n"
+        "child.terminate(); child.join(10); print(child.exitcode); child.kill()",
+        ranks=0,
+        timeout=30,
+    )
+    assert result[0].stdout == "-15\n"
