@@ -183,3 +183,27 @@ def test_threads_may_use_one_group_and_make_their_own(session):
         "print(totals)"
     )
     assert session.run(code, timeout=20)[0].stdout == f"{[2] * 16}\n"
+
+
+def test_a_thread_sends_while_the_main_one_waits_in_a_collective(session):
+    """What the collective waits for may depend on the message."""
+    code = """
+import sys, threading, traceback
+x, message = torch.ones(1), torch.zeros(1)
+if rank == 0:
+    main, frames = threading.main_thread().ident, sys._current_frames
+    def send():
+        while not any("guard" in frame.f_code.co_filename for frame, _ in traceback.walk_stack(frames()[main])):
+            pass
+        dist.send(torch.full((1,), 7.0), 1)
+    thread = threading.Thread(target=send)
+    thread.start()
+    dist.all_reduce(x)
+    thread.join()
+else:
+    dist.recv(message, 0)
+    dist.all_reduce(x)
+int(x), int(message)
+"""
+    result = session.run(code, timeout=20)
+    assert [result[rank].result for rank in (0, 1)] == ["(2, 0)", "(2, 7)"]

@@ -257,7 +257,9 @@ class Group:
         self.twin: Any = None  # the private group of the guard: a `ProcessGroupGloo`
         self.counts = {"collective": 0, "send": 0, "recv": 0}
         self.sent: dict[int, int] = {}  # to each rank of the group
-        self.lock = threading.RLock()  # its threads' calls are numbered and compared one after the other
+        # Threads' calls of a kind are numbered and compared one after the other. A send does not wait for that: another
+        # rank's all_reduce, which this one's waits for, may come after its receive.
+        self.locks = {kind: threading.RLock() for kind in self.counts}
 
     def session_rank(self, rank: int | None) -> int | None:
         """A rank of this group as one of the session."""

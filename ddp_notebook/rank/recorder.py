@@ -79,7 +79,7 @@ class Kernel(Operator):
             tape = recorder.tape
             key, call = 0, None
             try:
-                with group.lock:  # until it is compared: another thread's would be, with this one's number
+                with group.locks[kind]:  # until it is compared: another thread's would be, with this one's number
                     counts[kind] = number = counts[kind] + 1
                     call = Call(kernel, group, number, arguments, thread, monotonic_ns())
                     key = id(call)
