@@ -163,13 +163,6 @@ def test_ddp_is_not_looked_at(session):
     assert session.run("before, seen")[0].result == "([], ['all_reduce'])"
 
 
-def test_without_the_guard_gloo_ends_a_rank(make_session_alone):
-    """The last test: it takes the module's session. If this fails, gloo has learned to say it by itself."""
-    session = make_session_alone(2, guard=False)
-    with pytest.raises(RankDiedError, match="killed by SIGABRT"):
-        session.run("dist.all_reduce(torch.ones(4 + rank))", timeout=20)
-
-
 def test_threads_may_use_one_group_and_make_their_own(session):
     """Their operations are numbered and compared one after the other, in whatever order the threads come."""
     code = (
@@ -207,3 +200,10 @@ int(x), int(message)
 """
     result = session.run(code, timeout=20)
     assert [result[rank].result for rank in (0, 1)] == ["(2, 0)", "(2, 7)"]
+
+
+def test_without_the_guard_gloo_ends_a_rank(make_session_alone):
+    """The last test: it takes the module's session. If this fails, gloo has learned to say it by itself."""
+    session = make_session_alone(2, guard=False)
+    with pytest.raises(RankDiedError, match="killed by SIGABRT"):
+        session.run("dist.all_reduce(torch.ones(4 + rank))", timeout=20)
