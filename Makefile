@@ -6,6 +6,7 @@ LAB_OPTIONS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LIBRARIES := $(VENV)/.libraries
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 # ipykernel 6.31 without its dependencies: put first on PYTHONPATH it lies over the newer one in $(VENV).
@@ -51,7 +52,7 @@ test-js: $(MONITOR)
 	$(BIN)/python hatch_build.py node --test $(wildcard tests/js/*.test.js)
 
 # A long test sets a limit of its own where half an hour is not enough.
-test-long: $(MONITOR) $(IPYKERNEL6_INSTALLED)
+test-long: $(MONITOR) $(IPYKERNEL6_INSTALLED) $(LIBRARIES)
 	$(PYTEST) -m long --timeout 1800
 
 bench: $(INSTALLED)
@@ -72,6 +73,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(MONITOR): $(MONITOR_SOURCES) | $(INSTALLED)
 	@$(BIN)/python hatch_build.py
+	@touch $@
+
+# accelerate, Lightning and others, whose programs the long tests run on ranks.
+$(LIBRARIES): $(INSTALLED)
+	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[libraries]'
 	@touch $@
 
 $(IPYKERNEL6_INSTALLED): | $(INSTALLED)

@@ -38,6 +38,25 @@ def test_torchrun_conventions(session):
         }
 
 
+def test_torchrun_is_what_libraries_think_has_started_the_ranks(session):
+    """All variables of torchrun's but the store of its agent; and accelerate is told that these ranks have no GPU."""
+    session.run(
+        "import os; env = {name: os.environ[name] for name in os.environ if 'TORCHELASTIC' in name or 'ROLE' in name}\n"
+        "others = [os.environ.get(name) for name in ('GROUP_WORLD_SIZE', 'ACCELERATE_USE_CPU', 'FORK_LAUNCHED')]"
+    )
+    for rank, env in session.pull("env").items():
+        assert env.pop("TORCHELASTIC_RUN_ID")
+        assert env == {
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "2",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+        }
+    assert session.pull("others")[0] == ["1", "true", "1"]
+    assert session.run("dist.is_torchelastic_launched()")[1].result == "True"
+
+
 def test_names_in_the_namespace(session):
     session.run("names = (rank, local_rank, world_size, str(device), torch.__name__, dist.__name__)")
     assert session.pull("names")[1] == (1, 1, 2, "cpu", "torch", "torch.distributed")

@@ -112,8 +112,19 @@ def test_another_size_is_an_error_that_says_what_there_is(session, prepare):
     with pytest.raises(RankError) as caught:
         session.run(prepare + "dist.init_process_group('gloo', rank=rank, world_size=4)")
     assert str(caught.value) == (
-        "ValueError: world_size=4, but the session has 2 ranks; run with size=2, or start 4 ranks: %ddp_start 4 "
-        "(ranks 0-1)"
+        "ValueError: world_size=4, but the session has 2 ranks; run with world_size=2, or start 4 ranks: %ddp_stop, "
+        "then %ddp_start 4 (ranks 0-1)"
+    )
+
+
+def test_a_smaller_size_is_an_error_that_says_how_some_ranks_make_a_group(session):
+    """As where two of four ranks train and the others serve them over RPC."""
+    with pytest.raises(RankError) as caught:
+        session.run("if rank == 0: dist.init_process_group('gloo', rank=rank, world_size=1)")
+    assert str(caught.value) == (
+        "ValueError: world_size=1, but the session has 2 ranks; for a group of 1 of them call dist.new_group([0]) on "
+        "all ranks and pass it on; run with world_size=2, or start 1 rank: %ddp_stop, then %ddp_start 1 "
+        "(rank 0); succeeded: rank 1"
     )
 
 
@@ -160,6 +171,14 @@ def test_a_group_formed_again_has_the_timeout_that_was_asked_for(session):
     assert session.run(read)[0].result == "77.0"
     session.run("dist.destroy_process_group()\ndist.init_process_group('gloo')")
     assert session.run(read)[1].result == "1800.0"
+
+
+def test_a_script_may_name_its_device_where_that_is_a_cpu(session):
+    """As FSDP2's example does, twice: the second run forms the group."""
+    code = "dist.init_process_group('gloo', device_id=torch.device('cpu'))\n" + _ALL_REDUCE
+    for _ in range(2):
+        assert texts(session, code)[0].endswith("0 2 tensor([3.])")
+        session.run("dist.destroy_process_group()")
 
 
 @pytest.mark.parametrize("by", ["cell", "session"])
@@ -433,6 +452,41 @@ def test_a_cells_dataset_is_not_sent_to_spawned_workers(session):
             list(torch.utils.data.DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn"))
             """)
         )
+
+
+def test_nobody_types_on_a_rank(session):
+    """Lightning takes a process with `sys.ps1` for one that cannot be a rank."""
+    assert texts(session, "import sys; print(hasattr(sys, 'ps1'))") == ["False"] * 2
+
+
+def test_a_forked_child_can_be_ended(session):
+    """The engine's handler of SIGTERM is not the child's."""
+    code = """
+    import multiprocessing, time
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start(); child.terminate(); child.join(20); print(child.exitcode)
+    child.kill(); child.join()
+    """
+    assert texts(session, code) == ["-15"] * 2
+
+
+def test_an_operation_of_a_forked_child_is_an_error(session):
+    """Without gloo's threads the child would wait for ever. It knows its rank, as loaders' workers may want to."""
+    code = """
+    import multiprocessing
+    def child(queue):
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            queue.put(f"{dist.get_rank()}: {error}")
+    fork = multiprocessing.get_context("fork")
+    queue = fork.SimpleQueue()
+    one = fork.Process(target=child, args=(queue,)); one.start(); one.join(20); one.kill(); one.join()
+    print(None if queue.empty() else queue.get())
+    """
+    for rank, text in enumerate(texts(session, code)):
+        assert text.startswith(f"{rank}: this process was forked from rank {rank}, whose group it cannot use. "), text
+    assert texts(session, _ALL_REDUCE) == ["0 2 tensor([3.])", "1 2 tensor([3.])"]
 
 
 def test_a_forked_child_cannot_use_the_group(session):

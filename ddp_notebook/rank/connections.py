@@ -177,6 +177,11 @@ class Connections:
         """Whether there are models in DDP or FSDP: a forward or backward of one may have been left half done."""
         return bool(self._models or self._fsdp1 or FSDPModule.__subclasses__())
 
+    def retire(self, why: str) -> None:
+        """No group that there is can be used any more: operations raise these words."""
+        for group in self._made().values():
+            group.retired = why
+
     # ---- cutting
 
     def cut_groups(self) -> int:

@@ -60,6 +60,14 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
         _raise_timeout(backend, store, prefixed)
 
 
+def not_of_child(rank: int) -> str:
+    """What a process that a rank has forked is told when it uses the group."""
+    return (
+        f"this process was forked from rank {rank}, whose group it cannot use. The ranks exist already: "
+        "call the function in the cell, without a Process around it, and every rank runs it"
+    )
+
+
 def _count_from_zero() -> None:
     """torch numbers groups, and meets under that number. It counts a group that failed to form too, so a rank that
     was alone in trying would never meet the others again. Ending a group, one of this rank alone, starts anew at 0."""
@@ -79,15 +87,22 @@ def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
 
 
 def _environment(place: Form) -> dict[str, str]:
-    """torchrun's variables, and the interface that gloo, NCCL and RPC are to use.
+    """torchrun's variables, the interface that gloo, NCCL and RPC are to use, and what accelerate asks for.
 
-    Not TORCHELASTIC_USE_AGENT_STORE: processes that a rank starts inherit it, and if they form a group of their own
-    at an address of their own, all of them would wait there for a store that none of them starts.
+    Lightning knows by TORCHELASTIC_RUN_ID that it need not start the ranks. Not TORCHELASTIC_USE_AGENT_STORE: processes
+    that a rank starts inherit it, and if they form a group of their own at an address of their own, all of them would
+    wait there for a store that none of them starts.
+
+    accelerate and transformers take ranks without a GPU for single processes unless `accelerate launch --cpu` says
+    otherwise, by ACCELERATE_USE_CPU. FORK_LAUNCHED says that a notebook has started the rank, which goes on afterwards:
+    `Accelerator.end_training` then leaves the group, which the next `Accelerator` of the process takes for granted.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    defaults = dict.fromkeys(names, place.interface)
+    defaults = {**dict.fromkeys(names, place.interface), "FORK_LAUNCHED": "1"}
+    if place.device == "cpu":
+        defaults["ACCELERATE_USE_CPU"] = "true"
     return {
         **{name: value for name, value in defaults.items() if name not in os.environ},
         "RANK": str(place.rank),
@@ -95,6 +110,13 @@ def _environment(place: Form) -> dict[str, str]:
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "GROUP_RANK": str(place.group_rank),
+        "GROUP_WORLD_SIZE": str(place.world_size // place.local_world_size),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": place.store_host,
         "MASTER_PORT": str(place.store_port),
+        "TORCHELASTIC_RUN_ID": f"ddp_notebook-{place.store_port}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
     }

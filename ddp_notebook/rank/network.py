@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ddp_notebook.events import Form, Listening, Lost, Message, Peers
 from ddp_notebook.rank import group, waiting
@@ -57,6 +59,7 @@ class Network:
         self.release.start()
         self._show_end_of_thread = threading.excepthook
         threading.excepthook = self._on_end_of_thread
+        os.register_at_fork(after_in_child=self._leave)
 
     # ---- groups
 
@@ -78,6 +81,11 @@ class Network:
         self.release.renewed()
         self._is_broken = False
         return notes
+
+    def _leave(self) -> None:
+        """A forked child has the rank's connections, but not gloo's threads: an operation would never end."""
+        if dist.is_initialized():
+            self.connections.retire(group.not_of_child(dist.get_rank()))
 
     def on_message(self, message: Peers | Lost) -> None:
         """What the notebook says of the other ranks. Called by the agent."""

@@ -7,6 +7,7 @@
 | `rpc.init_rpc` | meets at the session's store, unless the cell has set an address of its own |
 | `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
 | `mp.set_start_method` | may be called again, so that a cell can be run again |
+| `sys.ps1` | is gone: where IPython has set it, Lightning takes the process for one that cannot be a rank |
 
 Only what `install` puts in place is replaced, by functions of the same signature, wherever a module has the original.
 Children of a rank keep what they inherit if they are forked, and have the originals if they are spawned.
@@ -32,6 +33,7 @@ from ddp_notebook.events import Form
 from ddp_notebook.rank import group, keeping
 
 _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"
+_BY_ENVIRONMENT = "env://"
 _init_process_group = dist.init_process_group
 _init_rpc = rpc.init_rpc
 _dump = reduction.dump
@@ -50,6 +52,7 @@ def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, f
     _replace(_init_rpc, _around_init_rpc(place))
     _replace(_dump, _dump_for_new_process)
     _replace(_set_start_method, _set_start_method_again)
+    vars(sys).pop("ps1", None)
 
 
 def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
@@ -64,10 +67,14 @@ def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
 
 
 def _around_init_rpc(place: Callable[[], Form | None]) -> Callable[..., None]:
+    signature = inspect.signature(_init_rpc)
+
     @functools.wraps(_init_rpc)
     def init_rpc(*args: Any, **kwargs: Any) -> None:
         here = place()
-        if here is None or os.environ.get("MASTER_PORT") != str(here.store_port):
+        options = signature.bind(*args, **kwargs).arguments.get("rpc_backend_options")
+        address = getattr(options, "init_method", _BY_ENVIRONMENT)
+        if here is None or address != _BY_ENVIRONMENT or os.environ.get("MASTER_PORT") != str(here.store_port):
             _init_rpc(*args, **kwargs)
             return
         os.environ[_STORE_EXISTS] = "True"  # else rank 0 starts one at the same port
@@ -93,10 +100,7 @@ def _around_init(
         asked = signature.bind(*args, **kwargs).arguments
         backend = str(asked.get("backend") or "").lower()
         if os.getpid() != pid:
-            raise RuntimeError(
-                f"this process was forked from rank {here.rank}, whose group it cannot use. The ranks exist already: "
-                "call the function in the cell, without a Process around it, and every rank runs it"
-            )
+            raise RuntimeError(group.not_of_child(here.rank))
         if not dist.is_initialized() and (asked.get("store") is not None or backend == "fake"):
             _init_process_group(*args, **kwargs)  # a group of their own; the session's comes this way too
             return
@@ -108,6 +112,8 @@ def _around_init(
         cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
         joined[cell] += 1
         options = {name: asked[name] for name in ("pg_options", "device_id") if name in asked}
+        if getattr(options.get("device_id"), "type", "") == "cpu":
+            del options["device_id"]  # torch refuses the CPU here, and a script says the device that it has found
         group.join(here, f"{cell}.{joined[cell]}", backend=backend, timeout=asked.get("timeout"), **options)
 
     return init_process_group
@@ -117,9 +123,14 @@ def _check(asked: dict[str, Any], here: Form) -> None:
     """The place that a cell asks for has to be the one that the rank has."""
     size, rank = asked.get("world_size", -1), asked.get("rank", -1)
     if size not in (None, -1, here.world_size):
+        of_some = (
+            f"for a group of {size} of them call dist.new_group({list(range(size))}) on all ranks and pass it on; "
+            if 0 < size < here.world_size
+            else ""
+        )
         raise ValueError(
-            f"world_size={size}, but the session has {_ranks(here.world_size)}; run with size={here.world_size}, "
-            f"or start {_ranks(size)}: %ddp_start {size}"
+            f"world_size={size}, but the session has {_ranks(here.world_size)}; {of_some}run with "
+            f"world_size={here.world_size}, or start {_ranks(size)}: %ddp_stop, then %ddp_start {size}"
         )
     if rank not in (None, -1, here.rank):
         raise ValueError(

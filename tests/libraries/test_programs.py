@@ -1,0 +1,65 @@
+"""Programs of libraries run pasted into a cell as they run under torchrun, twice in one session: on every rank the
+losses, and whatever other figures a program prints, are the same to the last bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.long
+
+_PROGRAMS = Path(__file__).parent / "programs"
+_WORLD_SIZE = 4
+_FIGURE = re.compile(r"-?0x[\d.a-f]+p[+-]\d+")  # what the programs print of floats, by `float.hex`
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@pytest.fixture(scope="module")
+def session():
+    """Four CPU ranks, which compute with as many threads as those of torchrun."""
+    from ddp_notebook import session as sessions
+
+    with sessions.start(_WORLD_SIZE, env=_OFFLINE) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("library", "says"),
+    [
+        ("accelerate", "MULTI_CPU {rank} of 4"),
+        ("lightning", "DDPStrategy {rank} of 4"),
+        ("transformers", "distributed {rank} of 4"),
+        ("torchmetrics", ""),
+    ],
+)
+def test_a_program_runs_as_under_torchrun(session, tmp_path, library, says):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed; `make test-long` installs it: pip install -e '.[libraries]'")
+    program = _PROGRAMS / f"with_{library}.py"
+    expected = _under_torchrun(program, tmp_path)
+    assert all(len(figures) >= 3 for figures in expected), expected
+    for _ in range(2):
+        result = session.run(program.read_text(), quiet=True, timeout=300)
+        for rank in range(_WORLD_SIZE):
+            assert says.format(rank=rank) in result[rank].stdout
+            assert _FIGURE.findall(result[rank].stdout) == expected[rank], (library, rank)
+
+
+def _under_torchrun(program: Path, directory: Path) -> list[list[str]]:
+    """The figures that each rank prints."""
+    launcher = "torch.distributed.run"
+    options = ["--standalone", f"--nproc-per-node={_WORLD_SIZE}", f"--log-dir={directory}", "--redirects=3"]
+    environment = {**os.environ, **_OFFLINE, "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, "-m", launcher, *options, str(program)],
+        env=environment, timeout=300, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    texts = {int(file.parent.name): file.read_text() for file in directory.glob("*/attempt_0/*/stdout.log")}
+    return [_FIGURE.findall(texts[rank]) for rank in range(_WORLD_SIZE)]
