@@ -109,14 +109,3 @@ def test_what_computes_after_a_stop_is_not_interrupted_again(session):
     with pytest.raises(CellTimeoutError):
         session.run(code, timeout=0.3)
     assert session.run("print(saved)")[0].stdout == "whole, then left\n"
-
-
-def test_a_forked_child_ends_by_the_signal_that_ends_children(session):
-    result = session.run(
-        "import multiprocessing as mp, time\n"
-        "child = mp.get_context('fork').Process(target=time.sleep, args=(60,)); child.start()\n"
-        "child.terminate(); child.join(10); print(child.exitcode); child.kill()",
-        ranks=0,
-        timeout=30,
-    )
-    assert result[0].stdout == "-15\n"
