@@ -18,8 +18,8 @@ from ddp_notebook.words import list_ranks
 
 @magics_class
 class DDPMagics(Magics):
-    """`%ddp_start`, `%ddp_status`, `%ddp_restart`, `%ddp_stop`, `%ddp_heal`, `%ddp_check`, `%ddp_auto`, `%ddp_pull`,
-    `%ddp_push`, and the cells for ranks."""
+    """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for ranks
+    (`%%on_all_ranks` to `%ddp_auto`), and values (`%ddp_pull`, `%ddp_push`)."""
 
     # ---- the session
 
@@ -40,7 +40,7 @@ class DDPMagics(Magics):
         """End the ranks and start them afresh with the same options: %ddp_restart"""
         _refuse_arguments("%ddp_restart", line)
         session = _session()
-        session.stop()
+        _stop(session)
         _start(session.options)
 
     @line_magic
@@ -48,8 +48,16 @@ class DDPMagics(Magics):
         """End the ranks and everything that they have started: %ddp_stop"""
         _refuse_arguments("%ddp_stop", line)
         session = _session()
-        session.stop()
+        _stop(session)
         print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
+
+    @line_magic
+    def ddp_interrupt(self, line: str) -> None:
+        """End cells that have not ended on some ranks, which keep their variables: %ddp_interrupt [--replace]
+        With --replace, ranks that do not end it get new processes, without variables."""
+        parser = LineParser("%ddp_interrupt [--replace]")
+        parser.add_argument("--replace", action="store_true")
+        print("\n".join(_session().interrupt(replace=parser.parse_line(line).replace)))
 
     @line_magic
     def ddp_heal(self, line: str) -> None:
@@ -231,6 +239,13 @@ def _start(asked: start_options.StartOptions) -> None:
         if stages:
             print(flush=True)
     print(session.status())
+
+
+def _stop(session: sessions.Session) -> None:
+    if session.is_running and session.trouble:
+        [pid] = session.pids("host server")
+        print(f"the fork server (pid {pid}) does not answer; its processes are ended all the same")
+    session.stop()
 
 
 def _session() -> sessions.Session:

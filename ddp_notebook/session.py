@@ -54,12 +54,13 @@ from ddp_notebook.run.comms import Comms
 from ddp_notebook.run.exchange import Exchange, check_name
 from ddp_notebook.run.foresee import foresee
 from ddp_notebook.run.healing import Healing
-from ddp_notebook.run.interrupt import uninterrupted
+from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.options import check_timeout
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.ranks import RankSet, parse_ranks
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.transfers import Transfers
+from ddp_notebook.run.unended import Unended
 from ddp_notebook.run.values import RankValues
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.widgets.live import Live
@@ -87,7 +88,8 @@ def start(world_size: int | None = None, *, report: Progress = lambda _: None, *
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         report: told a line about each stage that is done.
-        options: further fields of `StartOptions`: backend, gpus, share_gpus, env, timeout_s.
+        options: further fields of `StartOptions`: backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s,
+            guard, heal, live.
 
     Raises:
         UsageError: an option that cannot be, or does not fit this machine.
@@ -128,6 +130,20 @@ class Session:
             raise
 
     def _start(self, report: Progress) -> None:
+        with Interrupts(lambda: None) as interrupts:  # which raise where nothing is left half done
+            try:
+                self._host, self._give_back = warm.take({**os.environ, **self.options.env})
+                try:
+                    self._start_ranks(report, interrupts)
+                except BaseException:
+                    self._end_processes()
+                    raise
+                return
+            except KeyboardInterrupt:
+                pass  # told below, without our frames behind it
+        raise keyboard_interrupt("the start was interrupted: nothing of it is left")
+
+    def _start_ranks(self, report: Progress, interrupts: Interrupts) -> None:
         began = time.monotonic()
 
         def stage(name: str) -> None:
@@ -135,54 +151,47 @@ class Session:
 
         deadline = began + self.options.timeout_s
         env = {**os.environ, **self.options.env}
-        with uninterrupted():
-            self._host, self._give_back = warm.take(env)
         try:
-            try:
-                facts = self._host.facts(self.options.timeout_s)
-            except StartTimeoutError as error:
-                raise StartTimeoutError(
-                    f"the start took too long: the fork server was importing torch ({error})"
-                ) from None
-            self.placement: Placement = place(self.options, facts, env)
-            stage("fork server" if facts["start_method"] == "fork" else f"ranks are spawned ({facts['start_reason']})")
-            self._hostname: str = facts["host"]
-            guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
-            cluster = Cluster(self._host, self.placement, env, self, guard=guard)
-            self._questions = Questions(cluster.send, self._check_rank)
-            self._cells = Cells(
-                cluster,
-                self.world_size,
-                self._questions,
-                self._check_host,
-                grace_s=self.options.grace_s,
-                hang_after_s=self.options.hang_after_s,
-                heals=self.options.heal,
-            )
-            transfers = Transfers(cluster, self._check_rank)
-            self._exchange = Exchange(self._cells, self._questions, transfers, self._check)
-            self._healing = Healing(cluster, self._cells, self._questions, transfers)
-            self._comms = Comms(self._tell_widget)
-            self._observer = Observer(self.world_size, cluster.send, lambda: cluster.alive)
-            self._observer.recording.catch_up = self._catch_up
-            self._live = Live(
-                self._observer.recording,
-                lambda: self.recording,
-                self._cells,
-                f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}",
-                self.options.live,
-            )
-            self._cluster = cluster
-            cluster.start(deadline, stage)
-            self._cells.forget_text()
-            self._observer.start()
-            self._live.prepare()
-            self.when_stopped(self._live.close)
-            self._ready = True
-        except BaseException:
-            with uninterrupted():
-                self._end_processes()
-            raise
+            facts = self._host.facts(self.options.timeout_s, interrupts.check)
+        except StartTimeoutError as error:
+            raise StartTimeoutError(f"the start took too long: the fork server was importing torch ({error})") from None
+        self.placement: Placement = place(self.options, facts, env)
+        stage(self._host.stage)
+        self._hostname: str = facts["host"]
+        guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
+        cluster = Cluster(self._host, self.placement, env, self, guard=guard)
+        self._questions = Questions(cluster.send, self._check_rank)
+        self._cells = Cells(
+            cluster,
+            self.world_size,
+            self._questions,
+            self._check_host,
+            grace_s=self.options.grace_s,
+            hang_after_s=self.options.hang_after_s,
+            heals=self.options.heal,
+        )
+        transfers = Transfers(cluster, self._check_rank)
+        self._exchange = Exchange(self._cells, self._questions, transfers, self._check)
+        self._healing = Healing(cluster, self._cells, self._questions, transfers, self._check_host)
+        self._unended = Unended(cluster, self._cells, self._check_host)
+        self._comms = Comms(self._tell_widget)
+        self._observer = Observer(self.world_size, cluster.send, lambda: cluster.alive)
+        self._observer.recording.catch_up = self._catch_up
+        self._live = Live(
+            self._observer.recording,
+            lambda: self.recording,
+            self._cells,
+            f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}",
+            self.options.live,
+        )
+        self._cluster = cluster
+        cluster.start(deadline, stage, interrupts.check)
+        self._cells.forget_text()
+        self._observer.start()
+        self._live.prepare()
+        self.when_stopped(self._live.close)
+        interrupts.check()
+        self._ready = True
 
     # ---- what the user does
 
@@ -271,7 +280,8 @@ class Session:
         """
         if not isinstance(code, str):
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
-        healed = self.heal() if self.options.heal and self._check_host().gone else []
+        is_healing = self.options.heal and self._check_host().gone and not self._cells.busy
+        healed = self.heal() if is_healing else []
         chosen, notes = self._living_of(ranks)
         if not quiet:
             notes += foresee(code, chosen, self.world_size, self._living.gone)
@@ -420,7 +430,33 @@ class Session:
         with self._cells.turn:
             self._check()
             self._cells.check_idle()
-            self._cells.mend.form(timeout_s)
+            with Interrupts(lambda: None) as interrupts:
+                try:
+                    self._cells.mend.form(timeout_s, interrupts.check)
+                    return
+                except KeyboardInterrupt:
+                    pass  # told below, without our frames behind it
+        raise keyboard_interrupt("the forming of the group was interrupted: the next cell begins with it")
+
+    def interrupt(self, *, replace: bool = False) -> list[str]:
+        """End the cells that have not ended, as the stop button ends the one that the notebook waits for: those that
+        were given up and still run on some ranks, and those of `wait=False`. Variables are kept.
+
+        Args:
+            replace: give a new process, which begins without variables, to each rank that has not ended its cell after
+                2 s.
+
+        Returns:
+            What was done, in sentences; where it did not help, what the ranks are in.
+
+        Raises:
+            StartError: a new process or the group did not come up.
+
+        Example:
+            >>> session.interrupt()
+            ['the cell was ended on rank 1; all variables are kept']
+        """
+        return self._unended.end(replace=replace)
 
     def heal(self, from_rank: int | None = None, names: Sequence[str] = ()) -> list[str]:
         """Replace ranks that have died: a new process takes the number, the device and the environment, and the group
@@ -452,7 +488,7 @@ class Session:
             names: variables; none: all models, optimizers, loaders and what else has to be the same.
 
         Raises:
-            SessionBrokenError: a rank is gone, or busy.
+            SessionBrokenError: less than two ranks are there and have nothing else to do.
 
         Example:
             >>> session.check("model")
@@ -461,21 +497,27 @@ class Session:
         for name in names:
             check_name(name)
         with self._cells.turn:
-            cluster = self._check()
-            self._cells.check_idle()
+            cluster = self._check_host()
+            absent = {*cluster.gone, *self._cells.busy}
+            ranks = [rank for rank in cluster.ranks if rank not in absent]
+            if len(ranks) < 2:  # nobody to compare with
+                self._check()
+                self._cells.check_idle()
 
             def ask(entries: Sequence[str]) -> dict[int, dict[str, Any]]:
                 def make(request: int) -> Check:
                     return Check(request=request, names=list(names), entries=list(entries))
 
-                answers: dict[int, Checked] = self._questions.ask_all(cluster.ranks, make)
+                answers: dict[int, Checked] = self._questions.ask_all(ranks, make)
                 for rank, answer in answers.items():
                     if answer.error:
                         raise DDPNotebookError(f"rank {rank} could not look at its variables: {answer.error}")
                 return {rank: answer.facts for rank, answer in answers.items()}
 
             found = compare(ask(()))
-            return found.with_samples(ask(found.differing_entries)) if found.differing_entries else found
+            if found.differing_entries:
+                found = found.with_samples(ask(found.differing_entries))
+            return found.without(self._cells.busy, cluster.gone)
 
     @property
     def recording(self) -> Recording:
@@ -490,7 +532,7 @@ class Session:
             def tell(request: int) -> Tell:
                 return Tell(request=request, sent_ns=time.monotonic_ns(), flush=True)
 
-            self._has_news = self._cells.under_way is not None
+            self._has_news = self._cells.watched is not None
             self._questions.ask_for(cluster.alive, tell, _STATUS_S)
         self._observer.flush()
         return self._observer.recording
@@ -498,7 +540,7 @@ class Session:
     def _catch_up(self) -> None:
         """A recording that is kept in a variable is asked again after a cell."""
         is_users = threading.current_thread() is threading.main_thread()
-        if is_users and self._has_news and self._cells.under_way is None:
+        if is_users and self._has_news and self._cells.watched is None:
             _ = self.recording
 
     @property
@@ -593,7 +635,7 @@ class Session:
         try:
             self.run(code, 0, quiet=True, record={"solo": [steps, seconds], "level": "meta"}, timeout=2 * seconds + 20)
         except RankError as error:
-            if error.result is None or not error.result[0].error.startswith("EnoughStepsError"):
+            if error.result is None or error.result[0].ename != "EnoughStepsError":
                 raise
         finally:
             recording = self.recording
@@ -606,8 +648,10 @@ class Session:
 
     def status(self) -> Status:
         """Every rank's host, process, device, memory and state."""
-        cluster = self._living
-        answers: dict[int, Vitals] = self._questions.ask_for(cluster.alive, lambda n: Probe(request=n), _STATUS_S)
+        cluster, trouble = self._living, self.trouble
+        answers: dict[int, Vitals] = {}
+        if self._host.is_alive:
+            answers = self._questions.ask_for(cluster.alive, lambda n: Probe(request=n), _STATUS_S)
         rows = []
         for rank in cluster.ranks:
             process = cluster.process(rank)
@@ -624,7 +668,12 @@ class Session:
                     device_bytes=vitals.device_bytes if vitals else None,
                 )
             )
-        return Status(backend=self.backend, epoch=cluster.epoch, rows=tuple(rows))
+        return Status(backend=self.backend, epoch=cluster.epoch, rows=tuple(rows), trouble=trouble)
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the fork server, by which the ranks get their cells, and what helps; "": nothing."""
+        return self._living.trouble()
 
     def pids(self, kind: str = "rank") -> list[int]:
         """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
@@ -654,7 +703,7 @@ class Session:
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""
         global _current
-        with uninterrupted():
+        with uninterrupted("interrupted, but all ranks were ended"):
             with _current_lock:
                 if _current is self:
                     _current = None
@@ -681,11 +730,11 @@ class Session:
 
     # ---- checks
 
-    def _check(self) -> Cluster:
-        """The cluster, if every rank lives."""
+    def _check(self, ranks: Sequence[int] | None = None) -> Cluster:
+        """The cluster, if every one of these ranks lives; None: all."""
         cluster = self._check_host()
-        if cluster.gone:
-            raise SessionBrokenError(f"{_how_they_died(cluster, cluster.gone)}\n{_HEAL}")
+        if gone := [rank for rank in cluster.gone if ranks is None or rank in ranks]:
+            raise SessionBrokenError(f"{_how_they_died(cluster, gone)}\n{_HEAL}")
         return cluster
 
     def _living_of(self, ranks: RankSet) -> tuple[list[int], list[str]]:
@@ -702,8 +751,8 @@ class Session:
 
     def _check_host(self) -> Cluster:
         cluster = self._living
-        if not self._host.is_alive:
-            raise SessionBrokenError("the fork server ended, and all ranks with it; start afresh with %ddp_restart")
+        if not self._host.is_alive or self._host.is_stopped:
+            raise SessionBrokenError(cluster.trouble())
         return cluster
 
     def _check_rank(self, rank: int) -> None:
@@ -717,7 +766,7 @@ class Session:
             cluster.tell(message, [rank])
 
     def _state(self, rank: int, vitals: Vitals | None) -> str:
-        if not self._living.process(rank).is_alive:
+        if not self._living.process(rank).is_alive or not self._host.is_alive:
             return "died"
         if vitals is None:
             silent_s = self._living.silent_s(rank)

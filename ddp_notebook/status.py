@@ -36,9 +36,11 @@ class Status:
     backend: str
     epoch: int
     rows: tuple[RankStatus, ...]
+    trouble: str = ""  # of the host server, in a sentence
 
     def __repr__(self) -> str:
         table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
         widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
-        return "\n".join(line.rstrip() for line in lines) + f"\nbackend {self.backend}, group {self.epoch}"
+        last = [f"backend {self.backend}, group {self.epoch}", *filter(None, [self.trouble])]
+        return "\n".join([*(line.rstrip() for line in lines), *last])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T", bound=Hashable)
 
 
-def group_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Ranks that hold the same text, keyed by that text, in the order of their first rank."""
-    groups: dict[str, list[int]] = {}
+def group_by_value(values: Mapping[int, _T]) -> dict[_T, list[int]]:
+    """Ranks that hold the same value, keyed by that value, in the order of their first rank."""
+    groups: dict[_T, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)
     return groups

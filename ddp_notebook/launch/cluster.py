@@ -38,6 +38,9 @@ from ddp_notebook.launch.host import Host
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.words import name_ranks
 
+Check = Callable[[], None]
+
+_LOOK_S = 0.2  # between two looks whether a wait is to go on
 _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 _LAST_WORDS_BYTES = 16_000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
@@ -144,6 +147,7 @@ class Cluster:
         self._ranks: dict[int, Process] = {}
         self._changed = threading.Condition()
         self._started = False
+        self._has_ended = False
         self._is_formed = False
         self._keyring = Keyring()
         self._endpoint = Endpoint.listen(self._keyring, self._on_message)
@@ -153,12 +157,15 @@ class Cluster:
 
     # ---- starting
 
-    def start(self, deadline: float, report: Callable[[str], None] = lambda _: None) -> None:
+    def start(
+        self, deadline: float, report: Callable[[str], None] = lambda _: None, check: Check = lambda: None
+    ) -> None:
         """Start all processes and wait until every rank can run a cell.
 
         Args:
             deadline: monotonic time by which it must be done.
             report: told the name of each stage that is done.
+            check: called often while it waits; what it raises ends the wait.
 
         Raises:
             StartError: a process ended or could not do its part.
@@ -167,50 +174,58 @@ class Cluster:
         self._start_process(_CONTROLLER, self._controller_spec)
         for rank in range(self._placement.world_size):
             self._start_rank(rank)
-        self._wait("the processes to say hello", "Hello", deadline)
+        self._wait("the processes to say hello", "Hello", deadline, check)
         report("processes")
         self._call_to_form()
-        self._wait_for_controller(deadline)
+        self._wait_for_controller(deadline, check)
         self._call_engines(self.ranks)
-        self._wait_until_formed(deadline)
+        self._wait_until_formed(deadline, check)
         report("group")
-        self._wait("the engines", "Ready", deadline)
+        self._wait("the engines", "Ready", deadline, check)
         report("engines")
         self._started = True
 
-    def form(self, deadline: float) -> list[str]:
+    def form(self, deadline: float, check: Check = lambda: None) -> list[str]:
         """Form the group anew, in the next epoch: same ranks, same sizes, every variable kept.
 
-        A store that is gone is replaced first.
+        A store that is gone is replaced first. Where `check` raises, it can be tried again.
 
         Returns:
             What the ranks could not have again, in words.
         """
         self._call_to_form()
-        return self._wait_until_formed(deadline)
+        return self._wait_until_formed(deadline, check)
 
-    def replace(self, ranks: list[int], deadline: float) -> list[str]:
+    def replace(self, ranks: list[int], deadline: float, check: Check = lambda: None) -> list[str]:
         """New processes for ranks that have died, and then the group of all. Returns what `form` does.
 
         Raises:
             StartError: it failed, and can be tried again: the new processes are gone.
+            whatever `check` raises: the same holds.
         """
         for process in self._ranks.values():
             process.error = ""  # of a forming that failed
         try:
-            self.client_file()  # a controller, for their engines
+            self.client_file(check=check)  # a controller, for their engines
             for rank in ranks:
                 self._start_rank(rank)
-            self._wait("the new processes to say hello", "Hello", deadline)
+            self._wait("the new processes to say hello", "Hello", deadline, check)
             self._call_to_form()
             self._call_engines(ranks, replace=True)
-            notes = self._wait_until_formed(deadline)
-            self._wait("the engines", "Ready", deadline)
+            notes = self._wait_until_formed(deadline, check)
+            self._wait("the engines", "Ready", deadline, check)
         except (StartError, ClientError) as error:
-            self._host.end([self._ranks[rank].number for rank in ranks if self._ranks[rank].is_alive], 0.0)
-            self._wait_for_ends(ranks)
+            self._end_again(ranks)
             raise StartError(f"no new process for {name_ranks(ranks)}: {error}") from error
+        except BaseException:  # of `check`
+            self._end_again(ranks)
+            raise
         return notes
+
+    def _end_again(self, ranks: list[int]) -> None:
+        """End processes that were to replace others."""
+        self._host.end([self._ranks[rank].number for rank in ranks if self._ranks[rank].is_alive], 0.0)
+        self._wait_for_ends(ranks)
 
     def _wait_for_ends(self, ranks: list[int], timeout_s: float = 5.0) -> None:
         with self._changed:
@@ -225,9 +240,9 @@ class Cluster:
         for rank in ranks:
             self.send(rank, Engine(connection_file=connection_file, engine_id=rank, replaces=replace))
 
-    def _wait_until_formed(self, deadline: float) -> list[str]:
+    def _wait_until_formed(self, deadline: float, check: Check) -> list[str]:
         """Wait, then tell each rank on which ports gloo listens in the others."""
-        self._wait("the group to form", "Formed", deadline)
+        self._wait("the group to form", "Formed", deadline, check)
         with self._changed:
             ports, self._gloo_ports = self._gloo_ports, {}
             self._is_formed = True
@@ -280,6 +295,8 @@ class Cluster:
             )
 
     def _start_process(self, kind: str, spec: dict[str, Any], rank: int = -1) -> Process:
+        if self._has_ended:
+            raise StartError("the session was stopped")
         number = self._host.next_number()
         process = self._processes[number] = Process(number=number, kind=kind, rank=rank)
         if kind == _RANKS:
@@ -298,23 +315,27 @@ class Cluster:
     def _peer(self, number: int) -> str:
         return f"local/{number}"
 
-    def _wait(self, stage: str, said: str, deadline: float) -> None:
+    def _wait(self, stage: str, said: str, deadline: float, check: Check) -> None:
         """Wait until every rank has sent the message `said`."""
         with self._changed:
             while True:
+                check()
                 self._raise_failures(stage)
                 missing = [rank for rank, process in self._ranks.items() if said not in process.said]
                 if not missing:
                     return
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     raise StartTimeoutError(
                         f"this took too long: it was waiting for {stage}, and {name_ranks(missing)} did not answer. "
                         "Give it more time (--timeout, timeout_s), or look at the host's load and memory"
                     )
+                self._changed.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
 
     def _raise_failures(self, stage: str) -> None:
         if not self._host.is_alive:
             raise StartError(f"the fork server ended while waiting for {stage}; try again with %ddp_start")
+        if self._host.is_stopped:
+            raise StartError(f"{self._host.trouble()} (it was waiting for {stage})")
         replaced = [p for p in self._processes.values() if p.kind == _RANKS and self._ranks.get(p.rank, p) is not p]
         for process in self._processes.values():
             if process in replaced:
@@ -325,8 +346,9 @@ class Cluster:
             if process.error:
                 raise StartError(f"{name} failed while waiting for {stage}: {process.error}")
 
-    def _wait_for_controller(self, deadline: float) -> None:
+    def _wait_for_controller(self, deadline: float, check: Check) -> None:
         while not controller.is_up(self.directory):
+            check()
             with self._changed:
                 self._raise_failures("the controller")
             if time.monotonic() > deadline:
@@ -339,6 +361,15 @@ class Cluster:
     def is_running(self) -> bool:
         """Whether the host server lives, and so the ranks that have not died by themselves."""
         return self._host.is_alive
+
+    def trouble(self) -> str:
+        """Why the host server does not answer, in a sentence; "" if it does."""
+        return self._host.trouble()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the host server: no cell gets to the ranks then, and no text of them comes."""
+        return self._host.is_stopped
 
     @property
     def ranks(self) -> list[int]:
@@ -366,9 +397,10 @@ class Cluster:
         [line] = message.encode()
         self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")
 
-    def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> None:
-        """Send signals to ranks, in this order. They have them when this returns. `value` goes with `RELEASE`."""
-        self._host.signal([self._ranks[rank].number for rank in ranks], *numbers, value=value)
+    def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> bool:
+        """Send signals to ranks, in this order. They have them when this returns, also where the host server does not
+        answer, which it tells by False. `value` goes with `RELEASE`."""
+        return self._host.signal([self._ranks[rank].number for rank in ranks], *numbers, value=value)
 
     def silent_s(self, rank: int) -> float:
         """Seconds since the rank's agent was last heard."""
@@ -392,7 +424,7 @@ class Cluster:
 
     # ---- ipyparallel
 
-    def client_file(self, timeout_s: float = 20.0) -> tuple[str, int]:
+    def client_file(self, timeout_s: float = 20.0, check: Check = lambda: None) -> tuple[str, int]:
         """The connection file for `ipp.Client`, and the controller's process id. A controller that is gone is
         started again in its old place.
 
@@ -405,6 +437,7 @@ class Cluster:
                 running = self._start_process(_CONTROLLER, {**self._controller_spec, "restore": True})
             until = time.monotonic() + timeout_s
             while not controller.is_up(self.directory):
+                check()
                 if not running.is_alive or time.monotonic() > until:
                     raise StartError(
                         running.how_it_ended() if not running.is_alive else f"no answer in {timeout_s:g} s"
@@ -431,8 +464,12 @@ class Cluster:
 
     def stop(self, grace_s: float = 1.0) -> bool:
         """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
+        self._has_ended = True
         left: list[int] = []
+        self._host.resume()
         try:
+            if self._host.trouble():
+                raise StartError("it cannot end anything, and its own end is that of all")
             ranks = [p.number for p in self._processes.values() if p.kind == _RANKS]
             rest = [p.number for p in self._processes.values() if p.kind != _RANKS]
             left += self._host.end(ranks, grace_s, orphans=True) + self._host.end(rest, 0.0)

@@ -10,7 +10,8 @@ everything below it.
 
     request                                        reply or event
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
-    {"op": "start", "process", "spec"}             {"pid"}; for a store also {"port"}
+    {"op": "ping"}                                 {}
+    {"op": "start", "process", "spec"}             {"pid", "started"}, the process's identity; for a store also {"port"}
     {"op": "signal", "processes", "signals",       {} once the signals are delivered, in this order; the value goes with
      "value"}                                      a real-time one
     {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
@@ -41,7 +42,7 @@ from typing import Any
 import psutil
 
 from ddp_notebook import signals
-from ddp_notebook.launch import child, framing, processes
+from ddp_notebook.launch import child, framing, processes, watchdog
 from ddp_notebook.launch.pipes import Pipes
 from ddp_notebook.launch.preload import preload, start_method
 
@@ -78,9 +79,12 @@ class Ending:
 class HostServer:
     """The server's loop. Single-threaded: a fork must copy no lock that another thread holds."""
 
-    def __init__(self, control: socket.socket, owner: processes.Identity, facts: dict[str, Any]) -> None:
+    def __init__(
+        self, control: socket.socket, owner: processes.Identity, facts: dict[str, Any], watchdog_pid: int
+    ) -> None:
         self._control = control
         self._owner = owner
+        self._watchdog_pid = watchdog_pid
         self._facts = facts
         self._unpacker = framing.Unpacker()
         self._out = bytearray()
@@ -176,6 +180,9 @@ class HostServer:
     def _on_facts(self, _: dict[str, Any]) -> dict[str, Any]:
         return self._facts
 
+    def _on_ping(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
     def _on_start(self, request: dict[str, Any]) -> dict[str, Any]:
         spec, reply = request["spec"], {}
         listener = None
@@ -192,7 +199,7 @@ class HostServer:
         if self._reading_text:
             for pipe in started.pipes.outputs:
                 self._selector.register(pipe, selectors.EVENT_READ, started)
-        return {"pid": started.pid, **reply}
+        return {"pid": started.pid, "started": processes.identity(started.pid)[1], **reply}
 
     def _on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
         for known in list(self._children.values()):
@@ -374,7 +381,8 @@ class HostServer:
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""
-        adopted = [p for p in psutil.Process().children() if p.pid not in self._children]
+        ours = {*self._children, self._watchdog_pid}
+        adopted = [p for p in psutil.Process().children() if p.pid not in ours]
         return [process for orphan in adopted for process in processes.descendants(orphan.pid)]
 
     def _of_sessions(self, leaders: set[int]) -> list[psutil.Process]:
@@ -415,10 +423,11 @@ def main(control_fd: int, owner_pid: int, owner_start: float, directory: str) ->
     """Entry of the host server's process. `directory` holds the session's files and goes with it."""
     processes.adopt_orphans()
     owner = (owner_pid, owner_start)
+    watchdog_pid = watchdog.start(owner, directory, control_fd)
     with _ending_with(owner, directory):
         facts = preload()
     facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))
     gc.collect()
     gc.freeze()  # pages of these objects stay shared with the ranks
-    HostServer(socket.socket(fileno=control_fd), owner, facts).serve()
+    HostServer(socket.socket(fileno=control_fd), owner, facts, watchdog_pid).serve()
     shutil.rmtree(directory, ignore_errors=True)

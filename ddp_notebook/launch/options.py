@@ -31,7 +31,7 @@ class StartOptions:
         grace_s: how long the others go on when a rank has failed, in seconds; None: until they end by themselves.
         hang_after_s: how long a rank waits in an operation before the cell says who waits for whom; None: for ever.
         guard: compare what all ranks call before the user's own collectives; None: with gloo only.
-        heal: replace a rank that has died at once, without `%ddp_heal`.
+        heal: begin the next cell with replacing ranks that have died, as `%ddp_heal` would.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end.
 
     Raises:

@@ -18,6 +18,8 @@ import psutil
 _LINUX = sys.platform == "linux"
 TOKEN_VARIABLE = "DDP_NOTEBOOK_TOKEN"
 
+_LETTERS = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_STOPPED: "T"}  # elsewhere than on Linux
+
 Identity = tuple[int, float]  # process id, start time on a clock that is never set
 
 
@@ -40,6 +42,14 @@ def is_running(who: Identity) -> bool:
     return start == started and state != "Z"
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, by SIGSTOP or by who traces it."""
+    try:
+        return _status(pid)[0] in "Tt"
+    except ProcessLookupError:
+        return False
+
+
 def _status(pid: int) -> tuple[str, float]:
     """State letter and start time. On Linux in clock ticks since boot: psutil's create_time() is in wall time,
     which moves when the clock is set, and a rank must not take its living owner for a stranger then."""
@@ -52,7 +62,7 @@ def _status(pid: int) -> tuple[str, float]:
         return fields[0].decode(), float(fields[19])
     try:
         process = psutil.Process(pid)
-        return ("Z" if process.status() == psutil.STATUS_ZOMBIE else "R"), process.create_time()
+        return _LETTERS.get(process.status(), "R"), process.create_time()
     except psutil.NoSuchProcess:
         raise ProcessLookupError(f"no process {pid}") from None
 

@@ -257,7 +257,7 @@ class Explorer:
         except (RankError, CellTimeoutError) as caught:
             error, message = type(caught).__name__, str(caught)
             if caught.result is not None:
-                by_rank = {one: caught.result[one].last_act for one in caught.result.ranks}
+                by_rank = {one: caught.result[one].last_act.words for one in caught.result.ranks}
         self.happened = Happened(
             kind=kind,
             rank=who,

@@ -20,8 +20,8 @@ from ddp_notebook.rank.exceptions import chain
 
 NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks do not import
     "line": (
-        *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_heal", "ddp_check", "ddp_auto", "ddp_pull"),
-        *("ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "on_all_ranks"),
+        *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check", "ddp_auto"),
+        *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "on_all_ranks"),
     ),
     "cell": ("on_all_ranks", "on_ranks", "local"),
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddp_notebook.words import name_ranks
+from ddp_notebook.words import list_ranks, name_ranks
 
 _MOST_SHOWN = 12  # entries that differ
 _MOST_NAMES = 6  # values of one entry, or names in one line
@@ -154,6 +154,16 @@ class Agreement:
     @property
     def agrees(self) -> bool:
         return not self.differences
+
+    def without(self, busy: Sequence[int], gone: Sequence[int]) -> Agreement:
+        """The same, and who was not asked: ranks that are in a cell, and ranks that have died."""
+        reasons = (("in a cell", busy), ("without a process", gone))
+        notes = [
+            f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {why}: not asked"
+            for why, ranks in reasons
+            if ranks
+        ]
+        return replace(self, notes=(*self.notes, *notes))
 
     @property
     def differing_entries(self) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ class CellRun:
         self._held = False
         self._unshown_chars = 0
         self.is_watched = True  # somebody waits for it
+        self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown
+        self._is_cut_off = False  # no text of ranks comes, and so no mark of its end
         self.has_failed = False  # on a rank, or a rank's process has died, while others go on
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
@@ -109,6 +111,17 @@ class CellRun:
             self._close(rank, "done")
         self._close(rank, "text")
 
+    def cut_off(self) -> None:
+        """Text does not come any more: what ranks say by the wire has to do for the end of the cell."""
+        self._is_cut_off = True
+
+    def on_unheard_end(self, rank: int) -> None:
+        """The rank is not in the cell any more, or never was, and how it ended was not heard."""
+        if rank in self._open and self.result[rank].status == "running":
+            self.result[rank].status, self.result[rank].place = "interrupted", "a place that was not heard"
+        for what in ("text", "done"):
+            self._close(rank, what)
+
     def on_display(self, rank: int, display: Display) -> None:
         """Something that a rank displayed in this cell."""
         data = display.content.get("data") or {}
@@ -130,11 +143,14 @@ class CellRun:
         if done.status != "ok":
             self.has_failed = True
             one.error = f"{done.ename}: {done.evalue}" if done.evalue else done.ename
+            one.ename = done.ename
             one.traceback = done.traceback
         for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
             text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
             self._show(Shown(rank, text + "\n"))
         self._close(rank, "done")
+        if self._is_cut_off:
+            self._close(rank, "text")
         if done.status != "ok":
             self.wake()
 

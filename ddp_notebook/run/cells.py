@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from ddp_notebook.errors import SessionBrokenError, StartError
-from ddp_notebook.events import Answer, Ask, CellDone, Display, Interrupt, RunCell
+from ddp_notebook.events import Answer, Ask, CellDone, Display, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.launch.cluster import Cluster, describe_status
 from ddp_notebook.run import outcome
 from ddp_notebook.run.cell import STREAMS, CellRun, Shown
 from ddp_notebook.run.diagnosis import Views
-from ddp_notebook.run.interrupt import Interrupts
+from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.log import RankLog
 from ddp_notebook.run.looks import Looks
 from ddp_notebook.run.mend import Mend
@@ -27,11 +28,15 @@ from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.run.screen import Screen, display_id_of
 from ddp_notebook.run.text import CellEnd, Ordered, Piece, TextSplitter
+from ddp_notebook.run.turn import Turn
 from ddp_notebook.run.watch import Beside, Watch
 from ddp_notebook.signals import RELEASE
-from ddp_notebook.words import name_ranks, train_apart
+from ddp_notebook.words import format_ranks, list_ranks, name_ranks, train_apart
 
 _CODES = 50  # cells whose code is kept
+_UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
+_ANSWER_S = 0.3  # to answer a question
+_POLL_S = 0.02
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
 
 
@@ -57,8 +62,9 @@ class Cells:
         hang_after_s: float | None,
         heals: bool,
     ) -> None:
-        self.turn = threading.Lock()  # held by whoever has the ranks for himself
+        self.turn = Turn()
         self._cluster = cluster
+        self._questions = questions
         self.looks = Looks(cluster, questions)
         self.mend = Mend(cluster, questions, self._on_replaced, heals=heals)
         self._check = check
@@ -67,6 +73,7 @@ class Cells:
         self._numbers = itertools.count(1)
         self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
         self._codes: dict[int, str] = {}  # of the last cells
+        self._watched: tuple[CellRun, Interrupts] | None = None
         self._closed = False
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
         ranks = range(world_size)
@@ -97,23 +104,26 @@ class Cells:
         """
         with self.turn:
             self._check()
-            self.check_idle()
-            notes = [*notes, *self.mend.what_was_left()]
+            self.check_idle(ranks)
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
-            interrupts = Interrupts(run.wake)
-            screen = None
-            if not quiet and threading.current_thread() is threading.main_thread():
-                screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
-                self._show_text_between_cells(screen)
-                for note in notes:
-                    screen.note(note)
-            self._codes[run.number] = code
-            self._codes.pop(run.number - _CODES, None)
-            cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record))
-            with interrupts:
+            with Interrupts(run.wake) as interrupts:
+                notes = [*notes, *self._form_what_was_left(interrupts)]
+                screen = None
+                if not quiet and threading.current_thread() is threading.main_thread():
+                    screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
+                    self._show_text_between_cells(screen)
+                    for note in notes:
+                        screen.note(note)
+                    run.note = screen.note
+                self._codes[run.number] = code
+                self._codes.pop(run.number - _CODES, None)
+                cell = RunCell(
+                    cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record)
+                )
                 beside = beside if screen is not None else None
                 watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside)
                 self._runs[run.number] = run
+                self._watched = run, interrupts
                 if self._closed:
                     self.close()
                 self._cluster.tell(cell, ranks)
@@ -124,15 +134,15 @@ class Cells:
                 try:
                     watch.follow()
                 finally:
+                    self._watched = None
                     run.leave()
                     if beside is not None:
                         beside.end(run.number)
                 pending = run.pending
-                if not pending:
-                    self._runs.pop(run.number, None)
                 notes = []
                 if self._cluster.is_running and not self._closed:
-                    notes = self.mend.after(run.result, pending, watch.killed)
+                    busy = self._cluster.ranks if self._cluster.is_stopped else self.busy
+                    notes = self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
             if screen is not None:
                 self._note_lost_groups(run.result, screen)
                 apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
@@ -152,6 +162,13 @@ class Cells:
             )
             return run.result
 
+    def _form_what_was_left(self, interrupts: Interrupts) -> list[str]:
+        try:
+            return self.mend.what_was_left(self.busy, interrupts.check)
+        except KeyboardInterrupt:
+            pass  # told below, without our frames behind it
+        raise keyboard_interrupt("interrupted while the group was formed again: the cell was not run")
+
     def _note_lost_groups(self, result: CellResult, screen: Screen) -> None:
         lost = [rank for rank, one in result.by_rank.items() if not one.has_group]
         if lost:
@@ -162,8 +179,25 @@ class Cells:
 
     @property
     def under_way(self) -> CellRun | None:
-        """The cell that has not ended everywhere."""
-        return next((run for run in reversed(list(self._runs.values())) if not run.is_over), None)
+        """The cell that has not ended everywhere: the one that somebody waits for, or else the last one."""
+        return next(reversed(self.unended()), None)
+
+    @property
+    def watched(self) -> tuple[CellRun, Interrupts] | None:
+        """The cell that somebody waits for, and how to press stop for it."""
+        return self._watched
+
+    def unended(self) -> list[CellRun]:
+        """The cells that have not ended everywhere, the oldest first."""
+        for run in list(self._runs.values()):
+            if run.is_over:
+                self._runs.pop(run.number, None)
+        return list(self._runs.values())
+
+    @property
+    def busy(self) -> list[int]:
+        """Ranks on which a cell has not ended."""
+        return sorted({rank for run in self.unended() for rank in run.pending})
 
     def run_later(self, run: Callable[[], CellResult]) -> Future[CellResult]:
         """Run a cell in a thread of its own."""
@@ -178,18 +212,27 @@ class Cells:
         threading.Thread(target=wait, name="ddp-cell", daemon=True).start()
         return future
 
-    def check_idle(self) -> None:
-        """Raises:
-        SessionBrokenError: a rank is still in an earlier cell.
+    def check_idle(self, ranks: Sequence[int] | None = None) -> None:
+        """See to it that no earlier cell is under way on these ranks.
+
+        Args:
+            ranks: None: all of them.
+
+        Raises:
+            SessionBrokenError: one is; says what can be done.
         """
-        for run in list(self._runs.values()):
-            if run.is_over:
-                del self._runs[run.number]
-            else:
-                raise SessionBrokenError(
-                    f"an earlier cell has not ended on {name_ranks(run.pending)} (%ddp_status says where it is): "
-                    "wait, or end it with %ddp_restart"
-                )
+        all_busy = self.busy
+        busy = all_busy if ranks is None else [rank for rank in all_busy if rank in ranks]
+        if not busy:
+            return
+        idle = [rank for rank in self._cluster.alive if rank not in all_busy]
+        others = ""
+        if ranks is not None and idle:
+            others = f". Until then name the others: %%on_ranks {format_ranks(idle)}, or --ranks {format_ranks(idle)}"
+        raise SessionBrokenError(
+            f"an earlier cell has not ended on {list_ranks(busy)} (%ddp_status says where it is): wait, or end it "
+            f"there with %ddp_interrupt, which keeps all variables{others}"
+        )
 
     def forget_text(self) -> None:
         """What ranks wrote while they started is nobody's."""
@@ -227,15 +270,30 @@ class Cells:
     def interrupt(self, run: CellRun) -> None:
         """Interrupt the cell on every rank that has not ended it.
 
-        The signals come from the host server, so they reach a rank whatever its agent does; ranks have them when
-        `signal` returns, so they cannot hit a later cell. The message stops a cell that has not begun.
+        The signals come from the host server, or where it does not answer from this process, so they reach a rank
+        whatever its agent does; ranks have them when `signal` returns, so they cannot hit a later cell. The message
+        stops a cell that has not begun.
         """
         pending = run.pending
         signals = (signal.SIGINT,) if RELEASE is None else (signal.SIGINT, RELEASE)
         with contextlib.suppress(StartError):  # the host server is gone: the watch sees that
-            self._cluster.signal(pending, *signals, value=run.number)
+            answers = self._cluster.signal(pending, *signals, value=run.number)
             for rank in pending:
                 self._cluster.send(rank, Interrupt(cell=run.number))
+            if not answers and (trouble := self._cluster.trouble()):
+                run.note(trouble)
+                self._end_unheard(run)
+
+    def _end_unheard(self, run: CellRun) -> None:
+        """Without the host server no text comes, and with it no mark of a cell's end: ask the ranks themselves."""
+        run.cut_off()
+        until = time.monotonic() + _UNHEARD_S
+        while run.pending and time.monotonic() < until:
+            answers: dict[int, Vitals] = self._questions.ask_for(run.pending, lambda n: Probe(request=n), _ANSWER_S)
+            for rank, vitals in answers.items():
+                if vitals.running_cell != run.number:
+                    run.on_unheard_end(rank)
+            time.sleep(_POLL_S)
 
     def look(self, run: CellRun) -> Views:
         """What every rank of the session does, as far as the cell is concerned."""
@@ -283,7 +341,7 @@ class Cells:
             self._logs[rank].write(piece)
             if (run := self._cell_of(rank)) is not None:
                 run.on_text(rank, fd, piece)
-            else:
+            if run is None or not run.is_watched:  # nobody waits for that cell any more
                 self._keep(rank, fd, piece)
         elif isinstance(piece, CellEnd):
             if (ended := self._runs.get(piece.cell)) is not None:

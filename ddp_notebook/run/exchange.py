@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,10 +30,12 @@ class Exchange:
         cells: whose turn it may be.
         questions: to ask the ranks.
         transfers: for what is large.
-        check: raises when the ranks cannot answer.
+        check: raises when these ranks cannot answer.
     """
 
-    def __init__(self, cells: Cells, questions: Questions, transfers: Transfers, check: Callable[[], object]) -> None:
+    def __init__(
+        self, cells: Cells, questions: Questions, transfers: Transfers, check: Callable[[Sequence[int]], object]
+    ) -> None:
         self._cells = cells
         self._questions = questions
         self._transfers = transfers
@@ -44,7 +46,7 @@ class Exchange:
     def pull(self, name: str, ranks: list[int], *, force: bool) -> RankValues:
         """See `Session.pull`."""
         check_name(name)
-        with self._turn():
+        with self._turn(ranks):
             return self._pull(name, ranks, force)
 
     def _pull(self, name: str, ranks: list[int], force: bool) -> RankValues:
@@ -67,11 +69,7 @@ class Exchange:
             return RankValues(values, {rank: answer.about for rank, answer in answers.items()})
         finally:
             for rank, future in asked.items():  # now, or when the answer comes
-                future.add_done_callback(partial(self._drop_pulled, rank))
-
-    def _drop_pulled(self, rank: int, answer: Future[Pulled]) -> None:
-        if transfer := answer.result().transfer:
-            self._transfers.drop(rank, transfer)
+                future.add_done_callback(partial(self._transfers.drop_answer, rank))
 
     # ---- to the ranks
 
@@ -85,7 +83,7 @@ class Exchange:
                 _check_has(name, value, ranks)
         for rank in ranks if differ else ranks[:1]:
             _check_can_be_sent(_of_rank(variables, rank), f"rank {rank}: " if differ else "", force)
-        with self._turn():
+        with self._turn(ranks):
             answers = self._push(variables, ranks, differ)
         names = ", ".join(repr(name) for name in variables)
         _raise_errors(answers, f"{names} could not be set: ")
@@ -114,11 +112,11 @@ class Exchange:
     # ---- both
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, ranks: list[int]) -> Iterator[None]:
         try:
             with self._cells.turn:
-                self._check()
-                self._cells.check_idle()
+                self._check(ranks)
+                self._cells.check_idle(ranks)
                 yield
         except KeyboardInterrupt as error:
             error.__traceback__ = None  # IPython keeps the last error: not the frames, and the data in them

@@ -51,6 +51,27 @@ class Interrupts:
         if time.monotonic() - self._pressed_s > ONE_PRESS_S:
             raise KeyboardInterrupt
 
+    def check(self) -> None:
+        """Raise what was pressed: at a place where nothing is left half done."""
+        if self.count:
+            raise KeyboardInterrupt
+
+    def after_this(self) -> Callable[[], None]:
+        """A check that raises at the next press, which is none of those that belong to the last one."""
+        count, pressed_s = self.count, self._pressed_s
+
+        def check() -> None:
+            if self.count > count and self._pressed_s - pressed_s > ONE_PRESS_S:
+                raise KeyboardInterrupt
+
+        return check
+
+    def press(self) -> None:
+        """Count one that no signal has brought. From any thread."""
+        self.count += 1
+        self._pressed_s = time.monotonic()
+        self._wake()
+
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
         """Let interrupts raise for a while, for a read that nothing else can end."""
@@ -64,18 +85,20 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._on_sigint)
 
     def _on_sigint(self, _: int, __: FrameType | None) -> None:
-        self.count += 1
-        self._pressed_s = time.monotonic()
-        self._wake()
+        self.press()
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let the block end, then raise what was pressed meanwhile: half an end would leave processes to nobody."""
+def uninterrupted(message: str = "") -> Iterator[Interrupts]:
+    """Let the block end, then raise what was pressed meanwhile: half an end would leave processes to nobody.
+
+    Args:
+        message: what the interrupt says in a notebook, instead of this package's frames.
+    """
     with Interrupts(lambda: None) as interrupts:
-        yield
+        yield interrupts
     if interrupts.count:
-        raise KeyboardInterrupt
+        raise keyboard_interrupt(message) if message else KeyboardInterrupt
 
 
 def keyboard_interrupt(message: str) -> KeyboardInterrupt:

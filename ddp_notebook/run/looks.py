@@ -46,7 +46,7 @@ class Looks:
 
     def ask(self, run: CellRun) -> dict[int, Future[Vitals]]:
         """Ask those in the cell, without a wait. `views` takes the answers."""
-        return {rank: self._questions.ask(rank, lambda n: Probe(request=n)) for rank in self._pending(run)}
+        return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in self._pending(run)}
 
     def views(self, run: CellRun, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
         """What these answers say.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.events import Probe, Vitals
-from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.result import CellResult
 from ddp_notebook.words import group_by_value, list_ranks
@@ -37,13 +37,17 @@ class Mend:
         self._heals = heals
         self._is_due = False  # the group has to be formed, once the ranks are idle and alive
 
-    def after(self, result: CellResult, pending: list[int], killed: list[int]) -> list[str]:
+    def after(
+        self, result: CellResult, pending: list[int], killed: list[int], busy: Collection[int], check: Check
+    ) -> list[str]:
         """Do what the end of a cell calls for. Returns what the user has to know.
 
         Args:
             result: of the cell.
             pending: ranks on which it has not ended.
             killed: ranks that were ended since they did not answer; they are replaced.
+            busy: ranks that are in this cell or an earlier one: no group forms with them.
+            check: called often while the group forms; a KeyboardInterrupt that it raises leaves that for later.
         """
         bad = [rank for rank, one in result.by_rank.items() if one.status not in ("ok", "running")]
         is_broken = any(one.group.get("is_cut") for one in result.by_rank.values())  # the cell may have caught it
@@ -51,11 +55,14 @@ class Mend:
             return []
         if gone := self._cluster.gone:
             self._is_due = True
-            if killed and not set(gone) - set(killed) and not pending:
+            if killed and not set(gone) - set(killed) and not busy:
                 try:
-                    return self.heal()
+                    notes = self.heal(check)
                 except StartError as error:
                     return [f"{error}. %ddp_heal tries again"]
+                except KeyboardInterrupt:
+                    return [f"{list_ranks(gone)} died, and replacing was interrupted. %ddp_heal replaces what has died"]
+                return [replaced_in_words(gone), *notes]
             it = "it" if len(gone) == 1 else "them"
             if self._heals:
                 return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
@@ -63,51 +70,59 @@ class Mend:
                 f"{list_ranks(gone)} died. %ddp_heal replaces {it}; until then cells run on the remaining ranks, which "
                 "cannot communicate"
             ]
-        if pending:
+        if busy:
             self._is_due = True
             return []
         states = self._states(result)
         diverged = _divergence({rank: state for rank, state in states.items() if rank in result.by_rank})
         if len(states) < len(self._cluster.ranks) or not are_in_step(states):
-            return [*self._try_to_form(), *diverged]
+            try:
+                return [*self._try_to_form(check), *diverged]
+            except KeyboardInterrupt:
+                return ["the group was not formed again, since that was interrupted: the next cell forms it", *diverged]
         return diverged
 
-    def what_was_left(self) -> list[str]:
-        """Before the next cell: form the group if an earlier one was in the way of it. Returns what `form` does."""
-        return self._try_to_form() if self._is_due and not self._cluster.gone else []
+    def what_was_left(self, busy: Collection[int], check: Check) -> list[str]:
+        """Before the next cell: form the group if an earlier one was in the way of it. Returns what `form` does.
 
-    def _try_to_form(self) -> list[str]:
+        Raises:
+            KeyboardInterrupt: `check` has raised it.
+        """
+        return self._try_to_form(check) if self._is_due and not self._cluster.gone and not busy else []
+
+    def _try_to_form(self, check: Check) -> list[str]:
         try:
-            return self.form()
+            return self.form(check=check)
         except StartError as error:
             return [f"the group could not be formed again, and collectives cannot run: {error}"]
 
-    def form(self, timeout_s: float = _FORM_S) -> list[str]:
+    def form(self, timeout_s: float = _FORM_S, check: Check = lambda: None) -> list[str]:
         """Form the group anew. Returns what could not be had again.
 
         Raises:
             StartError: it did not form.
+            whatever `check` raises: the next cell forms it.
         """
         self._is_due = True
-        notes = self._cluster.form(time.monotonic() + timeout_s)
+        notes = self._cluster.form(time.monotonic() + timeout_s, check)
         self._is_due = False
         return notes
 
-    def heal(self) -> list[str]:
-        """Replace the ranks that are gone, and form the group of all. Returns what the user has to know.
+    def heal(self, check: Check) -> list[str]:
+        """Replace the ranks that are gone, and form the group of all. Returns what could not be had again.
 
         Raises:
             StartError: a process or the group did not come up.
+            whatever `check` raises: they are gone as before.
         """
         gone = self._cluster.gone
         for rank in gone:
             self._on_replaced(rank)
+        self._is_due = True
+        notes = self._cluster.replace(gone, time.monotonic() + _FORM_S, check)
         self.replaced = gone
-        notes = self._cluster.replace(gone, time.monotonic() + _FORM_S)
         self._is_due = False
-        one = len(gone) == 1
-        whose = f"{list_ranks(gone)} {'was' if one else 'were'} replaced and begin{'s' * one} without variables"
-        return [f"{whose}: run the cells that define them again, or copy them with %ddp_heal --from RANK", *notes]
+        return notes
 
     def _states(self, result: CellResult) -> dict[int, dict[str, Any]]:
         """The state of the groups by rank: what ranks said at the end of the cell, or say now."""
@@ -115,6 +130,13 @@ class Mend:
         others = [rank for rank in self._cluster.ranks if rank not in states]
         answers: dict[int, Vitals] = self._questions.ask_for(others, lambda n: Probe(request=n), _ASK_S)
         return states | {rank: vitals.group for rank, vitals in answers.items()}
+
+
+def replaced_in_words(ranks: list[int]) -> str:
+    """What has happened to ranks that got a new process, and what to do."""
+    one = len(ranks) == 1
+    whose = f"{list_ranks(ranks)} {'was' if one else 'were'} replaced and begin{'s' * one} without variables"
+    return f"{whose}: run the cells that define them again, or copy them with %ddp_heal --from RANK"
 
 
 def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:

@@ -48,24 +48,17 @@ def raise_if_bad(
     kind = RankDiedError if any(by_rank[rank].status == "died" for rank in shown) else RankError
     tracebacks = {rank: by_rank[rank].traceback for rank in shown}
     others = {rank for rank in by_rank if rank not in shown and by_rank[rank].status != "ok"}
-    raise kind(tracebacks, errors, result, hint=_hint(errors), others=_acts(result, others))
+    hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", _hint(errors)]))
+    raise kind(tracebacks, errors, result, hint=hint, others=_acts(result, others))
 
 
-_NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_restart"
+_NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"
 
 
 def _acts(result: CellResult, ranks: set[int]) -> list[str]:
     """A line for each set of these ranks that did the same: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
-    lines = []
-    for act, those in group_by_value({rank: result[rank].last_act for rank in sorted(ranks)}).items():
-        is_one = len(those) == 1
-        verb = {
-            "interr": "was" if is_one else "were",
-            "stoppe": "was" if is_one else "were",
-            "not en": "has" if is_one else "have",
-        }
-        lines.append(" ".join(filter(None, [list_ranks(those), verb.get(act[:6]), act])))
-    return lines
+    acts = group_by_value({rank: result[rank].last_act for rank in sorted(ranks)})
+    return [act.of(those) for act, those in acts.items()]
 
 
 def _hint(failed: dict[int, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -11,7 +12,7 @@ from typing import Any
 
 from ddp_notebook.events import Message
 
-_MOST_OPEN = 1000
+_MOST_LAPSING = 1000  # open questions that ranks may never answer
 _CHECK_S = 0.5
 
 
@@ -27,15 +28,26 @@ class Questions:
         self._send = send
         self._check = check
         self._numbers = itertools.count(1)
-        self._open: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._open: dict[int, Future[Any]] = {}  # by request number
+        self._lapsing: dict[int, None] = {}  # those of them that may be forgotten, the oldest first
 
-    def ask(self, rank: int, make: Callable[[int], Message]) -> Future[Any]:
-        """Ask a rank. `make` gets the request number."""
+    def ask(self, rank: int, make: Callable[[int], Message], *, lapses: bool = False) -> Future[Any]:
+        """Ask a rank.
+
+        Args:
+            make: makes the message; gets the request number.
+            lapses: whoever asks waits for a limited time only, so that the question may be forgotten.
+        """
         number = next(self._numbers)
         future: Future[Any] = Future()
-        self._open[number] = future
-        while len(self._open) > _MOST_OPEN:  # of ranks that never answered
-            self._open.pop(next(iter(self._open)))
+        with self._lock:
+            self._open[number] = future
+            if lapses:
+                self._lapsing[number] = None
+                if len(self._lapsing) > _MOST_LAPSING:
+                    oldest = next(iter(self._lapsing))
+                    del self._lapsing[oldest], self._open[oldest]
         self._send(rank, make(number))
         return future
 
@@ -50,7 +62,7 @@ class Questions:
 
     def ask_for(self, ranks: Iterable[int], make: Callable[[int], Message], timeout_s: float) -> dict[int, Any]:
         """Ask several ranks. Returns the answers that come in time."""
-        asked = {rank: self.ask(rank, make) for rank in ranks}
+        asked = {rank: self.ask(rank, make, lapses=True) for rank in ranks}
         deadline = time.monotonic() + timeout_s
         answers = {}
         for rank, future in asked.items():
@@ -60,16 +72,23 @@ class Questions:
                 continue
         return answers
 
-    def wait_for(self, rank: int, future: Future[Any]) -> Any:
-        """The answer of a rank, however long it takes, as long as it lives."""
+    def wait_for(self, rank: int, future: Future[Any], check: Callable[[], None] = lambda: None) -> Any:
+        """The answer of a rank, however long it takes, as long as it lives.
+
+        Args:
+            check: called often; what it raises ends the wait.
+        """
         while True:
             try:
                 return future.result(timeout=_CHECK_S)
             except FutureTimeoutError:
                 self._check(rank)
+                check()
 
     def on_answer(self, request: int, answer: Message) -> None:
         """An answer has come."""
-        future = self._open.pop(request, None)
+        with self._lock:
+            future = self._open.pop(request, None)
+            self._lapsing.pop(request, None)
         if future is not None:
             future.set_result(answer)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_notebook.operation import Operation
-from ddp_notebook.words import name_ranks
+from ddp_notebook.words import list_ranks, name_ranks
 
 
 class Text:
@@ -52,6 +53,25 @@ class Displays(list[dict[str, Any]]):
             self.append(data)
 
 
+_AUXILIARIES = {"": ("", ""), "be": ("was ", "were "), "have": ("has ", "have ")}  # for one rank, for several
+
+
+class Act(NamedTuple):
+    """What a rank did last: words to follow its name.
+
+    Example:
+        >>> Act("not ended yet", "have").of([2]), Act("not ended yet", "have").of([0, 1])
+        ('rank 2 has not ended yet', 'ranks 0,1 have not ended yet')
+    """
+
+    words: str
+    auxiliary: str = ""
+
+    def of(self, ranks: Sequence[int]) -> str:
+        """The sentence about these ranks."""
+        return f"{list_ranks(ranks)} {_AUXILIARIES[self.auxiliary][len(ranks) > 1]}{self.words}"
+
+
 @dataclass(slots=True, repr=False)
 class RankResult:
     """What a cell left behind on one rank."""
@@ -62,6 +82,7 @@ class RankResult:
     displays: Displays = field(default_factory=Displays)
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"
+    ename: str = ""  # "ValueError"
     traceback: list[str] = field(default_factory=list)
     has_group: bool = True  # False: the cell has destroyed the default group and formed no other
     place: str = ""  # where it failed or was ended: "cell line 7, in all_reduce"
@@ -75,22 +96,22 @@ class RankResult:
         return self.status == "died" or (self.status == "error" and not self.was_freed)
 
     @property
-    def last_act(self) -> str:
+    def last_act(self) -> Act:
         """What it was in when the cell ended there, for a sentence about its rank."""
         if self.status == "running":
-            return "not ended yet"
+            return Act("not ended yet", "have")
         if self.status == "ok":
-            return "had ended"
+            return Act("had ended")
         if self.status == "died":
-            return f"died: {self.error}"
+            return Act(f"died: {self.error}")
         if self.operation is not None:
             inside = ", ".join(filter(None, [self.operation.what, self.place.partition(", in ")[0]]))
-            return f"waited in {self.operation}" + (f" ({inside})" if inside else "")
+            return Act(f"waited in {self.operation}" + (f" ({inside})" if inside else ""))
         if self.status == "interrupted":
-            return f"interrupted at {self.place or 'the start of the cell'}"
+            return Act(f"interrupted at {self.place or 'the start of the cell'}", "be")
         if self.was_freed:
-            return f"stopped at {self.place or 'the start of the cell'}"
-        return f"{self.error}" + (f", at {self.place}" if self.place else "")
+            return Act(f"stopped at {self.place or 'the start of the cell'}", "be")
+        return Act(f"{self.error}" + (f", at {self.place}" if self.place else ""))
 
     def __repr__(self) -> str:
         parts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from ddp_notebook.events import Pulled
@@ -46,6 +47,11 @@ class Transfers:
     def drop(self, rank: int, transfer: int) -> None:
         """Let a rank forget what is not wanted any longer. Never waits."""
         self._cluster.drop(rank, transfer)
+
+    def drop_answer(self, rank: int, answer: Future[Pulled]) -> None:
+        """Have a rank forget what an answer tells of, once it has come: for one that nobody waits for any more."""
+        if transfer := answer.result().transfer:
+            self.drop(rank, transfer)
 
     @contextmanager
     def _interruptible(self, rank: int) -> Iterator[Callable[[], None]]:

@@ -1,0 +1,67 @@
+"""The watchdog of a host server: sees to its end when the owner is gone and the server cannot notice.
+
+A host server ends by itself with its owner, and all processes with it. One that was stopped (SIGSTOP, a debugger) or
+hangs would stay for ever, and they with it. The watchdog is a process of its own, forked before torch is imported: it
+needs no answer of anybody, and no rank that holds the interpreter in one long call can keep it from looking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+
+import psutil
+
+from ddp_notebook.launch import processes
+
+_LOOK_S = 1.0
+_END_S = 8.0  # what the server gets to end all that is below it, once it goes on
+
+
+def start(owner: processes.Identity, directory: str, control_fd: int) -> int:
+    """Fork the watchdog of this process, the host server. It ends with the server.
+
+    Args:
+        owner: whose end is the server's.
+        directory: the session's files.
+        control_fd: the server's stream to its owner, which nobody else may keep open.
+
+    Returns:
+        Its process id.
+    """
+    server = os.getpid()
+    if (pid := os.fork()) != 0:
+        return pid
+    try:
+        os.setsid()  # who stops the server's process group does not stop this one
+        processes.die_with_parent(server)
+        os.close(control_fd)
+        _watch(server, owner, directory)
+    finally:
+        os._exit(0)
+
+
+def _watch(server: int, owner: processes.Identity, directory: str) -> None:
+    while processes.is_running(owner):
+        if os.getppid() != server:
+            return
+        time.sleep(_LOOK_S)
+    if os.getppid() == server:
+        os.kill(server, signal.SIGCONT)  # now it sees that its owner is gone, and ends everything in order
+    until = time.monotonic() + _END_S
+    while os.getppid() == server:
+        if time.monotonic() > until:
+            shutil.rmtree(directory, ignore_errors=True)
+            _kill_all(server)
+        time.sleep(0.1)
+
+
+def _kill_all(server: int) -> None:
+    """The server last: this process ends with it."""
+    for process in reversed(processes.descendants(server)):
+        if process.pid != os.getpid():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
