@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -65,7 +66,9 @@ def test_stop_ends_the_session_and_its_descendants(make_kernel):
     processes |= set(psutil.Process(fork_server_of(kernel)).children(recursive=True)) - known
     server = fork_server_of(kernel)
     assert kernel.run("%ddp_stop").status == "ok"
-    expect_all_gone(processes, but=(server,))  # which `%load_ext` had started, and which waits for the next start
+    waiting = [server, *(process.pid for process in psutil.Process(server).children())]  # for the next start
+    assert len(waiting) == 2, "the fork server, which `%load_ext` has started, and its watchdog"
+    expect_all_gone(processes, but=waiting)
 
 
 def test_shutdown_of_the_kernel(make_kernel):
@@ -103,8 +106,12 @@ def test_sigkill_of_the_fork_server(make_kernel):
     processes = start_in(kernel)
     os.kill(fork_server_of(kernel), signal.SIGKILL)
     expect_all_gone(processes)
-    reply = kernel.run("%%on_all_ranks\n1")
-    assert reply.ename == "SessionBrokenError" and "%ddp_restart" in reply.evalue
+    for line in ("%%on_all_ranks\n1", "%ddp_heal", "%ddp_interrupt"):
+        reply = kernel.run(line)
+        assert reply.ename == "SessionBrokenError", line
+        assert reply.evalue == "the fork server ended, and all ranks with it; start afresh with %ddp_restart"
+    status = kernel.run("%ddp_status").stdout
+    assert status.count("died") == 2 and "the fork server ended, and all ranks with it" in status
     assert kernel.run("%ddp_restart").status == "ok"
     assert kernel.run("%%on_all_ranks\nrank").status == "ok"
 
@@ -114,6 +121,72 @@ def test_sigkill_of_the_fork_server_during_a_cell(make_session):
     (server,) = session.pids("host server")
     with pytest.raises(SessionBrokenError, match="the fork server ended"):
         session.run(f"import os, signal, time\nif rank == 0: os.kill({server}, signal.SIGKILL)\ntime.sleep(60)")
+
+
+def test_a_fork_server_that_is_stopped(make_kernel):
+    """It is named at once, a press of stop ends a cell without it, and it outlives nobody."""
+    kernel = make_kernel()
+    processes = start_in(kernel)
+    server = fork_server_of(kernel)
+    cell = kernel.start("%%on_all_ranks\nprint('go')\nif rank: dist.recv(torch.ones(1), 0)\nelse: time.sleep(600)")
+    kernel.wait_for_text("] go")
+    os.kill(server, signal.SIGSTOP)
+    named = f"the fork server (pid {server}), through which the ranks get their cells, is stopped: kill -CONT {server}"
+    kernel.interrupt()
+    began = time.monotonic()
+    reply = kernel.finish(cell)
+    assert time.monotonic() - began < 3
+    assert reply.ename == "KeyboardInterrupt" and named in reply.stderr
+    assert "rank 1 waited in recv" in reply.evalue
+    for line in ("%%on_all_ranks\n1", "%ddp_heal", "%ddp_interrupt", "%ddp_check", "%ddp_pull rank"):
+        reply = kernel.run(line)
+        assert reply.ename == "SessionBrokenError" and named in reply.evalue, line
+        assert reply.duration_s < 3
+    reply = kernel.run("%ddp_status")
+    assert reply.stdout.count("idle") == 2 and named in reply.stdout
+    os.kill(kernel.pid, signal.SIGKILL)
+    expect_all_gone(processes)
+
+
+@pytest.mark.long
+def test_a_fork_server_that_is_stopped_at_the_restart(make_kernel):
+    kernel = make_kernel()
+    start_in(kernel)
+    server = fork_server_of(kernel)
+    for line in ("%ddp_restart", "%ddp_stop", "%ddp_start 2"):
+        os.kill(server, signal.SIGSTOP)
+        reply = kernel.run(line)
+        assert reply.status == "ok" and reply.duration_s < 5
+        if line != "%ddp_start 2":
+            assert f"the fork server (pid {server}) does not answer" in reply.stdout
+    assert kernel.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); int(x)").stdout == "[0-1] 2\n"
+
+
+@pytest.mark.long
+def test_a_fork_server_that_hangs(make_session, monkeypatch):
+    """One that is not stopped and yet does not answer: here it waits in a fork that a debugger would hold."""
+    session = make_session(2)
+    host = session._host
+    monkeypatch.setattr(host, "_control", Swallowing(host._control))
+    began = time.monotonic()
+    with pytest.raises(SessionBrokenError, match=r"the fork server \(pid \d+\) did not answer 'ping' in 1.5 s; %ddp_res"):
+        session.heal()
+    assert "did not answer" in repr(session.status())
+    session.stop()
+    assert time.monotonic() - began < 12
+
+
+class Swallowing:
+    """A stream on which requests go nowhere."""
+
+    def __init__(self, control) -> None:
+        self._control = control
+
+    def sendall(self, data) -> None:
+        pass
+
+    def __getattr__(self, name):
+        return getattr(self._control, name)
 
 
 def test_crash_of_the_jupyter_server(make_kernel):

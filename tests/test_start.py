@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import StartError, StartTimeoutError, UsageError
+from ddp_notebook.errors import SessionBrokenError, StartError, StartTimeoutError, UsageError
 from tests.conftest import wait_until
 
 FORK = pytest.param({}, id="fork")
@@ -74,6 +74,9 @@ def test_stop_twice(make_session):
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert ddp_notebook.current() is None
     assert repr(session) == "<Session: stopped>"
+    for refused in (session.heal, session.interrupt, session.status):
+        with pytest.raises(SessionBrokenError, match="^this session was stopped; start another with %ddp_start$"):
+            refused()
 
 
 def test_what_shows_the_ranks_is_told_once_before_they_end(make_session, caplog):

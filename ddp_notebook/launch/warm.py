@@ -42,6 +42,7 @@ def take(env: Mapping[str, str]) -> tuple[Host, bool]:
         host, _waiting = _waiting, None
     if host is None:
         return Host(env), False
+    host.resume()  # it was stopped while it waited
     if host.is_alive and host.import_time_env == environment.import_time(env):
         return host, True
     host.close()

@@ -1,0 +1,115 @@
+"""While a cell has not ended on some ranks, the others can be used, and what ends it without loss comes first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from ddp_notebook.errors import CellTimeoutError, RankError, SessionBrokenError
+from ddp_notebook.run import unended, watch
+from tests.conftest import wait_until
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
+# rank 1 ends at the second interrupt only
+STUBBORN = """
+import time
+kept = rank
+presses = 0
+while rank == 1 and presses < 2:
+    try: time.sleep(60)
+    except KeyboardInterrupt: presses += 1; print('press', presses)
+"""
+DEAF = "kept = rank\nif rank == 1: sum(range(10**11))  # one long call in C"
+
+
+@pytest.fixture(scope="module")
+def session():
+    from ddp_notebook import session as sessions
+
+    with sessions.start(3) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch):
+    monkeypatch.setattr(watch, "_END_S", 0.5)
+    monkeypatch.setattr(unended, "_END_S", 0.5)
+
+
+def leave_rank_1_in(session, code: str) -> None:
+    with pytest.raises(CellTimeoutError, match=r"rank 1 not stopped yet; .* until %ddp_interrupt ends it"):
+        session.run(code, timeout=0.3)
+
+
+def test_the_others_can_be_used_until_it_is_ended_without_loss(session, capsys):
+    leave_rank_1_in(session, STUBBORN)
+    capsys.readouterr()
+    for refused in (
+        lambda: session.run("1"),
+        lambda: session.run("1", ranks=1),
+        lambda: session.pull("kept"),
+        lambda: session.push(kept=1),
+    ):
+        with pytest.raises(SessionBrokenError, match=r"not ended on rank 1 .*%ddp_interrupt, .*keeps all.*%%on_ranks 0,2, or"):
+            refused()
+    for refused in (session.heal, session.reform):
+        with pytest.raises(SessionBrokenError, match=r"not ended on rank 1 .*or end it there with %ddp_interrupt"):
+            refused()
+
+    assert session.run("print('works'); kept", ranks=[0, 2])[2].result == "2"
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        session.run("1/0", ranks=0)
+    assert session.pull("kept", [0, 2]) == {0: 0, 2: 2}
+    session.push(kept=5, ranks=[0, 2])
+    assert str(session.check("kept")) == "2 ranks agree: kept; rank 1 is in a cell: not asked"
+    assert [row.state.partition(" for")[0] for row in session.status().rows] == ["idle", "in a cell", "idle"]
+    assert "press 1" in session.log(1)
+    assert session.recording is not None
+    assert "press" not in capsys.readouterr().out.partition("works")[2]
+
+    epoch = session.epoch
+    assert session.interrupt() == ["the cell was ended on rank 1; all variables are kept"]
+    assert session.epoch == epoch + 1
+    result = session.run(f"{SUM}, kept, presses")
+    assert [result[rank].result for rank in (0, 1)] == ["(3, 5, 0)", "(3, 1, 2)"]
+    assert "[1] (between cells) press 2" in capsys.readouterr().out
+    assert session.interrupt() == ["no cell is under way"]
+
+
+def test_what_cannot_be_ended_is_replaced_on_demand(session):
+    session.run("before = 1")
+    leave_rank_1_in(session, DEAF)
+    said = session.interrupt()
+    assert said[0].startswith("rank 1 has not ended yet: no answer")
+    assert said[1].startswith("wait, or %ddp_interrupt --replace")
+    pids = session.pids()
+    assert session.interrupt(replace=True)[0].startswith("rank 1 was replaced and begins without variables")
+    assert [old == new for old, new in zip(pids, session.pids(), strict=True)] == [True, False, True]
+    result = session.run(f"{SUM}, 'before' in globals()")
+    assert [result[rank].result for rank in (0, 1)] == ["(3, True)", "(3, False)"]
+
+
+def test_a_cell_that_ends_by_itself_after_all(session):
+    leave_rank_1_in(session, "import time\nif rank == 1:\n    try: time.sleep(9)\n    except KeyboardInterrupt: time.sleep(0.8)")
+    wait_until(lambda: not session._cells.busy)
+    assert session.run(SUM)[1].result == "3"
+
+
+def test_a_cell_of_another_thread(session):
+    """It is ended as by the stop button; a wait for the turn behind it ends at a press, in words of its own."""
+    future = session.run("import time; time.sleep(60)", wait=False)
+    wait_until(lambda: session._cells.watched is not None)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt, match="^interrupted while it waited for an earlier cell to end: nothing was"):
+        session.run("done = True")
+    assert time.monotonic() - began < 1.3
+    assert not future.done()
+    assert session.interrupt() == ["the cell was ended on ranks 0-2; all variables are kept"]
+    with pytest.raises(KeyboardInterrupt, match="the cell was stopped"):
+        future.result(5)
+    assert session.run("'done' in globals()")[0].result == "False"
