@@ -79,10 +79,12 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext ddp_notebook`: register the magics, and let the fork server import torch in the background."""
     from ddp_notebook import magics
     from ddp_notebook.launch import warm
+    from ddp_notebook.run.interrupt import uninterrupted
 
     magics.load(shell)
     if warm.is_wanted():
-        warm.prepare()
+        with uninterrupted("interrupted, but the extension is loaded"):
+            warm.prepare()
 
 
 def unload_ipython_extension(_: InteractiveShell) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import signal
+import threading
+import time
 
 import psutil
 import pytest
@@ -166,6 +168,79 @@ def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
         with pytest.raises(StartError, match="no new process for rank 1"):
             session.heal()
     assert session.heal()[0].startswith("rank 1 was replaced")
+    assert session.run(SUM, timeout=20)[1].result == "3"
+
+
+def press_stop(after_s: float = 0.0) -> None:
+    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def press_after(patch, cluster, name: str) -> None:
+    """Press stop when this step of it has been taken."""
+    step = getattr(cluster, name)
+
+    def step_and_press(*args, **kwargs):
+        done = step(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGINT)
+        return done
+
+    patch.setattr(cluster, name, step_and_press)
+
+
+SLOW = """
+class Slow:
+    def __reduce__(self):
+        import time
+        time.sleep(0.6)
+        return int, ()
+slow, fine = Slow(), 1
+"""
+
+
+def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
+    """One press ends it, nothing is left half done, and what was done is said."""
+    from ddp_notebook.launch import cluster
+    from ddp_notebook.launch.cluster import Cluster
+    from ddp_notebook.run.mend import Mend
+
+    session.run(SLOW, ranks=0)
+    kill(session, 1)
+    others = [session.pids()[0], session.pids()[1]]
+    for step in ("_start_rank", "_call_to_form", "_call_engines"):
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "_FORM_TIMEOUT_S", 1.0)  # for so long the others wait for the new process
+            press_after(patch, Cluster, step)
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt) as caught:
+                session.heal()
+        assert time.monotonic() - began < 1.2
+        assert str(caught.value) == "the healing was interrupted: rank 1 got no new process; %ddp_heal tries again"
+        assert session.pids() == others and "rank 1 died" in repr(session)
+    press_stop(0.2)
+    with pytest.raises(KeyboardInterrupt, match="^the healing was interrupted: nothing was changed$"):
+        session.heal(0, ["slow"])
+    with monkeypatch.context() as patch:
+        press_after(patch, Mend, "heal")
+        with pytest.raises(KeyboardInterrupt) as caught:
+            session.heal(0, ["fine"])
+    again = "not everything was copied, and %ddp_heal --from 0 copies it again"
+    assert str(caught.value) == f"the healing was interrupted: rank 1 was replaced, {again}"
+    assert not any("ddp_notebook" in line for line in caught.value._render_traceback_())  # type: ignore[attr-defined]
+    assert session.heal(0, ["fine"]) == ["1 variable of rank 0 copied to rank 1: fine"]
+    capsys.readouterr()
+    assert session.run(SUM, timeout=20)[1].result == "3"
+    assert "between cells" not in capsys.readouterr().out
+
+
+def test_a_press_while_the_group_forms(session, monkeypatch):
+    from ddp_notebook.launch.cluster import Cluster
+
+    with monkeypatch.context() as patch:
+        press_after(patch, Cluster, "_call_to_form")
+        with pytest.raises(KeyboardInterrupt, match="^the forming of the group was interrupted: the next cell begins"):
+            session.reform()
+        with pytest.raises(KeyboardInterrupt, match="^interrupted while the group was formed again: the cell was not"):
+            session.run(SUM)
     assert session.run(SUM, timeout=20)[1].result == "3"
 
 

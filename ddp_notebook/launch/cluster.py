@@ -223,8 +223,8 @@ class Cluster:
         return notes
 
     def _end_again(self, ranks: list[int]) -> None:
-        """End processes that were to replace others."""
-        self._host.end([self._ranks[rank].number for rank in ranks if self._ranks[rank].is_alive], 0.0)
+        """End processes that were to replace others. At once: nobody wants their last words."""
+        self._host.signal([self._ranks[rank].number for rank in ranks if self._ranks[rank].is_alive], signal.SIGKILL)
         self._wait_for_ends(ranks)
 
     def _wait_for_ends(self, ranks: list[int], timeout_s: float = 5.0) -> None:

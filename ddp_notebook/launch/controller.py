@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from contextlib import ExitStack
@@ -78,6 +79,19 @@ def is_up(directory: str) -> bool:
     return True
 
 
+def _end_with_a_child(*_: object) -> None:
+    """Without one of its schedulers a controller waits for ever and says nothing: let it be known as gone, and be
+    started again."""
+    from ipyparallel.controller.app import IPController
+
+    if not IPController.initialized():
+        return
+    app = IPController.instance()
+    started = [getattr(child, "launcher", child) for child in [*app.children, app.heartmonitor_process]]
+    if any(getattr(process, "exitcode", None) is not None for process in started):
+        os._exit(1)
+
+
 def main(spec: dict[str, Any]) -> None:
     """Be the controller."""
     from ipyparallel.controller.app import IPController
@@ -96,5 +110,6 @@ def main(spec: dict[str, Any]) -> None:
         config.IPController[pool] = list(range(first, first + _BLOCK))
     config.HeartMonitor.period = 100  # ms: an engine is known to the client after two beats
     config.HeartMonitor.max_heartmonitor_misses = 3000  # 5 min: a rank in a long operation is not dead
+    signal.signal(signal.SIGCHLD, _end_with_a_child)
     sys.argv = ["ipcontroller"]
     IPController.launch_instance([f"--profile-dir={spec['directory']}/profile", "--log-level=30"], config=config)
