@@ -39,6 +39,7 @@ from ddp_notebook.events import (
     Vitals,
 )
 from ddp_notebook.launch import warm
+from ddp_notebook.launch.client import give_up
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
@@ -802,6 +803,12 @@ class Session:
             process = cluster.process(rank)
             if self._cells.on_ended(rank, status, process.last_words):
                 process.forget_words()
+
+    def on_controller_ended(self) -> None:
+        """ipyparallel's controller ended. Part of `Listener`."""
+        if self._client is not None:
+            client, self._client = self._client[0], None
+            threading.Thread(target=give_up, args=(client,), name="ddp-client", daemon=True).start()
 
     def on_gone(self) -> None:
         """The host server ended, and all with it. Part of `Listener`."""

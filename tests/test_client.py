@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import ipyparallel
 import psutil
 import pytest
 
@@ -66,11 +67,18 @@ def test_its_interrupt_reaches_a_px_cell(session, tmp_path):
 def test_without_a_controller_all_else_goes_on(make_session_alone):
     """And it is started again, with the same engines, at the next use of `client`."""
     session = make_session_alone(2)
-    assert session.client.ids == [0, 1]
+    client = session.client
+    assert client.ids == [0, 1]
+    waiting = client[:].apply_async(time.sleep, 1)
     controller = psutil.Process(session.pids("controller")[0])
-    for process in [*controller.children(recursive=True), controller]:
+    for process in controller.children(recursive=True)[:4]:  # without them it would take calls and never answer
         process.kill()
     wait_until(lambda: not session.pids("controller"))
+    with pytest.raises(ipyparallel.CompositeError, match="controller is gone, and the reply to this call with it"):
+        waiting.get(10)
+    wait_until(lambda: client._closed)
+    with pytest.raises(RuntimeError, match="closed"):
+        client[:].apply_sync(int)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
     assert session.client[:].apply_sync(os.getpid) == session.pids()
     assert session.run("x")[0].result == "tensor([2.])"

@@ -217,7 +217,7 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
         assert str(caught.value) == "the healing was interrupted: rank 1 got no new process; %ddp_heal tries again"
         assert session.pids() == others and "rank 1 died" in repr(session)
     press_stop(0.2)
-    with pytest.raises(KeyboardInterrupt, match="^the healing was interrupted: nothing was changed$"):
+    with pytest.raises(KeyboardInterrupt, match=r"^the healing was interrupted: nothing was changed$"):
         session.heal(0, ["slow"])
     with monkeypatch.context() as patch:
         press_after(patch, Mend, "heal")
@@ -237,9 +237,9 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
 
     with monkeypatch.context() as patch:
         press_after(patch, Cluster, "_call_to_form")
-        with pytest.raises(KeyboardInterrupt, match="^the forming of the group was interrupted: the next cell begins"):
+        with pytest.raises(KeyboardInterrupt, match=r"^the forming of the group was interrupted: the next cell begins"):
             session.reform()
-        with pytest.raises(KeyboardInterrupt, match="^interrupted while the group was formed again: the cell was not"):
+        with pytest.raises(KeyboardInterrupt, match=r"^interrupted while the group was formed again: the cell was not"):
             session.run(SUM)
     assert session.run(SUM, timeout=20)[1].result == "3"
 

@@ -67,6 +67,54 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
             assert "rank" not in parts_imported(file.read_text(), module), file.relative_to(ROOT)
 
 
+# What the rest of the package may use of how processes come to be: the ranks, and what is asked of a start.
+OPEN_TO_OTHERS = {"warm", "client", "cluster", "options", "placement"}
+_LAUNCH = "ddp_notebook.launch"
+
+
+def of_launch(source: str) -> set[str]:
+    """The modules of `launch` that a source imports, or "" for the folder alone."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.removeprefix(_LAUNCH).split(".")[1] for name in names if name.startswith(f"{_LAUNCH}.")}
+    return found
+
+
+def test_nothing_else_knows_how_ranks_are_started():
+    others = [file for file in sorted(PACKAGE.rglob("*.py")) if "launch" not in file.parts]
+    found = {file: of_launch(file.read_text()) for file in others}
+
+    assert of_launch("from ddp_notebook.launch.host import Host; from ddp_notebook.launch import warm") == {
+        "host",
+        "warm",
+    }
+    assert found[PACKAGE / "session.py"] > {"cluster", "warm"}
+    for file, modules in found.items():
+        assert modules <= OPEN_TO_OTHERS, file.relative_to(ROOT)
+        assert not {"start_method", "start_reason"} & _constants(file), file.relative_to(ROOT)
+
+
+def _constants(file: Path) -> set[object]:
+    tree = ast.walk(ast.parse(file.read_text()))
+    return {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_magics_only_delegate():
+    """They import no library but IPython, and hold no object of ipyparallel's."""
+    tree = list(ast.walk(ast.parse((PACKAGE / "magics.py").read_text())))
+    modules = {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
+
+    assert {module.partition(".")[0] for module in modules} == {"__future__", "pathlib", "IPython", "ddp_notebook"}
+    assert "client" not in {node.attr for node in tree if isinstance(node, ast.Attribute)}
+
+
 def test_these_tests_would_see_every_kind_of_import():
     for source in (
         "import ddp_notebook.session",

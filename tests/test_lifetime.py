@@ -169,7 +169,9 @@ def test_a_fork_server_that_hangs(make_session, monkeypatch):
     host = session._host
     monkeypatch.setattr(host, "_control", Swallowing(host._control))
     began = time.monotonic()
-    with pytest.raises(SessionBrokenError, match=r"the fork server \(pid \d+\) did not answer 'ping' in 1.5 s; %ddp_res"):
+    with pytest.raises(
+        SessionBrokenError, match=r"the fork server \(pid \d+\) did not answer 'ping' in 1.5 s; %ddp_res"
+    ):
         session.heal()
     assert "did not answer" in repr(session.status())
     session.stop()

@@ -12,6 +12,7 @@ from ipykernel.comm.comm import BaseComm
 from ipykernel.compiler import XCachingCompiler
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
+from ipyparallel.client.client import Client
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
 from IPython.core.displayhook import DisplayHook
@@ -58,6 +59,11 @@ def test_ipyparallel_hooks():
         assert name in IPEngine.class_trait_names()
     for name in ("curve_secretkey", "restore_engines", "reuse_files", "engine_ports", "client_ports", "ports"):
         assert name in IPController.class_trait_names()
+    for name in ("_io_loop", "_closed", "outstanding"):
+        assert name in Client.class_trait_names() or hasattr(Client, name)
+    assert list(inspect.signature(Client._handle_apply_reply).parameters) == ["self", "msg"]
+    assert "children" in IPController.class_trait_names()
+    assert "self.heartmonitor_process" in inspect.getsource(IPController)
 
 
 def test_torch_raises_the_timeout_of_a_formed_group():

@@ -75,7 +75,7 @@ def test_stop_twice(make_session):
     assert ddp_notebook.current() is None
     assert repr(session) == "<Session: stopped>"
     for refused in (session.heal, session.interrupt, session.status):
-        with pytest.raises(SessionBrokenError, match="^this session was stopped; start another with %ddp_start$"):
+        with pytest.raises(SessionBrokenError, match=r"^this session was stopped; start another with %ddp_start$"):
             refused()
 
 

@@ -54,7 +54,9 @@ def test_the_others_can_be_used_until_it_is_ended_without_loss(session, capsys):
         lambda: session.pull("kept"),
         lambda: session.push(kept=1),
     ):
-        with pytest.raises(SessionBrokenError, match=r"not ended on rank 1 .*%ddp_interrupt, .*keeps all.*%%on_ranks 0,2, or"):
+        with pytest.raises(
+            SessionBrokenError, match=r"not ended on rank 1 .*%ddp_interrupt, .*keeps all.*%%on_ranks 0,2, or"
+        ):
             refused()
     for refused in (session.heal, session.reform):
         with pytest.raises(SessionBrokenError, match=r"not ended on rank 1 .*or end it there with %ddp_interrupt"):
@@ -94,7 +96,9 @@ def test_what_cannot_be_ended_is_replaced_on_demand(session):
 
 
 def test_a_cell_that_ends_by_itself_after_all(session):
-    leave_rank_1_in(session, "import time\nif rank == 1:\n    try: time.sleep(9)\n    except KeyboardInterrupt: time.sleep(0.8)")
+    leave_rank_1_in(
+        session, "import time\nif rank == 1:\n    try: time.sleep(9)\n    except KeyboardInterrupt: time.sleep(0.8)"
+    )
     wait_until(lambda: not session._cells.busy)
     assert session.run(SUM)[1].result == "3"
 
@@ -105,7 +109,9 @@ def test_a_cell_of_another_thread(session):
     wait_until(lambda: session._cells.watched is not None)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt, match="^interrupted while it waited for an earlier cell to end: nothing was"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^interrupted while it waited for an earlier cell to end: nothing was"
+    ):
         session.run("done = True")
     assert time.monotonic() - began < 1.3
     assert not future.done()

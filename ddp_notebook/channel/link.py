@@ -46,8 +46,10 @@ class Header:
 
     @classmethod
     def unpack(cls, frame: bytes) -> Header:
-        """Raises:
-        VersionError: the frame is from another version, or no header at all.
+        """The header of a frame.
+
+        Raises:
+            VersionError: the frame is from another version, or no header at all.
         """
         if len(frame) < HEADER_BYTES or frame[0] != VERSION:
             theirs = frame[0] if frame else None

@@ -113,6 +113,7 @@ class Listener(Protocol):
     def on_message(self, rank: int, message: Message) -> None: ...
     def on_text(self, rank: int, fd: int, data: bytes) -> None: ...
     def on_ended(self, rank: int, status: int) -> None: ...
+    def on_controller_ended(self) -> None: ...
     def on_gone(self) -> None: ...
 
 
@@ -525,6 +526,8 @@ class Cluster:
                 for rank in self.alive:
                     self.send(rank, Lost(why=f"{why}, and until then the ranks cannot communicate"))
             self._listener.on_ended(process.rank, status)
+        elif process.kind == _CONTROLLER:
+            self._listener.on_controller_ended()
 
 
 def describe_status(status: int | None) -> str:
