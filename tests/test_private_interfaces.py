@@ -167,6 +167,11 @@ def test_torch_lets_training_be_seen():
     for module in (torch.autograd, torch.autograd.graph):
         assert callable(module._engine_run_backward)
         assert "_engine_run_backward(" in inspect.getsource(module)
+    x = torch.ones(1, requires_grad=True)
+    inside: list[int] = []
+    x.register_hook(lambda _: inside.append(torch._C._current_graph_task_id()))
+    x.backward()
+    assert inside != [-1] and torch._C._current_graph_task_id() == -1
     assert callable(DistributedDataParallel._get_ddp_logging_data)
     assert callable(DistributedDataParallel._check_comm_hook)
     assert "_has_rebuilt_buckets" in inspect.getsource(DistributedDataParallel._pre_forward)

@@ -127,6 +127,7 @@ class Training:
         _around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
 
     def _look_at_backwards(self) -> None:
+        _is_in_backward()  # or an AttributeError now, not in the user's backward
         for module in (torch.autograd, torch.autograd.graph):
             _around(module, "_engine_run_backward", self._around_backward)
 
@@ -233,8 +234,10 @@ class Training:
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(*args: Any, **named: Any) -> Any:
             tape = self._tape
-            if tape.level == OFF or tape.moment.backward is not None:  # inside another one
+            if tape.level == OFF or _is_in_backward():
                 return original(*args, **named)
+            if tape.moment.backward is not None:  # another thread's, whose buckets these are: here only the time
+                return self._time_backward(original, *args, **named)
             began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
             tape.go_back(backward)
             failed = True
@@ -255,6 +258,13 @@ class Training:
                 tape.go_back(None)
 
         return _engine_run_backward
+
+    def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        began_ns = time.monotonic_ns()
+        try:
+            return original(*args, **named)
+        finally:
+            self.put(BACKWARD, "", began_ns)
 
     # ---- gradients of one parameter
 
@@ -345,6 +355,11 @@ class Training:
 def _around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _is_in_backward() -> bool:
+    """Whether this thread runs a backward already, one of autograd's own threads for another one included."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:

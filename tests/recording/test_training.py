@@ -76,9 +76,10 @@ for thread in threads: thread.join()
 """
     assert steps_of(ranks, code) == [200, 200]
     spans = ranks.recording.rows("span")
-    spans = spans[(spans["cell"] == spans["cell"].max()) & (spans["kind"] == SPANS.index("optimizer"))]
     for rank in (0, 1):
-        assert np.sort(spans["step"][spans["rank"] == rank]).tolist() == list(range(200))
+        mine = spans[(spans["cell"] == spans["cell"].max()) & (spans["rank"] == rank)]
+        assert np.sort(mine["step"][mine["kind"] == SPANS.index("optimizer")]).tolist() == list(range(200))
+        assert (mine["kind"] == SPANS.index("backward")).sum() == 200
 
 
 # ---- optimizers of all kinds
