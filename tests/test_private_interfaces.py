@@ -206,7 +206,7 @@ def test_an_engine_takes_a_dead_one_from_the_controllers_list():
 
     source = inspect.getsource(IPEngine.register)
     assert "self.init_connector()" in source and "connect(reg, self.registration_url)" in source
-    assert callable(Hub.unregister_engine)
+    assert callable(Hub.unregister_engine) and callable(Hub.connection_request)
 
 
 def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys):

@@ -11,6 +11,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,8 @@ from ddp_notebook.rank.streams import Streams
 from ddp_notebook.signals import STACK
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
-_UNREGISTER_S = 0.05  # what the controller gets to forget an engine: it does not answer that
+_UNREGISTER_S = 5.0  # what the controller gets to forget an engine
+_LOOK_S = 0.005
 
 
 class Rank:
@@ -241,7 +243,10 @@ class RankEngine(IPEngine):
                 socket.linger = 3000
                 connect(socket, self.registration_url)
                 self.session.send(socket, "unregistration_request", content={"id": self.id})
-            await asyncio.sleep(_UNREGISTER_S)
+                self.session.send(socket, "connection_request")  # which is answered, and after that one
+                until = time.monotonic() + _UNREGISTER_S
+                while not socket.poll(0) and time.monotonic() < until:
+                    await asyncio.sleep(_LOOK_S)
         await super().register()
 
     def redirect_output(self, iopub_socket: Any) -> None:
