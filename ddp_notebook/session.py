@@ -774,7 +774,8 @@ class Session:
             return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
         if not vitals.running_cell:
             return "idle"
-        return f"in a cell for {vitals.running_s:.1f} s" + (f": {vitals.where}" if vitals.where else "")
+        doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where
+        return f"in a cell for {vitals.running_s:.1f} s" + (f": {doing}" if doing else "")
 
     # ---- what ranks say (I/O threads)
 

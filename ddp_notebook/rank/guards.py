@@ -34,6 +34,10 @@ ARGUMENTS = (
     "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
     "list to parse_args()"
 )
+HYDRA = (
+    "hydra ends the process when its program fails, and says why above; it looks for config_path beside the file of the "
+    "program, and a cell has none: give an absolute path"
+)
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
@@ -55,6 +59,8 @@ def advice_after_exit(error: SystemExit) -> str:
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     raised_in = "" if at is None else str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    if raised_in == "hydra":
+        return HYDRA
     return ARGUMENTS if raised_in in _COMMAND_LINES else EXIT
 
 
