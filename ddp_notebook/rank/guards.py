@@ -35,8 +35,8 @@ ARGUMENTS = (
     "list to parse_args()"
 )
 HYDRA = (
-    "hydra ends the process when its program fails, and says why above; it looks for config_path beside the file of the "
-    "program, and a cell has none: give an absolute path"
+    "hydra ends the process when its program fails, and says why above; it looks for config_path beside the file of "
+    "the program, and a cell has none: give an absolute path"
 )
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
