@@ -166,7 +166,7 @@ class Session:
             cluster,
             self.world_size,
             self._questions,
-            self._check_host,
+            self._check_cells_arrive,
             grace_s=self.options.grace_s,
             hang_after_s=self.options.hang_after_s,
             heals=self.options.heal,
@@ -752,9 +752,14 @@ class Session:
 
     def _check_host(self) -> Cluster:
         cluster = self._living
-        if not self._host.is_alive or self._host.is_stopped:
+        if not self._host.is_alive:
             raise SessionBrokenError(cluster.trouble())
         return cluster
+
+    def _check_cells_arrive(self) -> None:
+        """Values travel without the fork server, and cells by it."""
+        if (cluster := self._check_host()).is_stopped:
+            raise SessionBrokenError(cluster.trouble())
 
     def _check_rank(self, rank: int) -> None:
         process = self._check_host().process(rank)

@@ -43,9 +43,18 @@ def is_running(who: Identity) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped, by SIGSTOP or by who traces it."""
+    """Whether a process was stopped, by SIGSTOP or by who traces it. Asked before each cell, so without `open`, which
+    takes twice as long (20 us)."""
     try:
-        return _status(pid)[0] in "Tt"
+        if not _LINUX:
+            return _status(pid)[0] == "T"
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            return os.read(file, 1024).rpartition(b")")[2][1:2] in (b"T", b"t")
+        finally:
+            os.close(file)
+    except FileNotFoundError:
+        return False
     except ProcessLookupError:
         return False
 

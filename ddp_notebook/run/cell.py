@@ -41,7 +41,7 @@ class CellRun:
         self._unshown_chars = 0
         self.is_watched = True  # somebody waits for it
         self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown
-        self._is_cut_off = False  # no text of ranks comes, and so no mark of its end
+        self.is_cut_off = False  # no text of ranks comes, and so no mark of its end
         self.has_failed = False  # on a rank, or a rank's process has died, while others go on
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
@@ -113,7 +113,7 @@ class CellRun:
 
     def cut_off(self) -> None:
         """Text does not come any more: what ranks say by the wire has to do for the end of the cell."""
-        self._is_cut_off = True
+        self.is_cut_off = True
 
     def on_unheard_end(self, rank: int) -> None:
         """The rank is not in the cell any more, or never was, and how it ended was not heard."""
@@ -149,7 +149,7 @@ class CellRun:
             text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
             self._show(Shown(rank, text + "\n"))
         self._close(rank, "done")
-        if self._is_cut_off:
+        if self.is_cut_off:
             self._close(rank, "text")
         if done.status != "ok":
             self.wake()

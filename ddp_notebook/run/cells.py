@@ -141,7 +141,7 @@ class Cells:
                 pending = run.pending
                 notes = []
                 if self._cluster.is_running and not self._closed:
-                    busy = self._cluster.ranks if self._cluster.is_stopped else self.busy
+                    busy = self._cluster.ranks if run.is_cut_off else self.busy
                     notes = self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
             if screen is not None:
                 self._note_lost_groups(run.result, screen)
