@@ -143,6 +143,7 @@ def test_a_fork_server_that_is_stopped(make_kernel):
         assert reply.ename == "SessionBrokenError" and named in reply.evalue, line
         assert reply.duration_s < 3
     assert kernel.run("%ddp_pull rank").stdout == "[0] 0\n[1] 1\n", "values do not need it"
+    assert kernel.run("%ddp_interrupt").stdout == "no cell is under way\n"
     reply = kernel.run("%ddp_status")
     assert reply.stdout.count("idle") == 2 and named in reply.stdout
     os.kill(kernel.pid, signal.SIGKILL)
