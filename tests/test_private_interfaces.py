@@ -148,6 +148,21 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
 
 
+def test_torch_lets_its_waits_be_replaced():
+    from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+    assert torch.futures.Future.__mro__[1] is torch._C.Future and "wait" in torch._C.Future.__dict__
+    assert callable(torch._C.Future.done) and callable(torch._C.Future.add_done_callback)
+    for kind in (FileStore, HashStore, PrefixStore, TCPStore):
+        assert not {"wait", "get", "multi_get"} & set(kind.__dict__), "they inherit them, so ours stand before"
+    for name in ("wait", "get", "multi_get", "check", "timeout", "set_timeout"):
+        assert name in Store.__dict__
+    assert "underlying_store" in PrefixStore.__dict__
+    words = str(TCPStore.__init__.__doc__)
+    names = ["host_name: str", "port: ", "world_size: ", "is_master: bool", "timeout: ", "wait_for_workers: bool"]
+    assert sorted(names, key=words.index) == names, words
+
+
 def test_torch_lets_training_be_seen():
     from torch._compile import _disable_dynamo
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state

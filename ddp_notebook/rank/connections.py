@@ -30,6 +30,7 @@ from ddp_notebook.rank import sockets
 from ddp_notebook.rank.calls import Group, timeout_of
 from ddp_notebook.rank.guard import make_twin
 from ddp_notebook.rank.recorder import Recorder
+from ddp_notebook.rank.waiting import notice_interrupt
 
 _DEFAULT = "0"  # torch's name of the default group
 _Ports = frozenset[tuple[int, int]]
@@ -88,16 +89,16 @@ class Connections:
         @functools.wraps(connect_store)
         def init_store(store: TCPStore, *args: Any, **kwargs: Any) -> None:
             port = kwargs.get("port", args[1] if len(args) > 1 else 0)
+            thread = threading.get_ident()
             if port:
                 self._store_ports.add(port)
-                connect_store(store, *args, **kwargs)
-                return
-            thread = threading.get_ident()
-            self._starting[thread] = sockets.listening_ports()
+            else:
+                self._starting[thread] = sockets.listening_ports()
             try:
                 connect_store(store, *args, **kwargs)
             finally:
-                del self._starting[thread]
+                self._starting.pop(thread, None)
+                notice_interrupt()
             self._store_ports.add(store.port)
 
         ProcessGroupGloo.__init__ = init_group  # type: ignore[method-assign,assignment]

@@ -68,7 +68,7 @@ class Release:
         self._has_interrupted = False  # the main thread knows that it is to end the cell
         self._resent = 0
         self._held: tuple[Any, float] = None, 0.0  # the wait that the main thread is in, and since when
-        self._interrupts_wait = False  # the next SIGINT is for a wait, and for nothing else
+        self._has_resent = False  # SIGINT: if it was interrupted before, this one is for a wait only
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
@@ -85,8 +85,9 @@ class Release:
     def begin(self) -> None:
         """A cell begins."""
         self.doing = None
-        self._has_interrupted = self._interrupts_wait = False
+        self._has_interrupted = self._has_resent = False
         self._resent = 0
+        self._held = None, 0.0
         self._recorder.failed = None
         self._ended.clear()
 
@@ -94,15 +95,15 @@ class Release:
         """The cell has ended: operations may begin again, if there are connections for them."""
         with self._looking:  # what is cut from here on may be needed
             if self._has_interrupted and self._of_threads() is not None:  # else that thread would wait for ever
-                self._cut(self._connections.cut_groups)
+                self._cut_off(self._connections.cut_groups)
             self._ended.set()
             if self._recorder.refusal is _stop:
                 self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
 
     def note_interrupt(self, frame: FrameType | None) -> bool:
         """SIGINT has reached the main thread, in this Python code. Returns whether it is to end that."""
-        if self._interrupts_wait:
-            self._interrupts_wait = False
+        if self._has_interrupted and self._has_resent:
+            self._has_resent = False
             return self._where.waits(frame) is not None  # else it went on meanwhile: to the user's own clean-up
         self._has_interrupted = True
         if self.doing is None:
@@ -199,17 +200,20 @@ class Release:
         if self.doing is None and (waits or for_s > _PATIENCE_S):
             self.doing = self.now()
         if waits or self._connections.is_connecting:
-            self._cut(self._connections.cut_groups)
+            self._cut_off(self._connections.cut_groups)
         if for_s > _PATIENCE_S:
-            self._cut(self._connections.cut_stores)
             if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
                 self._resent += 1  # another thread took the signal, and did not wake the main one
-                signal.pthread_kill(self._main, signal.SIGINT)
+                self._resend()
+            self._cut_off(self._connections.cut_stores)
         if self._has_interrupted and self._is_held_again():
-            self._interrupts_wait = True
-            signal.pthread_kill(self._main, signal.SIGINT)
+            self._resend()
 
-    def _cut(self, cut: Callable[[], int]) -> None:
+    def _resend(self) -> None:
+        self._has_resent = True
+        signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _cut_off(self, cut: Callable[[], int]) -> None:
         self.was_cut = True
         self._cut_at_s = time.monotonic()
         cut()

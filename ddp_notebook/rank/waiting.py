@@ -40,9 +40,14 @@ def install() -> None:
         AttributeError, TypeError: this torch has other ones.
     """
     torch._C.Future.wait = wait_for_future  # type: ignore[assignment,method-assign]
-    for kind in (FileStore, HashStore, PrefixStore):  # which inherit them
+    for kind in (FileStore, HashStore, PrefixStore, TCPStore):  # which inherit them
         kind.wait, kind.get, kind.multi_get = wait, get, multi_get  # type: ignore[assignment,method-assign]
     TCPStore.__init__ = _around_connect(TCPStore.__init__)  # type: ignore[method-assign]
+
+
+def notice_interrupt() -> None:
+    """Where a wait in C++ ends since its connection was cut, SIGINT has come before. Python notices it when it calls a
+    function of its own: this one, or else the first one of the user's clean-up, which would end there."""
 
 
 # ---- futures
@@ -77,7 +82,10 @@ def multi_get(store: Store, keys: Sequence[str]) -> list[bytes]:
 
 def _at_store(original: Callable[..., Any], store: Any, keys: Sequence[str], what: Any, *timeout: timedelta) -> Any:
     if threading.get_ident() != _main or not _is_in_process(store):
-        return original(store, what, *timeout)
+        try:
+            return original(store, what, *timeout)
+        finally:
+            notice_interrupt()
     limit, began = timeout[0] if timeout else store.timeout, time.monotonic()
     while not store.check(keys):
         waited_s = time.monotonic() - began

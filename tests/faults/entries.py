@@ -23,14 +23,14 @@ if rank == victim:
     scene.wait_for("there", {others}, blocked={blocked})
     scene.mark("struck")
     {fault}
-scene.mark("there")
+scene.{mark}("there")
 try:
 {enter}
 finally:
     scene.mark("left")
 """
 _STRUCK_FROM_OUTSIDE = """
-scene.mark("there")
+scene.{mark}("there")
 if rank == victim and not {takes_victim}: time.sleep(600)
 try:
 {enter}
@@ -43,6 +43,7 @@ _NOTE = re.compile(
     r"|rank \d+ was replaced and begins without variables: .*"
     r"|not ended yet: .*press stop again to replace (it|them), whose variables are lost"
     r"|ranks? [\d,-]+: no default process group after this cell; .*"
+    r"|\[\d+\] \[rank\d+\]:\[E.* failed to pass monitoredBarrier in \d+ ms"  # torch's own, of a rank that died
     r"|group \[\d,\d\] of ranks \d,\d is not known on rank \d and cannot be used any more; make it again .*"
 )
 _ACT = re.compile(r"^ *ranks? (?P<ranks>[\d,-]+) (was |were |has |have )?(?P<act>.*)$", re.MULTILINE)
@@ -80,6 +81,7 @@ def _in_a_cell(ranks: Ranks, state: State, fault: Fault, victim: int, pid: int, 
         blocked=state.is_blocked,
         takes_victim=state.takes_victim,
         fault=fault.code,
+        mark="mark_inside" if state.polls else "mark",
         enter=textwrap.indent(state.enter, "    "),
     )
     message = ranks.kernel.start(f"%%on_all_ranks\n{code}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import collections
 import itertools
 import os
+import sys
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
+from types import FrameType
 
 _DEADLINE_S = 30.0
 _BLOCKED_S = 0.06  # a main thread that was not switched for so long sleeps
@@ -32,6 +35,17 @@ class Scene:
         new.write_text(f"{os.getpid()} {time.monotonic()}")
         new.rename(file)
 
+    def mark_inside(self, what: str) -> None:
+        """Do so once the main thread is in a call that the cell makes after this one."""
+        cell, main = sys._getframe(1).f_code.co_filename, threading.get_ident()
+
+        def watch() -> None:
+            while _is_between(sys._current_frames()[main], cell):
+                time.sleep(0.005)
+            self.mark(what)
+
+        threading.Thread(target=watch, daemon=True).start()
+
     def seen(self, what: str, rank: int) -> tuple[int, float] | None:
         """The process that has left this mark, and at which monotonic time; None: not yet."""
         try:
@@ -49,6 +63,17 @@ class Scene:
                 return marks
             time.sleep(0.01)
         raise TimeoutError(f"not within {_DEADLINE_S:g} s: ranks {sorted(ranks)} {what}, only {sorted(marks)} are")
+
+
+def _is_between(frame: FrameType | None, cell: str) -> bool:
+    """Whether a main thread is in the cell's own lines, or still in those that start the watch."""
+    if frame is None or frame.f_code.co_filename == cell:
+        return True
+    while frame is not None and frame.f_code.co_filename != cell:
+        if frame.f_code.co_filename == __file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _are_blocked(pids: Collection[int]) -> bool:

@@ -28,6 +28,7 @@ class State:
     leave: str = ""  # at last, on all ranks
     is_wait: bool = True  # for the victim, which a failure ends at once; else there is a grace
     is_blocked: bool = True  # the main thread sleeps
+    polls: bool = False  # in a call that looks every few milliseconds; then it is not blocked
     holds_interpreter: bool = False  # nothing ends it before it returns
     takes_victim: bool = False  # all ranks can be in it together; else the victim stays out, or nobody would be stuck
     outlives_death: bool = True  # a new rank can take part in `again` after `%ddp_heal --from`
@@ -51,8 +52,8 @@ class Fault:
         return not (self.code or self.signal)
 
 
-def _waits(operation: str, inside: str = "") -> str:
-    return rf"^waited in {operation},? cell line \d+{inside}\)$"
+def _waits(operation: str) -> str:
+    return rf"^waited in {operation}, cell line \d+\)$"
 
 
 _AT_LINE = r"cell line \d+"
@@ -148,7 +149,8 @@ STATES = [
         enter="dist.TCPStore('localhost', 0, 2, is_master=True)",
         line=rf"^interrupted at {_AT_LINE}(, in TCPStore)?$",  # not yet in it, perhaps
         is_wait=False,
-        is_blocked=False,  # it looks every few milliseconds
+        is_blocked=False,
+        polls=True,
         takes_victim=True,
     ),
     State(
@@ -157,6 +159,7 @@ STATES = [
         line=rf"^interrupted at {_AT_LINE}(, in wait)?$",
         is_wait=False,
         is_blocked=False,
+        polls=True,
         takes_victim=True,
     ),
     State(
@@ -184,12 +187,6 @@ STATES = [
         leave=_LEAVE_EVENT,
         is_wait=False,
         takes_victim=True,
-    ),
-    State(
-        name="thread in all_reduce",
-        enter="def work(): dist.all_reduce(torch.ones(4))\n"
-        "thread = threading.Thread(target=work, name='worker')\nthread.start()\nthread.join()",
-        line=_waits(r"all_reduce #\d+ of group default \(float32\[4\], thread 'worker' at", r" in work"),
     ),
     State(
         name="interpreter held",

@@ -36,7 +36,6 @@ PART = [
     (2, "interrupt", "torch future"),
     (2, "interrupt", "future in a pool"),
     (2, "interrupt", "thread join"),
-    (2, "interrupt", "thread in all_reduce"),
     (2, "double interrupt", "Python loop"),
     (3, "raise", "Python loop"),
     (3, "sys.exit", "barrier"),
