@@ -1,5 +1,5 @@
-"""Programs of libraries run pasted into a cell as they run under torchrun, twice in one session: on every rank the
-losses, and whatever other figures a program prints, are the same to the last bit."""
+"""Programs of libraries and of torch, pasted into a cell and under torchrun: twice in one session, on every rank, the
+losses and all other figures that a program prints are the same to the last bit."""
 
 from __future__ import annotations
 
@@ -38,17 +38,25 @@ def session():
         ("torchmetrics", ""),
     ],
 )
-def test_a_program_runs_as_under_torchrun(session, tmp_path, library, says):
+def test_a_program_with_a_library(session, tmp_path, library, says):
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed; `make test-long` installs it: pip install -e '.[libraries]'")
-    program = _PROGRAMS / f"with_{library}.py"
-    expected = _under_torchrun(program, tmp_path)
+    _expect_the_same(session, _PROGRAMS / f"with_{library}.py", tmp_path, says)
+
+
+@pytest.mark.parametrize("name", ["pipeline", "checkpoint", "uneven_inputs", "tensor_parallel"])
+def test_a_program_with_what_torch_has(session, tmp_path, name):
+    _expect_the_same(session, _PROGRAMS / f"torch_{name}.py", tmp_path)
+
+
+def _expect_the_same(session, program: Path, directory: Path, says: str = "") -> None:
+    expected = _under_torchrun(program, directory)
     assert all(len(figures) >= 3 for figures in expected), expected
     for _ in range(2):
         result = session.run(program.read_text(), quiet=True, timeout=300)
         for rank in range(_WORLD_SIZE):
             assert says.format(rank=rank) in result[rank].stdout
-            assert _FIGURE.findall(result[rank].stdout) == expected[rank], (library, rank)
+            assert _FIGURE.findall(result[rank].stdout) == expected[rank], (program.name, rank)
 
 
 def _under_torchrun(program: Path, directory: Path) -> list[list[str]]:
