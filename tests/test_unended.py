@@ -11,6 +11,7 @@ import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankError, SessionBrokenError
 from ddp_notebook.run import unended, watch
+from ddp_notebook.run.interrupt import ONE_PRESS_S
 from tests.conftest import wait_until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
@@ -95,6 +96,23 @@ def test_what_cannot_be_ended_is_replaced_on_demand(session):
     assert [result[rank].result for rank in (0, 1)] == ["(3, True)", "(3, False)"]
 
 
+def test_a_cell_of_another_thread_loses_variables_only_on_demand(session):
+    session.run("before = 1")
+    future = session.run(DEAF, wait=False)
+    wait_until(lambda: session._cells.busy == [1])
+    pids = session.pids()
+    for _ in range(2):  # the second one comes later than presses that count as one
+        assert session.interrupt()[0].startswith("rank 1 has not ended yet: no answer")
+        time.sleep(ONE_PRESS_S)
+    assert session.pids() == pids
+    assert session.interrupt(replace=True)[0].startswith("rank 1 was replaced and begins without variables")
+    assert [old == new for old, new in zip(pids, session.pids(), strict=True)] == [True, False, True]
+    with pytest.raises(KeyboardInterrupt, match="the cell was stopped"):
+        future.result(5)
+    result = session.run(f"{SUM}, 'before' in globals()")
+    assert [result[rank].result for rank in (0, 1)] == ["(3, True)", "(3, False)"]
+
+
 def test_a_cell_that_ends_by_itself_after_all(session):
     leave_rank_1_in(
         session, "import time\nif rank == 1:\n    try: time.sleep(9)\n    except KeyboardInterrupt: time.sleep(0.8)"
@@ -119,3 +137,16 @@ def test_a_cell_of_another_thread(session):
     with pytest.raises(KeyboardInterrupt, match="the cell was stopped"):
         future.result(5)
     assert session.run("'done' in globals()")[0].result == "False"
+
+
+def test_cells_that_wait_behind_the_one_that_is_ended(session):
+    """They begin; nobody waits for them to end."""
+    futures = [session.run("import time; time.sleep(60)", wait=False) for _ in range(2)]
+    for ended in (1, 2):
+        wait_until(lambda: session._cells.watched is not None)
+        assert session.interrupt() == ["the cell was ended on ranks 0-2; all variables are kept"]
+        wait_until(lambda ended=ended: sum(future.done() for future in futures) == ended, 10)
+    for future in futures:
+        with pytest.raises(KeyboardInterrupt, match="the cell was stopped"):
+            future.result()
+    assert session.run(SUM)[1].result == "3"

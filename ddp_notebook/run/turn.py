@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt
 
@@ -23,12 +25,27 @@ class Turn:
         if self._lock.acquire(blocking=False):
             return
         with Interrupts(lambda: None) as interrupts:
-            while not interrupts.count:
-                if self._lock.acquire(timeout=_LOOK_S):
+            while True:
+                is_ours = self._lock.acquire(timeout=_LOOK_S)
+                if interrupts.count:
+                    break
+                if is_ours:
                     return
+            if is_ours:  # and somebody has pressed meanwhile
+                self._lock.release()
         raise keyboard_interrupt(
             "interrupted while it waited for an earlier cell to end: nothing was done. %ddp_interrupt ends that cell"
         )
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Take it without a wait. Yields whether that was possible."""
+        is_ours = self._lock.acquire(blocking=False)
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                self._lock.release()

@@ -59,14 +59,16 @@ class Unended:
             return [*said, *self._replace(runs, interrupts)]
         if left:
             return [*said, *self._who_is_left(runs)]
-        with self._cells.turn:
+        with self._cells.turn.if_free() as is_ours:
+            if not is_ours:  # who waits for that cell forms the group, or a cell that has waited behind it
+                return said
             self._check()
             return [*said, *self._cells.mend.what_was_left(self._cells.busy, interrupts.check)]
 
-    def _press(self, run: CellRun) -> None:
-        """As the stop button does: whoever waits for the cell ends it."""
+    def _press(self, run: CellRun, *, replaces: bool = False) -> None:
+        """As the stop button does: whoever waits for the cell ends it, and at a further press replaces its ranks."""
         watched = self._cells.watched
-        if watched is not None and watched[0] is run:
+        if watched is not None and watched[0] is run and (replaces or not watched[1].count):
             watched[1].press()
         else:
             self._cells.interrupt(run)
@@ -89,17 +91,20 @@ class Unended:
 
     def _replace(self, runs: list[CellRun], interrupts: Interrupts) -> list[str]:
         """New processes for the ranks on which these cells have not ended."""
+        before = {rank: self._cluster.process(rank) for rank in self._cluster.ranks}
         for run in runs:
             if run.is_watched:
-                self._press(run)  # the second press: whoever waits for it replaces its ranks
+                self._press(run, replaces=True)
         left = sorted({rank for run in runs if not run.is_watched for rank in run.pending})
         if left:
             self._cluster.signal(left, signal.SIGKILL)
         self._wait_for(runs, _REPLACE_S, interrupts)
         with self._cells.turn:
             self._check()
-            if not (gone := self._cluster.gone):
-                return []
-            if busy := self._cells.busy:
-                raise SessionBrokenError(f"{list_ranks(busy)} could not be ended; %ddp_restart starts all afresh")
-            return [replaced_in_words(gone), *self._cells.mend.heal(interrupts.check)]
+            notes = []
+            if self._cluster.gone:
+                if busy := self._cells.busy:
+                    raise SessionBrokenError(f"{list_ranks(busy)} could not be ended; %ddp_restart starts all afresh")
+                notes = self._cells.mend.heal(interrupts.check)
+            replaced = [rank for rank, process in before.items() if self._cluster.process(rank) is not process]
+            return [replaced_in_words(replaced), *notes] if replaced else notes

@@ -248,7 +248,7 @@ class Watch:
                 with self._interrupts.raised():
                     text = read(f"[{rank}] {ask.prompt}")
             except KeyboardInterrupt:
-                self._interrupts.count += 1
+                self._interrupts.press()
                 return
             except Exception as failure:  # nobody is there: nbclient, a script without a terminal
                 error = f"nobody can type here: {failure}"
