@@ -144,14 +144,22 @@ def test_a_rank_that_is_killed_while_starting(make_session):
     assert ddp_notebook.current() is None
 
 
-def test_a_new_group_on_a_new_store(make_session):
-    """SIGKILL of the store: cells and group go on, and the next group gets a new store."""
+def test_a_new_group_on_a_new_store(make_session, monkeypatch):
+    """SIGKILL of the store: cells and group go on, and the next group gets a new store, if not at the first try."""
+
+    def fail(*_):
+        raise StartError("no process left")
+
     session = make_session(2)
     session.run("kept = torch.arange(3.)")
     (store,) = session.pids("store")
     os.kill(store, 9)
     wait_until(lambda: not session.pids("store"))
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
+    with monkeypatch.context() as patch:
+        patch.setattr(session._host, "start", fail)
+        with pytest.raises(StartError, match="no process left"):
+            session.reform()
     session.reform()
     assert session.epoch == 2
     assert session.pids("store") not in ([], [store])

@@ -308,7 +308,11 @@ class Cluster:
             spec = {**spec, "process": number, "address": asdict(address), "stack_file": process.stack_file}
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
         everyone = {"kind": kind, "env": self._env, "cwd": environment.working_directory(), "sys_path": path}
-        reply = self._host.start(number, {**everyone, **spec})
+        try:
+            reply = self._host.start(number, {**everyone, **spec})
+        except StartError:
+            del self._processes[number]  # it does not run: the next try needs another one
+            raise
         process.pid = reply["pid"]
         process.port = reply.get("port", 0)
         return process
@@ -485,7 +489,9 @@ class Cluster:
     # ---- I/O threads
 
     def _on_message(self, peer: str, epoch: int, message: Message) -> None:
-        process = self._processes[int(peer.rpartition("/")[2])]
+        process = self._processes.get(int(peer.rpartition("/")[2]))
+        if process is None:
+            return
         if isinstance(message, Hello | Formed | Ready):
             if isinstance(message, Formed) and message.epoch != self.epoch:
                 return  # an answer to an earlier attempt

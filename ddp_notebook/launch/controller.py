@@ -87,7 +87,9 @@ def _end_with_a_child(*_: object) -> None:
     if not IPController.initialized():
         return
     app = IPController.instance()
-    started = [getattr(child, "launcher", child) for child in [*app.children, app.heartmonitor_process]]
+    started = [
+        getattr(child, "launcher", child) for child in [*app.children, getattr(app, "heartmonitor_process", None)]
+    ]
     if any(getattr(process, "exitcode", None) is not None for process in started):
         os._exit(1)
 
