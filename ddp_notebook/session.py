@@ -499,8 +499,8 @@ class Session:
             check_name(name)
         with self._cells.turn:
             cluster = self._check_host()
-            absent = {*cluster.gone, *self._cells.busy}
-            ranks = [rank for rank in cluster.ranks if rank not in absent]
+            busy, gone = self._cells.busy, cluster.gone
+            ranks = [rank for rank in cluster.ranks if rank not in {*busy, *gone}]
             if len(ranks) < 2:  # nobody to compare with
                 self._check()
                 self._cells.check_idle()
@@ -518,7 +518,7 @@ class Session:
             found = compare(ask(()))
             if found.differing_entries:
                 found = found.with_samples(ask(found.differing_entries))
-            return found.without(self._cells.busy, cluster.gone)
+            return found.without(busy, gone)
 
     @property
     def recording(self) -> Recording:

@@ -166,7 +166,7 @@ def test_a_fork_server_that_is_stopped_at_the_restart(make_kernel):
 
 @pytest.mark.long
 def test_a_fork_server_that_hangs(make_session, monkeypatch):
-    """One that is not stopped and yet does not answer: here it waits in a fork that a debugger would hold."""
+    """One that is not stopped and yet does not answer: here nothing that it is told reaches it."""
     session = make_session(2)
     host = session._host
     monkeypatch.setattr(host, "_control", Swallowing(host._control))
