@@ -139,6 +139,15 @@ def test_a_cell_of_another_thread(session):
     assert session.run("'done' in globals()")[0].result == "False"
 
 
+def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
+    assert session._live.interrupt() == "no cell runs on the ranks"
+    future = session.run("import time; time.sleep(60)", wait=False)
+    wait_until(lambda: session._cells.watched is not None)
+    assert session._live.interrupt() == "interrupted"
+    with pytest.raises(KeyboardInterrupt, match="the cell was stopped"):
+        future.result(5)
+
+
 def test_cells_that_wait_behind_the_one_that_is_ended(session):
     """They begin; nobody waits for them to end."""
     futures = [session.run("import time; time.sleep(60)", wait=False) for _ in range(2)]

@@ -20,7 +20,7 @@ ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 
 
 class Interrupts:
-    """While active, counts interrupts instead of raising. Does nothing outside the main thread.
+    """While active, counts interrupts instead of raising. Outside the main thread no signal comes, only `press`.
 
     Args:
         wake: called at each interrupt, in the signal handler.
@@ -31,15 +31,15 @@ class Interrupts:
         self._wake = wake
         self._pressed_s = 0.0  # the last time
         self._previous: Any = None
-        self._active = threading.current_thread() is threading.main_thread()
+        self.takes_signals = threading.current_thread() is threading.main_thread()  # else `press` alone
 
     def __enter__(self) -> Interrupts:
-        if self._active:
+        if self.takes_signals:
             self._previous = signal.signal(signal.SIGINT, self._on_sigint)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._active:
+        if self.takes_signals:
             signal.signal(signal.SIGINT, self._previous)
             if self.count and self._previous is signal.default_int_handler and kernel() is not None:
                 signal.signal(signal.SIGINT, self._on_late_press)
@@ -75,7 +75,7 @@ class Interrupts:
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
         """Let interrupts raise for a while, for a read that nothing else can end."""
-        if not self._active:
+        if not self.takes_signals:
             yield
             return
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -112,12 +112,14 @@ class Live:
 
     def interrupt(self) -> str:
         """What the stop button does, for the one in a view. Returns what was done."""
-        run = self._cells.under_way
-        if run is None or not run.is_watched:
+        watched = self._cells.watched
+        if watched is None:
             return "no cell runs on the ranks"
-        # To the main thread, which waits for the cell: it is where Python's signal handlers run.
+        # To the main thread, if it waits for the cell: a signal also ends the read of an answer there.
         main = threading.main_thread().ident
-        if main is not None and hasattr(signal, "pthread_kill"):
+        if not watched[1].takes_signals:
+            watched[1].press()
+        elif main is not None and hasattr(signal, "pthread_kill"):
             signal.pthread_kill(main, signal.SIGINT)
         else:
             os.kill(os.getpid(), signal.SIGINT)
