@@ -104,9 +104,15 @@ class ClientError(DDPNotebookError):
     """ipyparallel's controller cannot be reached or started again."""
 
 
-def _first_line(text: str) -> str:
-    first, _, more = text.partition("\n")
-    return f"{first.rstrip()} ..." if more.strip() else first
+def _in_a_line(summary: str) -> str:
+    """`"ValueError: message"`: of a long message its first line, or where that is empty the next one, or the last line
+    of a traceback in it."""
+    first, *more = [line.strip() for line in summary.splitlines() if line.strip()] or [""]
+    if more and first.endswith(":"):
+        is_traceback = any(line.startswith("Traceback (most recent call last)") for line in more)
+        first = f"{first} {more[-1] if is_traceback else more[0]}"
+        return first if is_traceback or len(more) == 1 else f"{first} ..."
+    return f"{first} ..." if more else first
 
 
 class RankError(DDPNotebookError):
@@ -138,7 +144,7 @@ class RankError(DDPNotebookError):
         self.add_note("\n".join(self._of_ranks()))  # what Python itself shows in a script
 
     def _message(self) -> str:
-        first_lines = {rank: _first_line(summary) for rank, summary in self.summaries.items()}
+        first_lines = {rank: _in_a_line(summary) for rank, summary in self.summaries.items()}
         kinds = group_by_value(first_lines)
         parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in list(kinds.items())[:_MOST_SHOWN]]
         if more := [rank for ranks in list(kinds.values())[_MOST_SHOWN:] for rank in ranks]:

@@ -113,3 +113,20 @@ def test_of_many_different_errors_the_first_are_shown():
     first = "; ".join(f"E: {rank} (rank {rank})" for rank in range(4))
     assert shown.endswith(f"RankError: {first}; other errors (ranks 4-63)")
     assert told.tracebacks[63] == ["traceback 63"]
+
+
+def test_a_summary_says_what_a_message_says_first():
+    """That of `mp.spawn` begins with empty lines, and ends with the child's error."""
+    spawned = (
+        "ProcessRaisedException: \n\n-- Process 0 terminated with the following error:\n"
+        "Traceback (most recent call last):\n  File ...\nValueError: bad batch\n"
+    )
+    for summary, line in (
+        (spawned, "ProcessRaisedException: ValueError: bad batch"),
+        ("AssertionError: \nlengths differ", "AssertionError: lengths differ"),
+        ("AssertionError: \nlengths differ\n1 and 2", "AssertionError: lengths differ ..."),
+        ("ValueError: one\ntwo", "ValueError: one ..."),
+        ("KeyError: 3", "KeyError: 3"),
+        ("", ""),
+    ):
+        assert str(RankError({}, {0: summary})) == f"{line} (rank 0)"

@@ -202,6 +202,20 @@ int(x), int(message)
     assert [result[rank].result for rank in (0, 1)] == ["(2, 0)", "(2, 7)"]
 
 
+def test_a_call_that_some_have_left_out_is_told_by_its_number(session):
+    code = """
+from datetime import timedelta
+dist.barrier()
+if rank == 0:
+    try: dist.monitored_barrier(timeout=timedelta(seconds=0.1))
+    except RuntimeError: pass
+dist.barrier()
+"""
+    with pytest.raises(RankError, match=r"barrier is collective #\d+ on rank 0 and #\d+ on rank 1 of group default"):
+        session.run(code, timeout=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
+
+
 def test_without_the_guard_gloo_ends_a_rank(make_session_alone):
     """The last test: it takes the module's session. If this fails, gloo has learned to say it by itself."""
     session = make_session_alone(2, guard=False)

@@ -109,16 +109,21 @@ class Guard:
 
     def _difference(self, twin: Any, call: Call) -> str:
         mine = torch.zeros(_WORDS_BYTES, dtype=torch.uint8)
-        words = _words(call).encode()[:_WORDS_BYTES]
+        words = f"{call.number} {_words(call)}".encode()[:_WORDS_BYTES]
         mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         everybody = [torch.empty_like(mine) for _ in call.group.ranks]
         twin.allgather([everybody], [mine]).wait()
-        said = {
-            rank: bytes(one.tolist()).rstrip(b"\0").decode(errors="replace")
-            for rank, one in zip(call.group.ranks, everybody, strict=True)
-        }
+        said = [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace").partition(" ") for one in everybody]
+        numbers = {rank: number for rank, (number, _, _) in zip(call.group.ranks, said, strict=True)}
+        calls = {rank: what for rank, (_, _, what) in zip(call.group.ranks, said, strict=True)}
+        if len(set(calls.values())) == 1 and len(set(numbers.values())) > 1:
+            parts = [f"#{number} on {name_ranks(ranks)}" for number, ranks in group_by_value(numbers).items()]
+            return (
+                f"{call.kernel.spec.name} is collective {' and '.join(parts)} of group {call.group.title}: some ranks "
+                "have called more than others before it. Nothing was sent"
+            )
         parts = [
-            f"{name_ranks(ranks)} call{'s' * (len(ranks) == 1)} {what}" for what, ranks in group_by_value(said).items()
+            f"{name_ranks(ranks)} call{'s' * (len(ranks) == 1)} {what}" for what, ranks in group_by_value(calls).items()
         ]
         return (
             f"collective #{call.number} of group {call.group.title} is not the same on all ranks: {'; '.join(parts)}. "
