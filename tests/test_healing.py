@@ -208,12 +208,12 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     others = [session.pids()[0], session.pids()[1]]
     for step in ("_start_rank", "_call_to_form", "_call_engines"):
         with monkeypatch.context() as patch:
-            patch.setattr(cluster, "_FORM_TIMEOUT_S", 1.0)  # for so long the others wait for the new process
+            patch.setattr(cluster, "_FORM_TIMEOUT_S", 60.0)  # the others wait for the new process until the next call
             press_after(patch, Cluster, step)
             began = time.monotonic()
             with pytest.raises(KeyboardInterrupt) as caught:
                 session.heal()
-        assert time.monotonic() - began < 1.2
+        assert time.monotonic() - began < 10  # well within that
         assert str(caught.value) == "the healing was interrupted: rank 1 got no new process; %ddp_heal tries again"
         assert session.pids() == others and "rank 1 died" in repr(session)
     press_stop(0.2)

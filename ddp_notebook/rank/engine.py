@@ -155,6 +155,8 @@ class Rank:
 
     def _form(self, place: Form) -> None:
         try:
+            if self._forming.locked():
+                self._network.stop_forming(self._forming)
             with self._forming:
                 if self.place is not place:
                     return  # a later epoch has been called meanwhile

@@ -16,6 +16,7 @@ from ddp_notebook.events import Form, Listening, Lost, Message, Peers
 from ddp_notebook.rank import group, waiting
 from ddp_notebook.rank.calls import Call
 from ddp_notebook.rank.connections import Connections
+from ddp_notebook.rank.cpp_log import quiet
 from ddp_notebook.rank.exceptions import known_words
 from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.progress import Progress
@@ -27,6 +28,7 @@ from ddp_notebook.rank.where import Where
 _PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|NCCL.*abort")
 # After any of these gloo refuses all further operations of the group. It is formed anew, whoever has caught the error.
 _GROUP_IS_BROKEN = re.compile(r"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL")
+_STOP_S = 1.0  # what a forming whose connections were cut gets to fail
 
 
 class Network:
@@ -81,6 +83,18 @@ class Network:
         self.release.renewed()
         self._is_broken = False
         return notes
+
+    def stop_forming(self, forming: threading.Lock) -> None:
+        """End the forming of an earlier epoch, which nobody waits for any more, before its own timeout does.
+
+        Args:
+            forming: held as long as it is under way.
+        """
+        with quiet():
+            self.connections.cut_groups()
+            self.connections.cut_stores()
+            if forming.acquire(timeout=_STOP_S):
+                forming.release()
 
     def _leave(self) -> None:
         """A forked child has the rank's connections, but not gloo's threads: an operation would never end."""
