@@ -258,6 +258,23 @@ def test_a_release_that_is_noticed_late_does_not_touch_the_next_cell(session):
 # ---- leftovers
 
 
+def test_threads_that_make_groups_end_with_the_cell_that_is_stopped(session):
+    stop_in(
+        session,
+        "import threading\n"
+        "make = {'target': dist.new_group, 'args': ([0, 1],), 'daemon': True}\n"
+        "threads = [threading.Thread(**make) for _ in range(2 * (rank == 0))]\n"
+        "for one in threads: one.start()\n"
+        "for one in threads: one.join()\n"
+        "threading.Event().wait()",
+    )
+    assert results(session, "for one in threads: one.join(5)\nsum(one.is_alive() for one in threads)") == ["0", "0"]
+    assert results(session, "g = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=g); int(x)") == [
+        "2",
+        "2",
+    ]
+
+
 def test_connections_of_groups_that_were_formed_anew_are_closed(make_session_alone):
     """The last test: it takes the module's session."""
     session = make_session_alone(2)

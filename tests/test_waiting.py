@@ -109,3 +109,27 @@ def test_what_computes_after_a_stop_is_not_interrupted_again(session):
     with pytest.raises(CellTimeoutError):
         session.run(code, timeout=0.3)
     assert session.run("print(saved)")[0].stdout == "whole, then left\n"
+
+
+def test_a_command_after_a_stop_is_not_interrupted_again(session):
+    code = (
+        "import subprocess, threading\n"
+        "try: threading.Event().wait()\n"
+        "finally: saved = subprocess.run('sleep 0.8; echo whole', shell=True, capture_output=True, text=True).stdout"
+    )
+    with pytest.raises(CellTimeoutError):
+        session.run(code, timeout=0.3)
+    assert session.run("print(saved, end='')")[0].stdout == "whole\n"
+
+
+def test_a_stop_that_was_sent_again_leaves_the_next_one_its_effect(session):
+    code = (
+        "import hashlib, signal\nheard = 0\n"
+        "try: hashlib.pbkdf2_hmac('sha256', b'', b'', 2_500_000)\n"  # long, in C, without the interpreter's lock
+        "except KeyboardInterrupt: heard += 1\n"
+        "try: signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt: heard += 1\n"
+    )
+    with pytest.raises(CellTimeoutError):
+        session.run(code + "raise KeyboardInterrupt", ranks=0, timeout=0.3)
+    assert session.run("print(heard)", ranks=0)[0].stdout == "2\n"

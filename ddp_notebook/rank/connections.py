@@ -61,6 +61,7 @@ class Connections:
         self._connecting: dict[int, _Connecting] = {}  # by thread
         self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: what listened before
         self._making = threading.RLock()
+        self._makers = 0  # calls that hold it: one, or more where one makes groups in turn
         self._groups: dict[str, ProcessGroup] = {}  # by name of a group: what its operations go through
         # Freeing a group joins its threads with the interpreter's lock held, and a thread that still lets go of a
         # tensor waits for that lock. So the last ones are kept until they have long been quiet.
@@ -126,10 +127,14 @@ class Connections:
         def make_in_turn(*args: Any, **kwargs: Any) -> Any:
             """Threads that make groups at the same time wait for each other at the store, whose client answers one
             question after the other: for torch alone with many threads, with the guard's groups with two."""
-            if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being ended
-                raise refuse(None)
             with self._making:
-                return make_with_name(*args, **kwargs)
+                if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being ended
+                    raise refuse(None)
+                self._makers += 1
+                try:
+                    return make_with_name(*args, **kwargs)
+                finally:
+                    self._makers -= 1
 
         distributed_c10d._new_group_with_tag = make_in_turn
         set_timeout = distributed_c10d._set_pg_timeout
@@ -167,6 +172,11 @@ class Connections:
     def is_connecting(self) -> bool:
         """Whether some thread is making a group."""
         return bool(self._connecting)
+
+    @property
+    def is_making(self) -> bool:
+        """Whether some thread is in `new_group`, be it at the store."""
+        return self._makers > 0
 
     @property
     def groups_made(self) -> int:

@@ -17,7 +17,7 @@ from ddp_notebook.rank import group, waiting
 from ddp_notebook.rank.calls import Call
 from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.cpp_log import quiet
-from ddp_notebook.rank.exceptions import known_words
+from ddp_notebook.rank.exceptions import chain, known_words
 from ddp_notebook.rank.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.progress import Progress
 from ddp_notebook.rank.recorder import Recorder
@@ -112,7 +112,8 @@ class Network:
         """A thread of the user's has failed. The message about a stop says what it was in: its traceback, of torch's
         words about a connection that we have cut, would come after it."""
         is_ours = any(
-            isinstance(error, KeyboardInterrupt) or _PEER_IS_GONE.search(str(error)) for error in _chain(end.exc_value)
+            isinstance(error, KeyboardInterrupt) or _PEER_IS_GONE.search(known_words(error))
+            for error in chain(end.exc_value)
         )
         if not (is_ours and self.release.was_just_now):
             self._show_end_of_thread(end)
@@ -143,7 +144,7 @@ class Network:
                 if call.thread == main or call.work is not None:  # else another thread is about to begin it
                     call.compact()
         failed = self.recorder.failed
-        errors = [*_chain(failure), *([] if failed is None else [failed.error])]
+        errors = [*chain(failure), *([] if failed is None else [failed.error])]
         self._is_broken |= any(
             isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
         )
@@ -186,7 +187,7 @@ class Network:
     def _failed_in(self, failure: BaseException | None, unwaited: Call | None) -> Doing:
         """Where a cell has failed, and in what: the operation that raised, or the first of those that has failed."""
         failed, place = self.recorder.failed, self._place_of(failure)
-        if failed is not None and any(error is failed.error for error in _chain(failure)):
+        if failed is not None and any(error is failed.error for error in chain(failure)):
             return Doing(place, failed.call.describe())
         return Doing(place, None if unwaited is None else unwaited.describe())
 
@@ -202,14 +203,5 @@ class Network:
         return any(
             isinstance(error, RankLostError)
             or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(known_words(error)))
-            for error in _chain(failure)
+            for error in chain(failure)
         )
-
-
-def _chain(failure: BaseException | None) -> list[BaseException]:
-    """An exception and those behind it."""
-    chain: list[BaseException] = []
-    while failure is not None and failure not in chain:
-        chain.append(failure)
-        failure = failure.__cause__ or failure.__context__
-    return chain

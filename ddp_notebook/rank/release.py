@@ -30,6 +30,7 @@ _JUST_NOW_S = 0.3
 _MOST_RESENT = 3
 _PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not seen by the recorder
 _HELD_S = 0.25  # after which a wait that was entered since the interrupt is interrupted too
+_MAKERS_S = 1.0  # for threads that make groups to end, after the cell
 CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
 
 
@@ -94,16 +95,27 @@ class Release:
     def end(self) -> None:
         """The cell has ended: operations may begin again, if there are connections for them."""
         with self._looking:  # what is cut from here on may be needed
-            if self._has_interrupted and self._of_threads() is not None:  # else that thread would wait for ever
-                self._cut_off(self._connections.cut_groups)
+            if self._has_interrupted:
+                self._free_threads()
             self._ended.set()
             if self._recorder.refusal is _stop:
                 self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
 
+    def _free_threads(self) -> None:
+        """Those that are left would wait for ever, and one that makes a group keeps all others from making any."""
+        if self._of_threads() is not None:
+            self._cut_off(self._connections.cut_groups)
+        until = time.monotonic() + _MAKERS_S
+        while self._connections.is_making and time.monotonic() < until:
+            self._recorder.refusal = _stop  # for those behind it
+            self._cut_off(self._connections.cut_groups)
+            self._cut_off(self._connections.cut_stores)
+            time.sleep(_LOOK_S)
+
     def note_interrupt(self, frame: FrameType | None) -> bool:
         """SIGINT has reached the main thread, in this Python code. Returns whether it is to end that."""
-        if self._has_interrupted and self._has_resent:
-            self._has_resent = False
+        was_resent, self._has_resent = self._has_resent, False  # a first one and what was sent again come as one
+        if self._has_interrupted and was_resent:
             return self._where.waits(frame) is not None  # else it went on meanwhile: to the user's own clean-up
         self._has_interrupted = True
         if self.doing is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -75,6 +76,8 @@ class Where:
             return None
         while frame is not None and frame.f_code.co_filename not in self.cells:
             if frame.f_code.co_name == "__del__":  # an interrupt would end there: Python prints it, and goes on
+                return None
+            if frame.f_code.co_filename == subprocess.__file__:  # `communicate` reads by `selectors`
                 return None
             frame = frame.f_back
         return None if frame is None else (id(innermost), innermost.f_lasti)
