@@ -176,6 +176,26 @@ spinner.on_click(spin)"""
     assert "[0-1] again" in front_end.run("%%on_all_ranks\nprint('again')").stdout
 
 
+def test_an_error_of_a_callback_is_shown_after_a_cell_that_was_stopped(front_end):
+    front_end.run(
+        """%%on_all_ranks --ranks 0
+import ipywidgets as widgets
+def fail(_):
+    failing.description = "failed"
+    raise ValueError("raised after the stop")
+failing = widgets.Button(description="fail")
+failing.on_click(fail)"""
+    )
+    [failing] = front_end.of("ButtonModel", description="fail")
+    message = front_end.kernel.start("%%on_all_ranks --ranks 0\nprint('runs')\nwhile True: pass")
+    front_end.kernel.wait_for_text("runs")
+    front_end.kernel.interrupt()
+    assert front_end.kernel.finish(message, timeout_s=10).ename == "KeyboardInterrupt"
+    front_end.say(failing, {"method": "custom", "content": {"event": "click"}})
+    front_end.read_until(lambda: front_end.models[failing]["description"] == "failed")
+    assert "raised after the stop" in front_end.run("%%on_all_ranks --ranks 0\nfailing.description").stderr
+
+
 def test_a_callback_waits_for_the_cells_awaits(front_end):
     front_end.run("%%on_all_ranks\nimport asyncio\nlog = []")
     front_end.run(SLIDERS + "slider.observe(lambda change: log.append('callback'), 'value')")

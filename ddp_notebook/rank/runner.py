@@ -105,6 +105,7 @@ class Runner:
         parent = _parent_message(self._comms.cell_of(message))
         parent["header"][_ASKED_BY] = message.asked_by
         self._kernel.set_parent([], parent)
+        self._interrupted = False  # else its errors are not shown
         try:
             try:
                 self._may_raise = True
@@ -161,6 +162,7 @@ class Runner:
                 raise KeyboardInterrupt
             result = await self._execute(cell.code)
         except BaseException as error:  # what IPython has not caught: the notebook must hear of it all the same
+            self._may_raise = False  # what is raised here would end the rank's loop
             failure = error
             self._tracebacks.show_escaped()
         finally:
