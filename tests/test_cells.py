@@ -123,6 +123,24 @@ def test_input_without_anyone_to_type_says_so(session):
         session.run("input('name? ')", wait=False).result(30)
 
 
+def test_a_stop_while_ipython_itself_has_failed_does_not_lose_the_end_of_the_cell(session):
+    with pytest.raises(RankError, match="escaped"):
+        session.run(
+            "import os, signal, sys\n"
+            "history = get_ipython().history_manager\n"
+            "def fail(*_):\n"
+            "    del history.store_output; sys.setprofile(press)\n"
+            "    raise ValueError('escaped')\n"
+            "def press(frame, event, _):\n"
+            "    if event == 'call' and frame.f_code.co_name == 'show_escaped':\n"
+            "        sys.setprofile(None); os.kill(os.getpid(), signal.SIGINT)\n"
+            "history.store_output = fail",
+            ranks=0,
+            timeout=20,
+        )
+    assert session.run("print('goes on')", ranks=0, timeout=20)[0].stdout == "goes on\n"
+
+
 def test_a_forked_child_that_comes_back_is_ended(session):
     """Without that two processes would share the rank's sockets."""
     result = session.run(
@@ -277,21 +295,3 @@ def test_importing_the_package_stays_light():
     code = "import sys, ddp_notebook.session, ddp_notebook.magics; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert done.stdout == "False\n"
-
-
-def test_a_stop_while_ipython_itself_has_failed_does_not_lose_the_end_of_the_cell(session):
-    with pytest.raises(RankError, match="escaped"):
-        session.run(
-            "import os, signal, sys\n"
-            "history = get_ipython().history_manager\n"
-            "def fail(*_):\n"
-            "    del history.store_output; sys.setprofile(press)\n"
-            "    raise ValueError('escaped')\n"
-            "def press(frame, event, _):\n"
-            "    if event == 'call' and frame.f_code.co_name == 'show_escaped':\n"
-            "        sys.setprofile(None); os.kill(os.getpid(), signal.SIGINT)\n"
-            "history.store_output = fail",
-            ranks=0,
-            timeout=20,
-        )
-    assert session.run("print('goes on')", ranks=0, timeout=20)[0].stdout == "goes on\n"
