@@ -39,7 +39,7 @@ from ddp_notebook.events import (
     Vitals,
 )
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.client import give_up
+from ddp_notebook.launch.client import connect, give_up
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place
@@ -395,22 +395,15 @@ class Session:
         Raises:
             ClientError: it cannot be reached.
         """
-        import ipyparallel
-
         cluster = self._check()
         file, pid = cluster.client_file()
         if self._client is not None and self._client[1] == pid:
             self._client[0].wait_for_engines(self.world_size, timeout=20, interactive=False)  # one may be new
             return self._client[0]
         self._close_client()
-        client = None
         try:
-            client = ipyparallel.Client(connection_info=file, timeout=20)
-            client.wait_for_engines(self.world_size, timeout=20, interactive=False)
-            _wait_for_answers(client, timeout_s=20)
+            client = connect(file, self.world_size)
         except Exception as error:
-            if client is not None:
-                client.close(linger=0)
             raise ClientError(
                 f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
                 "%ddp_restart brings it back"
@@ -856,16 +849,3 @@ _HEAL = "%ddp_heal replaces what has died; %ddp_restart starts all ranks afresh"
 def _how_they_died(cluster: Cluster, ranks: list[int]) -> str:
     hows = group_by_value({rank: cluster.process(rank).tell_end() for rank in ranks})
     return "; ".join(f"{list_ranks(those)} died: {how}" for how, those in hows.items())
-
-
-def _wait_for_answers(client: ipyparallel.Client, timeout_s: float) -> None:
-    """Wait until every engine answers. A controller that was started again knows them from its file before their
-    connections are back, and drops what is sent to them until then."""
-    until = time.monotonic() + timeout_s
-    while True:
-        answers = client[:].apply_async(int)
-        answers.wait(0.5)
-        if answers.ready():
-            return
-        if time.monotonic() > until:
-            raise TimeoutError(f"its engines did not answer in {timeout_s:g} s")

@@ -1,17 +1,59 @@
-"""ipyparallel's client when its controller is gone."""
+"""ipyparallel's client: one that knows all engines, and one whose controller is gone."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ipyparallel
 
 _log = logging.getLogger(__name__)
+_CONNECT_S = 20.0
+_ENGINES_S = 2.0  # after which the client is taken for one that has missed an engine
+_ANSWER_S = 0.5
 _FAIL_S = 2.0
 _WHY = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
+
+
+def connect(file: str, world_size: int) -> ipyparallel.Client:
+    """A client that knows the engines of all ranks, each of which has answered.
+
+    Args:
+        file: the controller's connection file.
+
+    Raises:
+        TimeoutError: the controller or an engine does not answer.
+    """
+    import ipyparallel
+
+    until = time.monotonic() + _CONNECT_S
+    while True:
+        client = ipyparallel.Client(connection_info=file, timeout=_CONNECT_S)
+        try:
+            # An engine that registers while the client connects may be neither in the list that the client is given,
+            # nor in what it is told once it has subscribed. It never hears of it then.
+            client.wait_for_engines(world_size, timeout=_ENGINES_S, interactive=False)
+            _wait_for_answers(client, until)
+            return client
+        except BaseException as error:
+            client.close(linger=0)
+            if not isinstance(error, TimeoutError) or time.monotonic() > until:
+                raise
+
+
+def _wait_for_answers(client: ipyparallel.Client, until: float) -> None:
+    """Wait until every engine answers. A controller that was started again knows them from its file before their
+    connections are back, and drops what is sent to them until then."""
+    while True:
+        answers = client[:].apply_async(int)
+        answers.wait(_ANSWER_S)
+        if answers.ready():
+            return
+        if time.monotonic() > until:
+            raise TimeoutError("its engines do not answer")
 
 
 def give_up(client: ipyparallel.Client) -> None:

@@ -214,6 +214,10 @@ class Connections:
         new = [sockets.listening_ports() - before for before in list(self._starting.values())]
         return sockets.cut(self._store_ports.union(*new))
 
+    def cut_store(self, port: int) -> int:
+        """End every wait at the store with this port."""
+        return sockets.cut([port])
+
     def _abort_nccl(self) -> int:
         count = 0
         for group in [*distributed_c10d._world.pg_names, *self._groups.values()]:

@@ -64,6 +64,7 @@ class Rank:
         self.runner: Runner | None = None
         self._streams = Streams(spec["mark_token"])
         self._inbox = Inbox(spec["inbox"], self._handle)
+        self._calling = threading.Lock()
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
@@ -154,17 +155,18 @@ class Rank:
         threading.Thread(target=self._form, args=(place,), name="ddp-form", daemon=True).start()
 
     def _form(self, place: Form) -> None:
+        with self._calling:  # a call that is over cuts nothing of a later one
+            self._network.take_over(self._forming)
         try:
-            if self._forming.locked():
-                self._network.stop_forming(self._forming)
-            with self._forming:
-                if self.place is not place:
-                    return  # a later epoch has been called meanwhile
-                notes = self._network.form(place)
+            if self.place is not place:
+                return  # a later epoch has been called meanwhile
+            notes = self._network.form(place)
         except Exception as error:
             self.agent.send(Formed(epoch=place.epoch, error=f"{type(error).__name__}: {error}"))
         else:
             self.agent.send(Formed(epoch=place.epoch, notes=notes))
+        finally:
+            self._forming.release()
 
     def _name_place(self) -> None:
         """The names that every cell finds."""

@@ -28,7 +28,7 @@ from ddp_notebook.rank.where import Where
 _PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|NCCL.*abort")
 # After any of these gloo refuses all further operations of the group. It is formed anew, whoever has caught the error.
 _GROUP_IS_BROKEN = re.compile(r"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL")
-_STOP_S = 1.0  # what a forming whose connections were cut gets to fail
+_LOOK_S = 0.02
 
 
 class Network:
@@ -46,6 +46,7 @@ class Network:
         self._guard = Guard()
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
+        self._store_port = 0  # of the session's store
         self._is_broken = False  # an operation has failed for good, and a group with it
         try:
             self.recorder.install()
@@ -72,6 +73,7 @@ class Network:
             whatever torch raises when a group does not form.
         """
         group.enter(place)
+        self._store_port = place.store_port
         notes: list[str] = []
         self.release.forms()
         self.connections.makes_twins = place.guard
@@ -84,17 +86,15 @@ class Network:
         self._is_broken = False
         return notes
 
-    def stop_forming(self, forming: threading.Lock) -> None:
-        """End the forming of an earlier epoch, which nobody waits for any more, before its own timeout does.
-
-        Args:
-            forming: held as long as it is under way.
-        """
+    def take_over(self, forming: threading.Lock) -> None:
+        """Acquire this lock, which is held while a group forms. One of an earlier epoch, which nobody waits for any
+        more, is ended now and not by its own timeout."""
+        if forming.acquire(blocking=False):
+            return
         with quiet():
-            self.connections.cut_groups()
-            self.connections.cut_stores()
-            if forming.acquire(timeout=_STOP_S):
-                forming.release()
+            while not forming.acquire(timeout=_LOOK_S):  # it may not be connected yet
+                self.connections.cut_groups()
+                self.connections.cut_store(self._store_port)
 
     def _leave(self) -> None:
         """A forked child has the rank's connections, but not gloo's threads: an operation would never end."""
