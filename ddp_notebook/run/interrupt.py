@@ -29,7 +29,7 @@ class Interrupts:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.count = 0
         self._wake = wake
-        self._pressed_s = 0.0  # the last time
+        self.pressed_s = 0.0  # the last time
         self._previous: Any = None
         self.takes_signals = threading.current_thread() is threading.main_thread()  # else `press` alone
 
@@ -48,7 +48,7 @@ class Interrupts:
         """Somebody has pressed twice, and the first has ended the cell already. Raised while the kernel sends the
         cell's reply, the second would lose it, and the cell would run for ever on the page. The kernel sets its own
         handler when it is done with the cell."""
-        if time.monotonic() - self._pressed_s > ONE_PRESS_S:
+        if time.monotonic() - self.pressed_s > ONE_PRESS_S:
             raise KeyboardInterrupt
 
     def check(self) -> None:
@@ -58,10 +58,10 @@ class Interrupts:
 
     def after_this(self) -> Callable[[], None]:
         """A check that raises at the next press, which is none of those that belong to the last one."""
-        count, pressed_s = self.count, self._pressed_s
+        count, pressed_s = self.count, self.pressed_s
 
         def check() -> None:
-            if self.count > count and self._pressed_s - pressed_s > ONE_PRESS_S:
+            if self.count > count and self.pressed_s - pressed_s > ONE_PRESS_S:
                 raise KeyboardInterrupt
 
         return check
@@ -69,7 +69,7 @@ class Interrupts:
     def press(self) -> None:
         """Count one that no signal has brought. From any thread."""
         self.count += 1
-        self._pressed_s = time.monotonic()
+        self.pressed_s = time.monotonic()
         self._wake()
 
     @contextlib.contextmanager

@@ -167,7 +167,8 @@ class Watch:
 
     def _on_press(self, now: float) -> None:
         """Somebody pressed stop: the first time to end the cell, later to replace the ranks that do not end it."""
-        again = self._handled and now - self._released_at > ONE_PRESS_S
+        # By when it was pressed: this thread may have been looking at the ranks meanwhile.
+        again = self._handled and self._interrupts.pressed_s - self._released_at > ONE_PRESS_S
         self._handled = self._interrupts.count
         if again:
             self.killed = self._run.pending
