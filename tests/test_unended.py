@@ -148,6 +148,7 @@ def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
         future.result(5)
 
 
+@pytest.mark.long
 def test_cells_that_wait_behind_the_one_that_is_ended(session):
     """They begin; nobody waits for them to end."""
     futures = [session.run("import time; time.sleep(60)", wait=False) for _ in range(2)]
