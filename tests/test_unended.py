@@ -10,6 +10,7 @@ import time
 import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankError, SessionBrokenError
+from ddp_notebook.events import Interrupt
 from ddp_notebook.run import unended, watch
 from ddp_notebook.run.interrupt import ONE_PRESS_S
 from tests.conftest import wait_until
@@ -148,7 +149,6 @@ def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
         future.result(5)
 
 
-@pytest.mark.long
 def test_cells_that_wait_behind_the_one_that_is_ended(session):
     """They begin; nobody waits for them to end."""
     futures = [session.run("import time; time.sleep(60)", wait=False) for _ in range(2)]
@@ -160,3 +160,15 @@ def test_cells_that_wait_behind_the_one_that_is_ended(session):
         with pytest.raises(KeyboardInterrupt, match="the cell was stopped"):
             future.result()
     assert session.run(SUM)[1].result == "3"
+
+
+def test_the_message_alone_ends_what_no_signal_of_python_ends(session):
+    """The signals may have come before the cell began: then this rank has heard nothing else."""
+    future = session.run("kept = 7\ndist.recv(torch.ones(1), 1)", ranks=0, wait=False)
+    wait_until(lambda: session._cells.watched is not None)
+    run = session._cells.under_way
+    wait_until(lambda: "recv" in session._cells.look(run)[0].doing)
+    session._cluster.send(0, Interrupt(cell=run.number))
+    with pytest.raises(RankError, match="KeyboardInterrupt"):
+        future.result(5)
+    assert session.run(f"{SUM}, 'kept' in globals()")[0].result == "(3, True)"

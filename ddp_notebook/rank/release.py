@@ -8,6 +8,7 @@ begins: it raises KeyboardInterrupt, which `except Exception` around it does not
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from ddp_notebook.rank.connections import Connections
 from ddp_notebook.rank.cpp_log import quiet
 from ddp_notebook.rank.recorder import Recorder
 from ddp_notebook.rank.where import Where
-from ddp_notebook.signals import RELEASE, wait_for_release
+from ddp_notebook.signals import RELEASE, send, wait_for_release
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
@@ -241,6 +242,18 @@ class Release:
             return False
         self._held = None, now
         return True
+
+    def ask(self, cell: int) -> None:
+        """End this cell: both signals came before it began. From another thread than the main one.
+
+        SIGINT alone could be lost: Python looks for it before a call and not between that look and a sleep, and while
+        this thread holds the interpreter the main one can be just there. `go` repeats it until it has had an effect.
+        """
+        signal.pthread_kill(self._main, signal.SIGINT)
+        if RELEASE is not None:
+            send(os.getpid(), RELEASE, cell)
+        else:
+            threading.Thread(target=self.go, args=(cell,), name="ddp-release", daemon=True).start()
 
     def _wait_for_signals(self) -> None:
         assert RELEASE is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 import traceback
@@ -98,7 +97,7 @@ class Runner:
         """Stop a cell that has not begun, or whose interrupt came too early to be noticed. Called by the agent."""
         self._stopped = cell
         if self.running is not None and self.running[0] == cell and not self._interrupted:
-            os.kill(os.getpid(), signal.SIGINT)
+            self._network.release.ask(cell)
 
     async def _deliver(self, message: Comm) -> None:
         """Between two cells. An interrupt ends the widget's callback, as it would end a cell."""
