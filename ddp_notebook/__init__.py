@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ddp_notebook.observe.files import load
     from ddp_notebook.observe.recording import Recording
     from ddp_notebook.record import log
-    from ddp_notebook.run.result import CellResult
-    from ddp_notebook.run.values import RankValues
+    from ddp_notebook.run.cells.result import CellResult
+    from ddp_notebook.run.values.values import RankValues
     from ddp_notebook.session import Session, current, start
 
 __version__ = "0.1.0"
@@ -45,8 +45,8 @@ __all__ = [
 
 # The ranks import this package too: they must not pay for the notebook's side.
 _LAZY = {
-    "CellResult": "ddp_notebook.run.result",
-    "RankValues": "ddp_notebook.run.values",
+    "CellResult": "ddp_notebook.run.cells.result",
+    "RankValues": "ddp_notebook.run.values.values",
     "Recording": "ddp_notebook.observe.recording",
     "Session": "ddp_notebook.session",
     "current": "ddp_notebook.session",
@@ -79,7 +79,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext ddp_notebook`: register the magics, and let the fork server import torch in the background."""
     from ddp_notebook import magics
     from ddp_notebook.launch import warm
-    from ddp_notebook.run.interrupt import uninterrupted
+    from ddp_notebook.run.cells.interrupt import uninterrupted
 
     magics.load(shell)
     if warm.is_wanted():

@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_notebook.words import group_by_value, name_ranks
+from ddp_notebook.records.words import group_by_value, name_ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.run.result import CellResult
+    from ddp_notebook.run.cells.result import CellResult
 
 __all__ = [
     "CellFailedHereError",

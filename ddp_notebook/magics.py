@@ -10,10 +10,10 @@ from ddp_notebook import session as sessions
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, NoSessionError, UsageError
 from ddp_notebook.launch import options as start_options
-from ddp_notebook.lines import LineParser
-from ddp_notebook.run import options as cell_options
-from ddp_notebook.run.exchange import check_name
-from ddp_notebook.words import list_ranks
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.cells import options as cell_options
+from ddp_notebook.run.lines import LineParser
+from ddp_notebook.run.values.exchange import check_name
 
 
 @magics_class

@@ -34,10 +34,10 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     global _recording
     if _recording is not None:
         return
-    from ddp_notebook.rank import keeping
-    from ddp_notebook.rank.recorder import Recorder
-    from ddp_notebook.rank.recording import Recording
-    from ddp_notebook.rank.where import Where
+    from ddp_notebook.rank.cell.where import Where
+    from ddp_notebook.rank.group import keeping
+    from ddp_notebook.rank.group.recorder import Recorder
+    from ddp_notebook.rank.record.recording import Recording
 
     number = int(os.environ.get("RANK", "0")) if rank is None else rank
     Path(directory).mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ddp_notebook.channel.endpoint import SILENT_S
 from ddp_notebook.errors import (
     ClientError,
     DDPNotebookError,
@@ -22,7 +21,36 @@ from ddp_notebook.errors import (
     StartTimeoutError,
     UsageError,
 )
-from ddp_notebook.events import (
+from ddp_notebook.launch import warm
+from ddp_notebook.launch.client import connect, give_up
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.placement import Placement, place
+from ddp_notebook.observe.observer import Observer
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report.report import Report
+from ddp_notebook.observe.steps.alone import alone
+from ddp_notebook.observe.trace.profiles import read as read_profile
+from ddp_notebook.observe.trace.trace import save
+from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
+from ddp_notebook.run.agree.agreement import Agreement, compare
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
+from ddp_notebook.run.cells.options import check_timeout
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.unended import Unended
+from ddp_notebook.run.foresee.warnings import foresee
+from ddp_notebook.run.groups.healing import Healing
+from ddp_notebook.run.output.comms import Comms
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_sets import RankSet, parse_ranks
+from ddp_notebook.run.values.exchange import Exchange, check_name
+from ddp_notebook.run.values.transfers import Transfers
+from ddp_notebook.run.values.values import RankValues
+from ddp_notebook.status import RankStatus, Status
+from ddp_notebook.widgets.placing import Live
+from ddp_notebook.wire.endpoint import SILENT_S
+from ddp_notebook.wire.events import (
     Ask,
     CellDone,
     Check,
@@ -38,34 +66,6 @@ from ddp_notebook.events import (
     Told,
     Vitals,
 )
-from ddp_notebook.launch import warm
-from ddp_notebook.launch.client import connect, give_up
-from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.placement import Placement, place
-from ddp_notebook.observe.alone import alone
-from ddp_notebook.observe.observer import Observer
-from ddp_notebook.observe.profiles import read as read_profile
-from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.report import Report
-from ddp_notebook.observe.trace import save
-from ddp_notebook.run.agreement import Agreement, compare
-from ddp_notebook.run.cells import Cells
-from ddp_notebook.run.comms import Comms
-from ddp_notebook.run.exchange import Exchange, check_name
-from ddp_notebook.run.foresee import foresee
-from ddp_notebook.run.healing import Healing
-from ddp_notebook.run.interrupt import Interrupts, keyboard_interrupt, uninterrupted
-from ddp_notebook.run.options import check_timeout
-from ddp_notebook.run.questions import Questions
-from ddp_notebook.run.ranks import RankSet, parse_ranks
-from ddp_notebook.run.result import CellResult
-from ddp_notebook.run.transfers import Transfers
-from ddp_notebook.run.unended import Unended
-from ddp_notebook.run.values import RankValues
-from ddp_notebook.status import RankStatus, Status
-from ddp_notebook.widgets.live import Live
-from ddp_notebook.words import group_by_value, list_ranks, name_ranks
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -265,7 +265,7 @@ class Session:
             quiet: show nothing.
             execution_count: the number in `In [n]` that tracebacks show.
             file: the name of the cell's file that warnings show; "": one made from the code.
-            record: what to record beside, see `run.options.what_to_record`; None: nothing.
+            record: what to record beside, see `run.cells.options.what_to_record`; None: nothing.
 
         Raises:
             UsageError: no such rank, or no such time.

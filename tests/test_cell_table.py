@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddp_notebook.run.ranks import parse_ranks
+from ddp_notebook.run.rank_sets import parse_ranks
 from tests.cell_table import TABLE, Case, Expected
 from tests.conftest import ipykernel6
 from tests.kernels import NotebookKernel, Reply

@@ -17,11 +17,10 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ddp_notebook.channel import Address, Keyring
-from ddp_notebook.channel.bulk import PIECE_BYTES
-from ddp_notebook.channel.keys import unlock
-from ddp_notebook.channel.link import DATA, Header
-from ddp_notebook.events import Message, Probe, Pull
+from ddp_notebook.wire.bulk import PIECE_BYTES
+from ddp_notebook.wire.events import Message, Probe, Pull
+from ddp_notebook.wire.keys import Address, Keyring, unlock
+from ddp_notebook.wire.link import DATA, Header
 from tests.conftest import wait_until
 from tests.wires import LOOPBACK, numbered, proxy, wire
 
@@ -37,7 +36,7 @@ def framed(seq: int, message: Message) -> list[bytes]:
 @pytest.fixture(autouse=True)
 def quick_retry(monkeypatch):
     """A piece that is asked for before the rank is connected is asked for again soon."""
-    monkeypatch.setattr("ddp_notebook.channel.bulk._RETRY_S", 0.2)
+    monkeypatch.setattr("ddp_notebook.wire.bulk._RETRY_S", 0.2)
 
 
 def port(url: str) -> int:

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from ddp_notebook.rank import check, entries
-from ddp_notebook.rank.check import fingerprints, samples
-from ddp_notebook.run.agreement import Agreement, compare
+from ddp_notebook.rank.variables import check, entries
+from ddp_notebook.rank.variables.check import fingerprints, samples
+from ddp_notebook.run.agree.agreement import Agreement, compare
 
 TAIL = "; random state is the same"  # all ranks of these tests are in one process
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook.codec import VERSION, Batch, CodecError, Tensor, decode, decode_all, encode, skim
-from ddp_notebook.records import DTYPES, FIRST_BYTES, TABLES, TEXTS, TIMES, VALUE, as_array, first_values
+from ddp_notebook.records.codec import VERSION, Batch, CodecError, Tensor, decode, decode_all, encode, skim
+from ddp_notebook.records.schema import DTYPES, FIRST_BYTES, TABLES, TEXTS, TIMES, VALUE, as_array, first_values
 from tests.observe.batches import some_batch
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.operation import Operation
-from ddp_notebook.run.diagnosis import RankView, absent, stuck, verdict
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.run.groups.diagnosis import RankView, absent, stuck, verdict
 
 
 def waits(rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32"):

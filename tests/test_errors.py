@@ -13,8 +13,8 @@ from ddp_notebook.errors import (
     StartTimeoutError,
     UsageError,
 )
-from ddp_notebook.run.result import CellResult, RankResult
-from ddp_notebook.words import format_ranks, group_by_value, name_ranks
+from ddp_notebook.records.words import format_ranks, group_by_value, name_ranks
+from ddp_notebook.run.cells.result import CellResult, RankResult
 
 
 def test_every_error_is_listed_and_has_the_same_base():

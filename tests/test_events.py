@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import events
-from ddp_notebook.events import VERSION, Display, Message, Probe, Pulled, RunCell, decode
+from ddp_notebook.wire import events
+from ddp_notebook.wire.events import VERSION, Display, Message, Probe, Pulled, RunCell, decode
 
 KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Message)]
 KINDS.remove(Message)

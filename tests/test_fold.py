@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ddp_notebook.events import Display
-from ddp_notebook.run.fold import TWINS_S, Fold, Folded, Item, Tail
+from ddp_notebook.run.output.fold import TWINS_S, Fold, Folded, Item, Tail
+from ddp_notebook.wire.events import Display
 
 
 def line(text: str) -> Item:

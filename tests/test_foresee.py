@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.run import foresee as foreseeing
-from ddp_notebook.run import reading
-from ddp_notebook.run.foresee import foresee
-from ddp_notebook.run.ranks import parse_ranks
+from ddp_notebook.run.foresee import reading
+from ddp_notebook.run.foresee import warnings as foreseeing
+from ddp_notebook.run.foresee.warnings import foresee
+from ddp_notebook.run.rank_sets import parse_ranks
 from tests.cell_table import TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -1043,7 +1043,7 @@ def test_a_warning_about_an_escape_is_left_to_the_rank():
 
 
 def test_it_imports_no_torch():
-    code = "import sys, ddp_notebook.run.foresee; print('torch' in sys.modules)"
+    code = "import sys, ddp_notebook.run.foresee.warnings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert done.stdout == "False\n"

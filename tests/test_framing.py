@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from ddp_notebook.launch.framing import Input, Text, Unpacker, pack_command, pack_input, pack_text
+from ddp_notebook.launch.host.framing import Input, Text, Unpacker, pack_command, pack_input, pack_text
 
 COMMAND = {"op": "start", "process": 3, "spec": {"env": {"LANG": "é", "EMPTY": ""}, "cwd": "/tmp"}}
 STREAM = [

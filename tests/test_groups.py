@@ -10,8 +10,8 @@ import pytest
 
 from ddp_notebook.errors import RankError
 from ddp_notebook.launch import cluster
-from ddp_notebook.run.mend import are_in_step
-from ddp_notebook.signals import RELEASE
+from ddp_notebook.run.groups.mend import are_in_step
+from ddp_notebook.wire.signals import RELEASE
 from tests.conftest import wait_until
 
 DEADLOCK = "dist.recv(torch.ones(1), (rank + 1) % world_size)"

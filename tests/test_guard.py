@@ -151,7 +151,7 @@ def test_where_only_some_wait_all_are_told(session):
 def test_ddp_is_not_looked_at(session):
     """Its buckets overlap with the backward: nobody may wait for a comparison there."""
     session.run(
-        "from ddp_notebook.rank.guard import Guard\n"
+        "from ddp_notebook.rank.group.guard import Guard\n"
         "seen = []\n"
         "begin = Guard._begin\n"
         "Guard._begin = lambda self, *rest: (seen.append(rest[1].kernel.spec.name), begin(self, *rest))[1]\n"

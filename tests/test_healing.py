@@ -201,7 +201,7 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     """One press ends it, nothing is left half done, and what was done is said."""
     from ddp_notebook.launch import cluster
     from ddp_notebook.launch.cluster import Cluster
-    from ddp_notebook.run.mend import Mend
+    from ddp_notebook.run.groups.mend import Mend
 
     session.run(SLOW, ranks=0)
     kill(session, 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ddp_notebook.events import Message, RunCell
-from ddp_notebook.rank.inbox import Inbox
+from ddp_notebook.rank.cell.inbox import Inbox
+from ddp_notebook.wire.events import Message, RunCell
 
 
 def test_messages_come_out_whole_and_in_order_however_they_were_cut():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,15 +19,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddp_notebook"
 # Where a rule stands for a folder, it stands for all files below.
 MAY_IMPORT = {
-    "events.py": set(),
-    "operation.py": set(),
-    "signals.py": set(),
-    "words.py": set(),
-    "clocks.py": set(),
-    "records.py": set(),
-    "codec.py": {"records"},
-    "channel": {"channel", "events"},
-    "rank": {"rank", "channel", "events", "operation", "signals", "words", "clocks", "records", "codec"},
+    "records": {"records"},
+    "wire": {"wire"},
+    "rank": {"rank", "wire", "records"},
 }
 NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "observe", "widgets", "lessons"]
 
@@ -90,7 +85,7 @@ def test_nothing_else_knows_how_ranks_are_started():
     others = [file for file in sorted(PACKAGE.rglob("*.py")) if "launch" not in file.parts]
     found = {file: of_launch(file.read_text()) for file in others}
 
-    assert of_launch("from ddp_notebook.launch.host import Host; from ddp_notebook.launch import warm") == {
+    assert of_launch("from ddp_notebook.launch.host.host import Host; from ddp_notebook.launch import warm") == {
         "host",
         "warm",
     }
@@ -157,12 +152,12 @@ def test_the_notebooks_side_imports_no_torch():
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
     assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
-    lessons = "ddp_notebook.lessons.acts, ddp_notebook.lessons.costs, ddp_notebook.lessons.pictures"
+    lessons = "ddp_notebook.lessons.acts, ddp_notebook.lessons.collectives.costs, ddp_notebook.lessons.pictures"
     assert heavy(loaded_by(f"import {lessons}")) == set()
 
 
 def test_the_monitor_imports_no_torch():
-    modules = loaded_by("from ddp_notebook.widgets import Monitor; import ddp_notebook.widgets.summary")
+    modules = loaded_by("from ddp_notebook.widgets import Monitor; import ddp_notebook.widgets.still.summary")
 
     assert "anywidget" in modules
     assert heavy(modules) == set()
@@ -175,7 +170,8 @@ def test_the_package_alone_imports_nearly_nothing():
     assert {name for name in modules if name.startswith("ddp_notebook")} == {
         "ddp_notebook",
         "ddp_notebook.errors",
-        "ddp_notebook.words",
+        "ddp_notebook.records",
+        "ddp_notebook.records.words",
     }
     assert not modules & {"IPython", "zmq", "psutil", "ipyparallel", "ipywidgets", "matplotlib"}
 
@@ -186,14 +182,8 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
 
     assert parts <= {
         "rank",
-        "channel",
-        "events",
-        "operation",
-        "signals",
-        "words",
-        "clocks",
+        "wire",
         "records",
-        "codec",
         "errors",
     }  # errors: the package itself imports it
     assert not modules & {"ipywidgets", "anywidget"}
@@ -223,3 +213,23 @@ def test_every_public_name_is_offered_for_completion():
         check=True,
     )
     assert done.stdout == "set()\n"
+
+
+# ---- the rooms
+
+FOLDERS = sorted({file.parent for file in PACKAGE.rglob("*.py")})
+
+
+def _modules_of(folder: Path) -> set[str]:
+    return {file.stem for file in folder.glob("*.py")} - {"__init__"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folders_docstring_is_its_contents_page(folder):
+    """One line a file; the package's own docstring is for its users."""
+    if folder == PACKAGE:
+        return
+    contents = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    rooms = {f"{room.name}/" for room in folder.iterdir() if room in FOLDERS}
+    entries = re.findall(r"^ *(\w+/?) +\S", contents, re.MULTILINE) + re.findall(r"──► (\w+)", contents)
+    assert _modules_of(folder) | rooms <= set(entries), f"{sorted((_modules_of(folder) | rooms) - set(entries))}"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddp_notebook.channel.link import BEAT, DATA, HEADER_BYTES, RESEND, RESEND_S, Header, Link, VersionError
-from ddp_notebook.events import VERSION
+from ddp_notebook.wire.events import VERSION
+from ddp_notebook.wire.link import BEAT, DATA, HEADER_BYTES, RESEND, RESEND_S, Header, Link, VersionError
 
 
 def header(frames: Sequence[bytes]) -> Header:

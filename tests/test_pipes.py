@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddp_notebook.launch.pipes import Pipes
+from ddp_notebook.launch.host.pipes import Pipes
 
 
 @pytest.fixture

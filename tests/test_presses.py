@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.events import Ask
-from ddp_notebook.run.cell import CellRun
-from ddp_notebook.run.interrupt import Interrupts
-from ddp_notebook.run.screen import Screen
-from ddp_notebook.run.turn import Turn
-from ddp_notebook.run.watch import Watch
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.interrupt import Interrupts
+from ddp_notebook.run.cells.turn import Turn
+from ddp_notebook.run.cells.watch import Watch
+from ddp_notebook.run.output.screen import Screen
+from ddp_notebook.wire.events import Ask
 
 
 def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time(monkeypatch):

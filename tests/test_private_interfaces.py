@@ -20,7 +20,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
 
-from ddp_notebook.rank import kernel_api
+from ddp_notebook.rank.cell import kernel_api
 
 
 def test_ipykernel_keeps_other_cells_out():
@@ -124,7 +124,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
     from torch.distributed import distributed_c10d as c10d
 
-    from ddp_notebook.rank.calls import SPECS
+    from ddp_notebook.rank.group.calls import SPECS
 
     missing = [name for name in SPECS if not hasattr(torch.ops.c10d, name)]
     assert not missing
@@ -206,7 +206,7 @@ def test_torchs_log_can_be_quietened():
     import ctypes
     from pathlib import Path
 
-    from ddp_notebook.rank import cpp_log
+    from ddp_notebook.rank.group import cpp_log
 
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     level = ctypes.c_int.in_dll(library, cpp_log._LEVEL)
@@ -225,7 +225,7 @@ def test_an_engine_takes_a_dead_one_from_the_controllers_list():
 
 
 def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys):
-    from ddp_notebook.rank import network, recorder, release
+    from ddp_notebook.rank.group import network, recorder, release
 
     def refuse(_: object) -> None:
         raise AttributeError("no such operator")

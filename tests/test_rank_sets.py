@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.run.ranks import parse_ranks
+from ddp_notebook.run.rank_sets import parse_ranks
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import ddp_notebook
 from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch import processes
 from ddp_notebook.magics import DDPMagics
-from ddp_notebook.rank import guards
+from ddp_notebook.rank.cell import hygiene
 
 
 def test_ranks_are_in_a_group(session):
@@ -122,4 +122,4 @@ def test_a_second_session_is_refused_and_harms_nothing(session):
 
 def test_every_magic_of_the_notebook_is_known_to_ranks():
     registered = {kind: sorted(names) for kind, names in DDPMagics.magics.items()}
-    assert {kind: sorted(names) for kind, names in guards.NOTEBOOK_MAGICS.items()} == registered
+    assert {kind: sorted(names) for kind, names in hygiene.NOTEBOOK_MAGICS.items()} == registered

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.operation import OPERATIONS
-from ddp_notebook.rank.calls import SPECS
-from ddp_notebook.rank.recorder import Recorder
+from ddp_notebook.rank.group.calls import SPECS
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.records.operation import OPERATIONS
 
 
 @pytest.fixture(scope="module")

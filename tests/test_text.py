@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_notebook.events import Display
-from ddp_notebook.rank.streams import display_mark, mark
-from ddp_notebook.run.text import CellEnd, Ordered, Piece, Place, TextSplitter
+from ddp_notebook.rank.cell.streams import display_mark, mark
+from ddp_notebook.run.output.text import CellEnd, Ordered, Piece, Place, TextSplitter
+from ddp_notebook.wire.events import Display
 
 TOKEN = "0123456789abcdef"  # as long as a session's
 

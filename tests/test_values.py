@@ -14,10 +14,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from ddp_notebook.channel import bulk
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.rank.values import describe
-from ddp_notebook.run.values import RankValues
+from ddp_notebook.rank.variables.values import describe
+from ddp_notebook.run.values.values import RankValues
+from ddp_notebook.wire import bulk
 from tests.conftest import wait_until
 
 LARGE = "torch.arange(30_000.0)"  # does not fit into a message
@@ -207,7 +207,7 @@ def test_what_the_notebook_cannot_unpickle_is_named(session):
 
 
 def test_what_is_above_the_limit_is_pulled_on_demand(session):
-    session.run("from ddp_notebook.channel import bulk; bulk.MOST_BYTES = 1_000_000\nbig = [torch.zeros(500_000)]")
+    session.run("from ddp_notebook.wire import bulk; bulk.MOST_BYTES = 1_000_000\nbig = [torch.zeros(500_000)]")
     try:
         words = r"ranks 0-1: 'big' \(list\) has 0\.00 GB; above 0\.001 GB .*--force"
         with pytest.raises(DDPNotebookError, match=words):

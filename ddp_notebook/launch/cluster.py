@@ -18,25 +18,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from ddp_notebook.channel import BulkFetcher, Endpoint, Keyring
 from ddp_notebook.errors import ClientError, StartError, StartTimeoutError
-from ddp_notebook.events import (
-    Comm,
-    Engine,
-    Form,
-    Formed,
-    Hello,
-    Listening,
-    Lost,
-    Message,
-    Peers,
-    Ready,
-    RunCell,
-)
 from ddp_notebook.launch import controller, environment, processes
-from ddp_notebook.launch.host import Host
+from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.words import name_ranks
+from ddp_notebook.records.words import name_ranks
+from ddp_notebook.wire.bulk import BulkFetcher
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.events import Comm, Engine, Form, Formed, Hello, Listening, Lost, Message, Peers, Ready, RunCell
+from ddp_notebook.wire.keys import Keyring
 
 Check = Callable[[], None]
 
@@ -45,7 +35,7 @@ _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 _LAST_WORDS_BYTES = 16_000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
-# the marks of `rank.streams` are not the user's words
+# the marks of `rank.cell.streams` are not the user's words
 _CELL_MARK = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")
 _DISPLAY_MARK = re.compile(rb"\x1e[0-9a-f]+:d\d+:\x1e\n")
 
@@ -398,7 +388,7 @@ class Cluster:
         self._endpoint.send(message, self._peer(self._ranks[rank].number))
 
     def tell(self, message: RunCell | Comm, ranks: list[int]) -> None:
-        """Put a message into the inboxes of ranks, see `launch.pipes`: their main threads take them in this order."""
+        """Put a message into the inboxes of ranks: their main threads take it in this order. See `launch.host.pipes`."""
         [line] = message.encode()
         self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lines import LineParser
+from ddp_notebook.run.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
 BACKENDS = ("auto", "nccl", "gloo", "mpi")

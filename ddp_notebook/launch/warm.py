@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 
 from ddp_notebook.launch import environment
-from ddp_notebook.launch.host import Host
+from ddp_notebook.launch.host.host import Host
 
 _lock = threading.Lock()
 _waiting: Host | None = None

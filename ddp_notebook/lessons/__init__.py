@@ -12,6 +12,20 @@
     lessons.check("04/world-size", 24)          was that right?
 
 Every number comes from tensors on the ranks. Without a front end they work the same, and leave pictures.
+
+    collectives/  what each collective does and costs
+    algorithms/   algorithms made of sends and receives, step by step
+    messages/     point to point
+    ddp/          DDP from the inside
+    questions/    exercises with a checked answer
+    session       how lessons use the running session
+    ranks         what they run on the ranks
+    acts          what a lesson tells the browser, and what the browser may ask of it
+    view          the widget
+    shown         a widget while ranks run, a picture and a text ever after
+    pictures      the pictures that stay
+    nodes         the picture of nodes, processes and their numbers
+    js/           the lessons in the browser
 """
 
 from __future__ import annotations
@@ -19,14 +33,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_notebook.lessons.costs import Costs
-    from ddp_notebook.lessons.explorer import Explorer
-    from ddp_notebook.lessons.inside import InsideDDP, inside_ddp
-    from ddp_notebook.lessons.messages import Scene, point_to_point
+    from ddp_notebook.lessons.algorithms.stepping import Stepper
+    from ddp_notebook.lessons.collectives.costs import Costs
+    from ddp_notebook.lessons.collectives.explorer import Explorer
+    from ddp_notebook.lessons.ddp.inside import InsideDDP, inside_ddp
+    from ddp_notebook.lessons.messages.messages import Scene, point_to_point
+    from ddp_notebook.lessons.messages.transfers import exchanges
     from ddp_notebook.lessons.nodes import places
-    from ddp_notebook.lessons.questions import Verdict, check
-    from ddp_notebook.lessons.stepping import Stepper
-    from ddp_notebook.lessons.transfers import exchanges
+    from ddp_notebook.lessons.questions.questions import Verdict, check
 
 __all__ = [
     "Costs",
@@ -47,17 +61,17 @@ __all__ = [
 
 # Ranks import `lessons.ranks` and by that this file: they must not pay for the notebook's side.
 _LAZY = {
-    "Costs": "costs",
-    "Explorer": "explorer",
-    "InsideDDP": "inside",
-    "Scene": "messages",
-    "Stepper": "stepping",
-    "Verdict": "questions",
-    "check": "questions",
-    "exchanges": "transfers",
+    "Costs": "collectives.costs",
+    "Explorer": "collectives.explorer",
+    "InsideDDP": "ddp.inside",
+    "Scene": "messages.messages",
+    "Stepper": "algorithms.stepping",
+    "Verdict": "questions.questions",
+    "check": "questions.questions",
+    "exchanges": "messages.transfers",
     "places": "nodes",
-    "inside_ddp": "inside",
-    "point_to_point": "messages",
+    "inside_ddp": "ddp.inside",
+    "point_to_point": "messages.messages",
 }
 
 
@@ -73,21 +87,21 @@ def collective(name: str = "all_reduce", *, op: str = "SUM", **options: Any) -> 
         >>> lessons.collective("all_reduce", op="MAX", inputs={0: [1, 5], 1: [4, 2]}).run()
         {0: array([4., 5.], dtype=float32), 1: array([4., 5.], dtype=float32)}
     """
-    from ddp_notebook.lessons.explorer import Explorer
+    from ddp_notebook.lessons.collectives.explorer import Explorer
 
     return Explorer(name, op, **options)
 
 
 def algorithm(name: str = "ring all_reduce", **options: Any) -> Stepper:
     """Step through an algorithm; see `Stepper`."""
-    from ddp_notebook.lessons.stepping import Stepper
+    from ddp_notebook.lessons.algorithms.stepping import Stepper
 
     return Stepper(name, **options)
 
 
 def cost(**options: Any) -> Costs:
-    """Measure algorithms over sizes; see `lessons.costs.measure`."""
-    from ddp_notebook.lessons.costs import measure
+    """Measure algorithms over sizes; see `lessons.collectives.costs.measure`."""
+    from ddp_notebook.lessons.collectives.costs import measure
 
     return measure(**options)
 

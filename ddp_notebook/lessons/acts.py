@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.lessons import plans, theory
-from ddp_notebook.lessons.explorer import Explorer
-from ddp_notebook.lessons.messages import STORIES, Scene
-from ddp_notebook.lessons.stepping import Stepper
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.algorithms.stepping import Stepper
+from ddp_notebook.lessons.collectives import theory
+from ddp_notebook.lessons.collectives.explorer import Explorer
+from ddp_notebook.lessons.messages.messages import STORIES, Scene
 
 
 def state(lesson: Explorer | Stepper | Scene) -> dict[str, Any]:

@@ -11,15 +11,16 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import FuncFormatter
 
-from ddp_notebook.lessons import plans, theory
-from ddp_notebook.observe.drawing import FAINT, INK, LINES, Picture, picture
-from ddp_notebook.words import format_ranks
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.collectives import theory
+from ddp_notebook.observe.figures.drawing import FAINT, INK, LINES, Picture, picture
+from ddp_notebook.records.words import format_ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.lessons.costs import Costs
-    from ddp_notebook.lessons.explorer import Explorer
-    from ddp_notebook.lessons.messages import Scene
-    from ddp_notebook.lessons.stepping import Stepper
+    from ddp_notebook.lessons.algorithms.stepping import Stepper
+    from ddp_notebook.lessons.collectives.costs import Costs
+    from ddp_notebook.lessons.collectives.explorer import Explorer
+    from ddp_notebook.lessons.messages.messages import Scene
 
 _RIGHT, _WRONG = "#009E73", "#D55E00"
 _CELL_IN = 0.27  # height of a cell

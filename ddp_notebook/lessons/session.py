@@ -63,7 +63,7 @@ class Runner:
 
     def calls(self, op: str | None = None) -> list[Any]:
         """Calls of the ranks since the mark, as the session has recorded them."""
-        from ddp_notebook.observe.collectives import Collectives
+        from ddp_notebook.observe.tables.collectives import Collectives
 
         recording = self.session.recording
         rows, _, _ = recording.follow("call", self._seen)

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.codec import Batch, CodecError, Tensor, decode_all
 from ddp_notebook.errors import RecordingError, UsageError
-from ddp_notebook.observe import store
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records import TABLES
+from ddp_notebook.observe.tables import store
+from ddp_notebook.records.codec import Batch, CodecError, Tensor, decode_all
+from ddp_notebook.records.schema import TABLES
 
 FORMAT = "ddp_notebook recording"
 VERSION = 1

@@ -8,8 +8,8 @@ import time
 from collections import Counter, deque
 from typing import NamedTuple
 
-from ddp_notebook.codec import Batch, CodecError, decode, skim
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records.codec import Batch, CodecError, decode, skim
 
 _MOST_BYTES = 32 << 20
 _CLOSE_S = 5.0

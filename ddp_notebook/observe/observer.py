@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ddp_notebook.clocks import boot_id
-from ddp_notebook.events import Message, Recorded, Tell, Told
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records.clocks import boot_id
+from ddp_notebook.wire.events import Message, Recorded, Tell, Told
 
 _FIRST_LOOKS = 8  # at the start, in quick succession: of many round trips one is short
 _FIRST_PAUSE_S = 0.02

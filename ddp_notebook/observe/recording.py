@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.codec import Batch
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe import frames
 from ddp_notebook.observe.clock import Clock
-from ddp_notebook.observe.collectives import Collectives, group_of, preview_of, shapes_of
-from ddp_notebook.observe.store import Store
+from ddp_notebook.observe.tables import frames
+from ddp_notebook.observe.tables.collectives import Collectives, group_of, preview_of, shapes_of
+from ddp_notebook.observe.tables.store import Store
 from ddp_notebook.observe.views import BucketLayout, Gradient, Layout, Metric, Preview
-from ddp_notebook.operation import OPERATIONS
-from ddp_notebook.records import SIDES, TABLES, TIMES, Rows
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.operation import OPERATIONS
+from ddp_notebook.records.schema import SIDES, TABLES, TIMES, Rows
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from ddp_notebook.observe.report import Report
+    from ddp_notebook.observe.report.report import Report
     from ddp_notebook.observe.views import Bandwidth, Step, Straggler, Wait
 
 _LOCAL, _SYNCHRONISED = SIDES.index("local gradient"), SIDES.index("synchronised gradient")
@@ -138,31 +138,31 @@ class Recording:
 
     def steps(self, cell: int | None = None, rank: int | None = None) -> list[Step]:
         """What the time of each optimizer step went into, by rank."""
-        from ddp_notebook.observe import steps
+        from ddp_notebook.observe.steps import steps
 
         return steps.steps(self, cell, rank)
 
     def waits(self, cell: int | None = None, group: str | None = None) -> list[Wait]:
         """Who came when to each collective, and who waited for whom."""
-        from ddp_notebook.observe import waits
+        from ddp_notebook.observe.steps import waits
 
         return waits.waits(self, cell, group)
 
     def straggler(self, cell: int | None = None) -> Straggler | None:
         """The rank that the others wait for; None where the evidence is thin."""
-        from ddp_notebook.observe import waits
+        from ddp_notebook.observe.steps import waits
 
         return waits.straggler(self, cell)
 
     def bandwidth(self, cell: int | None = None) -> list[Bandwidth]:
         """Bytes per second of each operation at each size."""
-        from ddp_notebook.observe import bandwidth
+        from ddp_notebook.observe.report import bandwidth
 
         return bandwidth.bandwidth(self, cell)
 
     def report(self, cell: int | None = None) -> Report:
         """A training cell in words, and what to try. `print` it."""
-        from ddp_notebook.observe import report
+        from ddp_notebook.observe.report import report
 
         return report.report(self, cell)
 
@@ -304,31 +304,31 @@ class Recording:
 
     def plot_loss(self, name: str | None = None, cell: int | None = None) -> Figure:
         """A metric by step, a line for each rank; the one that looks like a loss where no name is given."""
-        from ddp_notebook.observe import figures
+        from ddp_notebook.observe.figures import figures
 
         return figures.loss(self, name=name, cell=cell)
 
     def plot_steps(self, cell: int | None = None) -> Figure:
         """What the time of the steps went into."""
-        from ddp_notebook.observe import figures
+        from ddp_notebook.observe.figures import figures
 
         return figures.steps(self, cell=cell)
 
     def plot_buckets(self, rank: int = 0, step: int | None = None, cell: int | None = None) -> Figure:
         """When the buckets of one step were synchronised, beside its backward."""
-        from ddp_notebook.observe import figures
+        from ddp_notebook.observe.figures import figures
 
         return figures.buckets(self, rank=rank, step=step, cell=cell)
 
     def plot_bandwidth(self, cell: int | None = None) -> Figure:
         """Bandwidth by message size."""
-        from ddp_notebook.observe import figures
+        from ddp_notebook.observe.figures import figures
 
         return figures.bandwidth(self, cell=cell)
 
     def save_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> Path:
         """Write a trace for https://ui.perfetto.dev. Returns its path."""
-        from ddp_notebook.observe import trace
+        from ddp_notebook.observe.trace import trace
 
         return trace.save(self, path, cell=cell)
 
@@ -342,7 +342,7 @@ class Recording:
             MissingBuildError: the monitor's JavaScript was not built.
             UsageError: the folder is not there.
         """
-        from ddp_notebook.widgets import page
+        from ddp_notebook.widgets.still import page
 
         return page.save(self, path)
 

@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import torch
 
-from ddp_notebook.channel import Address, BulkServer, Endpoint
-from ddp_notebook.clocks import boot_id
-from ddp_notebook.events import Answer, Hello, Interrupt, Message, Probe, Tell, Told, Vitals
+from ddp_notebook.records.clocks import boot_id
+from ddp_notebook.wire.bulk import BulkServer
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.events import Answer, Hello, Interrupt, Message, Probe, Tell, Told, Vitals
+from ddp_notebook.wire.keys import Address
 
 
 class Agent:

@@ -22,8 +22,17 @@ import zmq
 from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 
-from ddp_notebook.channel.bulk import INLINE_BYTES
-from ddp_notebook.events import (
+from ddp_notebook.rank.agent import Agent
+from ddp_notebook.rank.cell import kernel_api, tutorials
+from ddp_notebook.rank.cell.inbox import Inbox
+from ddp_notebook.rank.cell.runner import Runner
+from ddp_notebook.rank.cell.streams import Streams
+from ddp_notebook.rank.group.network import Network
+from ddp_notebook.rank.record.metrics import is_log
+from ddp_notebook.rank.record.recording import Recording
+from ddp_notebook.rank.variables import check, copying, values
+from ddp_notebook.wire.bulk import INLINE_BYTES
+from ddp_notebook.wire.events import (
     Check,
     Checked,
     Comm,
@@ -41,15 +50,7 @@ from ddp_notebook.events import (
     Recorded,
     RunCell,
 )
-from ddp_notebook.rank import check, copying, kernel_api, tutorials, values
-from ddp_notebook.rank.agent import Agent
-from ddp_notebook.rank.inbox import Inbox
-from ddp_notebook.rank.metrics import is_log
-from ddp_notebook.rank.network import Network
-from ddp_notebook.rank.recording import Recording
-from ddp_notebook.rank.runner import Runner
-from ddp_notebook.rank.streams import Streams
-from ddp_notebook.signals import STACK
+from ddp_notebook.wire.signals import STACK
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 _UNREGISTER_S = 5.0  # what the controller gets to forget an engine

@@ -1,19 +1,14 @@
-"""Cells on the ranks: what they are sent with, what comes back, and how that is shown; values there and back.
+"""Cells on the ranks, as the notebook's side runs them: sending, waiting, showing, and what follows when one fails.
 
-options, ranks  what a cell's line asks for; sets of ranks
-cells           sends cells one after the other
-watch           the thread that waits for one
-interrupt       the kernel's interrupt, as a flag
-outcome         how a cell ended: the error that the notebook raises
+cells/      one cell after the other: sent, waited for, ended
+output/     what comes back, in the notebook: folded, labelled, live
+groups/     who waits for whom; ranks that died, and their group formed anew
+values/     variables there and back
+foresee/    collectives that cannot work, found before a cell is sent
+agree/      whether ranks hold the same
 
-text            the bytes of a rank's pipes, cut and put in order with its displays
-cell            one cell under way on a set of ranks
-result          what a cell left behind, by rank
-screen          output in the notebook ──► fold (equal lines of several ranks)
-                                       ──► live (unfinished lines) ──► outlet (the way to the front end)
-log             all that a rank wrote, on disk
-
-questions       questions to ranks, and their answers
-exchange        values there and back; `values` is what the user holds
-comms           widgets of ranks
+questions   questions to ranks, and their answers
+rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
+lines       how the lines of magics are read
+kernel      what this process is: a notebook's kernel or a script
 """

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from ddp_notebook.events import Message
+from ddp_notebook.wire.events import Message
 
 _MOST_LAPSING = 1000  # open questions that ranks may never answer
 _CHECK_S = 0.5

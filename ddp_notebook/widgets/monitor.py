@@ -14,11 +14,12 @@ import anywidget
 import traitlets
 
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets import answers, bundles
-from ddp_notebook.widgets.feed import Feed, Message
+from ddp_notebook.widgets import bundles
+from ddp_notebook.widgets.feed import answers
+from ddp_notebook.widgets.feed.feed import Feed, Message
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
-from ddp_notebook.widgets.simulation import Simulation
+from ddp_notebook.widgets.simulated.simulation import Simulation
 from ddp_notebook.widgets.subshell import hear_at_once
 
 BUNDLE = Path(__file__).with_name("static") / "monitor.js"

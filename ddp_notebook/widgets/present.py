@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddp_notebook.events import Vitals
-from ddp_notebook.records import Rows
-from ddp_notebook.run.cell import CellRun
-from ddp_notebook.run.diagnosis import RankView, Views, absent, stuck, verdict
-from ddp_notebook.widgets.feed import Feed
-from ddp_notebook.widgets.tables import empty
-from ddp_notebook.words import list_ranks
+from ddp_notebook.records.schema import Rows
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.groups.diagnosis import RankView, Views, absent, stuck, verdict
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.tables import empty
+from ddp_notebook.wire.events import Vitals
 
 _PERIOD_S = 1.0  # between two looks
 _ANSWER_S = 0.3  # what ranks get to answer
@@ -23,7 +23,7 @@ _STUCK_S = 3.0  # for which a rank waits before it is said that the cell is stuc
 
 
 class Session(Protocol):
-    """What is asked of a session; `run.cells.Cells` is one."""
+    """What is asked of a session; `run.cells.cells.Cells` is one."""
 
     @property
     def is_running(self) -> bool: ...
@@ -34,7 +34,7 @@ class Session(Protocol):
 
 
 class Looks(Protocol):
-    """What is asked of `run.looks.Looks`."""
+    """What is asked of `run.groups.looks.Looks`."""
 
     def ask(self, run: CellRun) -> dict[int, Future[Vitals]]: ...
     def views(self, run: CellRun, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views: ...

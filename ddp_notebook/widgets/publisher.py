@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ddp_notebook.codec import Batch
-from ddp_notebook.widgets.feed import Feed, Message
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.widgets.feed.feed import Feed, Message
 from ddp_notebook.widgets.present import Present
 
 PERIOD_S = 0.1

@@ -23,10 +23,10 @@ from statistics import median, quantiles
 import numpy as np
 import psutil
 
-from ddp_notebook.codec import Batch, decode, encode
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records import CALL, TEXTS, VALUE
+from ddp_notebook.records.codec import Batch, decode, encode
+from ddp_notebook.records.schema import CALL, TEXTS, VALUE
 from tests.benchmarks.results import Figure, moment, table
 
 RANKS = 64

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 import ddp_notebook
-from ddp_notebook.codec import Batch
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records import METRIC, VALUE, Rows
-from ddp_notebook.widgets.feed import Feed, Message
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.schema import METRIC, VALUE, Rows
+from ddp_notebook.widgets.feed.feed import Feed, Message
 from ddp_notebook.widgets.monitor import BUNDLE
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, expect
 
-from ddp_notebook.lessons import plans, theory
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.collectives import theory
 from tests.browser.jupyterlab import JupyterLab, open_notebook
 from tests.browser.test_jupyterlab import write_notebook
 from tests.conftest import wait_until

@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from ddp_notebook.run.ranks import parse_ranks
+from ddp_notebook.run.rank_sets import parse_ranks
 from tests.conftest import wait_until
 from tests.faults.harness import KEPT, SUM, Ranks
 from tests.faults.on_rank import Scene

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { alike, lines, range, smooth, together, unionOfSteps } from "../../ddp_notebook/widgets/js/curves.js";
+import { alike, lines, range, smooth, together, unionOfSteps } from "../../ddp_notebook/widgets/js/drawing/curves.js";
 
 /** @param {number[]} values @param {number[]} [steps] */
 const course = (values, steps = values.map((_, at) => at)) => ({ steps: Float64Array.from(steps), values: Float64Array.from(values) });

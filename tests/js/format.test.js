@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { logTicks, niceStep, plainTicks, spread, ticks, timeTicks } from "../../ddp_notebook/widgets/js/axis.js";
-import { contrast, palette, rankStyle, textOn } from "../../ddp_notebook/widgets/js/colours.js";
-import { bytes, duration, number, parseRanks, percent, ranksInWords, ranksShort } from "../../ddp_notebook/widgets/js/format.js";
+import { logTicks, niceStep, plainTicks, spread, ticks, timeTicks } from "../../ddp_notebook/widgets/js/drawing/axis.js";
+import { contrast, palette, rankStyle, textOn } from "../../ddp_notebook/widgets/js/drawing/colours.js";
+import { bytes, duration, number, parseRanks, percent, ranksInWords, ranksShort } from "../../ddp_notebook/widgets/js/parts/format.js";
 
 const labels = (found) => found.map(({ label }) => label);
 

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Series } from "../../ddp_notebook/widgets/js/series.js";
-import { Store } from "../../ddp_notebook/widgets/js/store.js";
-import { Table } from "../../ddp_notebook/widgets/js/table.js";
+import { Series } from "../../ddp_notebook/widgets/js/data/series.js";
+import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
+import { Table } from "../../ddp_notebook/widgets/js/data/table.js";
 import { TEXTS, deliver, metric, span, step } from "./messages.js";
 
 const RANKS = 64;

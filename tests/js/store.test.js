@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { stateOf } from "../../ddp_notebook/widgets/js/notices.js";
-import { Store } from "../../ddp_notebook/widgets/js/store.js";
+import { stateOf } from "../../ddp_notebook/widgets/js/parts/notices.js";
+import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { TEXTS, deliver, metric, span, step } from "./messages.js";
 
 const COLLECTIVE = 5;

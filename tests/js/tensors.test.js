@@ -3,11 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { palette } from "../../ddp_notebook/widgets/js/colours.js";
-import { colourMap, gridOf, heatMap, markOf, placeOf, scaleOf } from "../../ddp_notebook/widgets/js/heat.js";
-import { TensorSource, wholeTensors } from "../../ddp_notebook/widgets/js/tensor_source.js";
-import { block, elementAt, indexOf, tilesAcross } from "../../ddp_notebook/widgets/js/tiles.js";
-import { acrossRanks, differences, element, exactly, range, shapeOf, statistics } from "../../ddp_notebook/widgets/js/values.js";
+import { palette } from "../../ddp_notebook/widgets/js/drawing/colours.js";
+import { colourMap, gridOf, heatMap, markOf, placeOf, scaleOf } from "../../ddp_notebook/widgets/js/drawing/heat.js";
+import { TensorSource, wholeTensors } from "../../ddp_notebook/widgets/js/data/tensor_source.js";
+import { block, elementAt, indexOf, tilesAcross } from "../../ddp_notebook/widgets/js/drawing/tiles.js";
+import { acrossRanks, differences, element, exactly, range, shapeOf, statistics } from "../../ddp_notebook/widgets/js/data/values.js";
 
 const tensor = (rank, data, more = {}) => {
   const { low, high, mean, nans, infs } = statistics(data);

@@ -3,13 +3,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { FAILURE, MEANINGS, MERGE_PX, Rectangles, TRANSFER, UNDER_WAY, WAITING, collect, hit, layoutRows, leastWidth } from "../../ddp_notebook/widgets/js/bars.js";
-import { COMMUNICATION, COMPUTE, Lane, Lanes, lowerBound } from "../../ddp_notebook/widgets/js/lanes.js";
-import { callsOf, collectivesIn, ribbon } from "../../ddp_notebook/widgets/js/links.js";
-import { abgr, paint } from "../../ddp_notebook/widgets/js/pixels.js";
-import { StepMarks, leftOut } from "../../ddp_notebook/widgets/js/stepmarks.js";
-import { makeTables } from "../../ddp_notebook/widgets/js/tables.js";
-import { LEAST_MS, axis, follow, pan, seconds, zoom } from "../../ddp_notebook/widgets/js/timewindow.js";
+import { FAILURE, MEANINGS, MERGE_PX, Rectangles, TRANSFER, UNDER_WAY, WAITING, collect, hit, layoutRows, leastWidth } from "../../ddp_notebook/widgets/js/drawing/bars.js";
+import { COMMUNICATION, COMPUTE, Lane, Lanes, lowerBound } from "../../ddp_notebook/widgets/js/data/lanes.js";
+import { callsOf, collectivesIn, ribbon } from "../../ddp_notebook/widgets/js/drawing/links.js";
+import { abgr, paint } from "../../ddp_notebook/widgets/js/drawing/pixels.js";
+import { StepMarks, leftOut } from "../../ddp_notebook/widgets/js/drawing/stepmarks.js";
+import { makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
+import { LEAST_MS, axis, follow, pan, seconds, zoom } from "../../ddp_notebook/widgets/js/drawing/timewindow.js";
 
 const LIMITS = { t0: 0, t1: 100000 };
 const close = (one, other, by = 1e-9) => assert.ok(Math.abs(one - other) <= by, `${one} is not ${other}`);

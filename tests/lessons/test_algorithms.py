@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ddp_notebook.lessons import plans
-from ddp_notebook.lessons.plans import ALGORITHMS
-from ddp_notebook.lessons.stepping import Stepper
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.algorithms.plans import ALGORITHMS
+from ddp_notebook.lessons.algorithms.stepping import Stepper
 
 EXAMPLES = settings(
     max_examples=12,

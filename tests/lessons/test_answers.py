@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons import check, judging
-from ddp_notebook.lessons.answers import QUESTIONS
-from ddp_notebook.lessons.judging import Question, judge
+from ddp_notebook.lessons import check
+from ddp_notebook.lessons.questions import judging
+from ddp_notebook.lessons.questions.answers import QUESTIONS
+from ddp_notebook.lessons.questions.judging import Question, judge
 
 
 @pytest.fixture(params=[2, 3, 4, 8])

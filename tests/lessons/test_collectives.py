@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons import theory
-from ddp_notebook.lessons.explorer import Explorer
+from ddp_notebook.lessons.collectives import theory
+from ddp_notebook.lessons.collectives.explorer import Explorer
 from tests.lessons.test_algorithms import EXAMPLES
 
 OPS = [op for op in theory.OPS if op != "barrier"]

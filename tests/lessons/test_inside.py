@@ -11,9 +11,9 @@ from matplotlib.colors import to_rgba
 
 from ddp_notebook import session as sessions
 from ddp_notebook.errors import NoSessionError, RankError, UsageError
-from ddp_notebook.lessons.inside import inside_ddp
-from ddp_notebook.lessons.inside_times import Span, medians_ms, pieces
-from ddp_notebook.observe.drawing import FILLS
+from ddp_notebook.lessons.ddp.inside import inside_ddp
+from ddp_notebook.lessons.ddp.times import Span, medians_ms, pieces
+from ddp_notebook.observe.figures.drawing import FILLS
 from ddp_notebook.observe.views import Bucket, Step
 
 # What DDP with buckets of 1 MB makes of the lesson's model from the second step on: autograd comes from the last layer.
@@ -270,7 +270,7 @@ def test_pieces_of_a_step_that_is_known():
 
 
 def test_what_is_moved_runs_anew(ddp):
-    from ddp_notebook.lessons.inside_sliders import Sliders
+    from ddp_notebook.lessons.ddp.sliders import Sliders
 
     sliders = Sliders(ddp, ddp._session)
     sliders.show()
@@ -283,7 +283,7 @@ def test_what_is_moved_runs_anew(ddp):
 
 
 def test_a_list_shows_that_nothing_is_chosen(ddp):
-    from ddp_notebook.lessons.inside_sliders import Sliders
+    from ddp_notebook.lessons.ddp.sliders import Sliders
 
     sliders = Sliders(ddp, ddp._session)
     lists = [sliders.controls[name] for name in ("straggler", "link_mb_s", "comm_hook")]

@@ -7,9 +7,10 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons import acts, plans
-from ddp_notebook.lessons.costs import fit
-from ddp_notebook.lessons.messages import STORIES
+from ddp_notebook.lessons import acts
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.collectives.costs import fit
+from ddp_notebook.lessons.messages.messages import STORIES
 from ddp_notebook.lessons.view import _plain
 
 

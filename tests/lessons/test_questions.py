@@ -7,7 +7,7 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions import question
+from ddp_notebook.lessons.questions.questions import question
 
 
 @pytest.mark.parametrize(

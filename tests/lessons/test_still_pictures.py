@@ -6,8 +6,8 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.messages.transfers import _calls, _messages, exchanges
 from ddp_notebook.lessons.nodes import places
-from ddp_notebook.lessons.transfers import _calls, _messages, exchanges
 
 
 def words(figure) -> list[str]:

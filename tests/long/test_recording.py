@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 import ddp_notebook
-from ddp_notebook.records import TABLES
+from ddp_notebook.records.schema import TABLES
 from tests.conftest import wait_until
 from tests.recording.scripts import ENDINGS, is_clean, run_endings
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddp_notebook.codec import Batch, Tensor
-from ddp_notebook.records import FIRST_BYTES, TABLES, TEXTS, Rows
+from ddp_notebook.records.codec import Batch, Tensor
+from ddp_notebook.records.schema import FIRST_BYTES, TABLES, TEXTS, Rows
 
 T = TypeVar("T")
 WORDS = ["all_reduce", "broadcast", "é\ud800\n", "", "float32", "loss", "weight"]

@@ -1,4 +1,4 @@
-"""A simulated training run, as its ranks would have recorded it: the tables of `ddp_notebook.records`.
+"""A simulated training run, as its ranks would have recorded it: the tables of `ddp_notebook.records.schema`.
 
     run = simulate(world_size=4, steps=20, slow=2, phase="forward", extra_ms=50)
     run.rows("call"), run.text(7), run.group_of(3)     what the real `Recording` offers
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.codec import Batch
-from ddp_notebook.records import ORIGINS, SPANS, STATES, TABLES, TEXTS, Rows
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.schema import ORIGINS, SPANS, STATES, TABLES, TEXTS, Rows
 
 MS = 1_000_000
 BEGIN_NS = 1_000_000_000_000

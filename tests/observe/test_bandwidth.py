@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.observe.bandwidth import bandwidth, bus_factor
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records import STATES
+from ddp_notebook.observe.report.bandwidth import bandwidth, bus_factor
+from ddp_notebook.records.schema import STATES
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 MB = 1_000_000

@@ -13,15 +13,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from ddp_notebook.codec import Batch
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe import curves, drawing, figures
-from ddp_notebook.observe.bandwidth import bandwidth
+from ddp_notebook.observe.figures import curves, drawing, figures
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.steps import steps
+from ddp_notebook.observe.report.bandwidth import bandwidth
+from ddp_notebook.observe.steps.steps import steps
+from ddp_notebook.observe.steps.waits import WARM_UP
 from ddp_notebook.observe.views import Bandwidth
-from ddp_notebook.observe.waits import WARM_UP
-from ddp_notebook.records import METRIC
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.schema import METRIC
 from tests.observe.synthetic import MS, Synthetic, simulate
 
 

@@ -9,12 +9,12 @@ import zipfile
 import numpy as np
 import pytest
 
-from ddp_notebook.codec import Tensor, encode
 from ddp_notebook.errors import RecordingError, UsageError
-from ddp_notebook.observe import store
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records import TABLES
+from ddp_notebook.observe.tables import store
+from ddp_notebook.records.codec import Tensor, encode
+from ddp_notebook.records.schema import TABLES
 from tests.observe.batches import Rank, some_batch, there
 from tests.observe.synthetic import simulate
 

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from ddp_notebook.codec import Batch, encode
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records.codec import Batch, encode
 from tests.observe.batches import Rank
 
 

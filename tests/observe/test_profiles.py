@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.trace import chrome_trace
+from ddp_notebook.observe.trace.trace import chrome_trace
 from tests.observe.chrome import arrows, check, slices, tracks
 from tests.observe.synthetic import BEGIN_NS, MS, simulate
 

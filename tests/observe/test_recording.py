@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from ddp_notebook.codec import Tensor
 from ddp_notebook.errors import MissingPackageError, UsageError
-from ddp_notebook.observe import store
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records import ORIGINS, SIDES, SPANS, STATES
+from ddp_notebook.observe.tables import store
+from ddp_notebook.records.codec import Tensor
+from ddp_notebook.records.schema import ORIGINS, SIDES, SPANS, STATES
 from tests.observe.batches import Rank, there
 from tests.observe.synthetic import simulate
 
@@ -275,7 +275,7 @@ def test_what_was_dropped_is_counted():
 
 
 def test_a_new_name_in_each_step_does_not_fill_the_memory(monkeypatch):
-    from ddp_notebook.observe import texts
+    from ddp_notebook.observe.tables import texts
 
     monkeypatch.setattr(texts, "_MOST_BYTES", 1000)
     recording, rank = Recording(1), Rank(0)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.observe import figures
+from ddp_notebook.observe.figures import figures
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.report import report
-from ddp_notebook.observe.units import ms, percent
+from ddp_notebook.observe.report.report import report
+from ddp_notebook.records.units import ms, percent
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from ddp_notebook.observe.ring import Ring
-from ddp_notebook.records import METRIC
+from ddp_notebook.observe.tables.ring import Ring
+from ddp_notebook.records.schema import METRIC
 from tests.observe.batches import there
 
 INT = np.dtype("<i8")

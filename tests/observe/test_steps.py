@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.steps import measure, steps
+from ddp_notebook.observe.steps.steps import measure, steps
 from ddp_notebook.observe.views import Step
 from tests.observe.synthetic import BEGIN_NS, MODEL, MS, Synthetic, simulate
 

@@ -11,8 +11,8 @@ import pytest
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.trace import chrome_trace, save
-from ddp_notebook.records import RESOURCE, STATES
+from ddp_notebook.observe.trace.trace import chrome_trace, save
+from ddp_notebook.records.schema import RESOURCE, STATES
 from tests.observe.chrome import arrows, check, parse, slices, tracks
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 

@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from ddp_notebook.observe.matching import match_messages
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.waits import straggler, waits
-from ddp_notebook.records import CALL
+from ddp_notebook.observe.steps.waits import straggler, waits
+from ddp_notebook.observe.tables.matching import match_messages
+from ddp_notebook.records.schema import CALL
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 PHASES = ("input", "forward", "backward", "optimizer", "between")

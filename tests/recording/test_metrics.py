@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.codec import Batch
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
-from ddp_notebook.rank.calls import DONE
-from ddp_notebook.rank.drain import Drain
-from ddp_notebook.rank.recorder import Recorder
-from ddp_notebook.rank.tape import Tape
-from ddp_notebook.run.options import what_to_record
+from ddp_notebook.rank.group.calls import DONE
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.run.cells.options import what_to_record
 from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook.codec import decode
-from ddp_notebook.observe.apart import apart
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.trace import chrome_trace
-from ddp_notebook.rank.drain import Drain
-from ddp_notebook.rank.rows import Rows
-from ddp_notebook.rank.tape import Tape
-from ddp_notebook.rank.training import FORWARD, Training
-from ddp_notebook.records import SPANS
+from ddp_notebook.observe.steps.apart import apart
+from ddp_notebook.observe.trace.trace import chrome_trace
+from ddp_notebook.rank.record.batches import Rows
+from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.rank.record.training.stretches import FORWARD, Training
+from ddp_notebook.records.codec import decode
+from ddp_notebook.records.schema import SPANS
 from tests.observe.synthetic import Synthetic, simulate
 
 _TRAIN = """

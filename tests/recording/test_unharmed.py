@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook.rank.drain import Drain
-from ddp_notebook.rank.metrics import Logged
-from ddp_notebook.rank.rows import Rows
-from ddp_notebook.rank.tape import Tape
-from ddp_notebook.run.options import what_to_record
+from ddp_notebook.rank.record.batches import Rows
+from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.metrics import Logged
+from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.run.cells.options import what_to_record
 from tests.conftest import wait_until
 
 

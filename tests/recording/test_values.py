@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ddp_notebook.observe.views import Collective, Preview
-from ddp_notebook.records import FIRST_BYTES, SAMPLE
-from ddp_notebook.run.options import FULL_BYTES, what_to_record
+from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE
+from ddp_notebook.run.cells.options import FULL_BYTES, what_to_record
 
 # A tensor of each rank, from its generator `g`. The second ones have more elements than are looked at.
 SMALL = {

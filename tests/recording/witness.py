@@ -10,7 +10,7 @@ import numpy as np
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.views import Collective
-from ddp_notebook.records import SPANS, Rows
+from ddp_notebook.records.schema import SPANS, Rows
 
 # The ranges in which gloo does an operation, for two ranks: it has no reduce_scatter, nor a monitored barrier.
 RANGES = {

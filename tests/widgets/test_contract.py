@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import ddp_notebook
-from ddp_notebook.observe.drawing import FILLS
-from ddp_notebook.records import SPANS, STATES
-from ddp_notebook.widgets.page import MOST
-from ddp_notebook.widgets.tables import KINDS, WIRE
+from ddp_notebook.observe.figures.drawing import FILLS
+from ddp_notebook.records.schema import SPANS, STATES
+from ddp_notebook.widgets.feed.tables import KINDS, WIRE
+from ddp_notebook.widgets.still.page import MOST
 
 _JS = Path(ddp_notebook.__file__).parent / "widgets" / "js"
 _TYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "F32": "<f4", "F64": "<f8"}

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook.codec import Batch
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets import answers
-from ddp_notebook.widgets.feed import Feed
-from ddp_notebook.widgets.tables import KINDS
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.widgets.feed import answers
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.tables import KINDS
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, simulate
 from tests.widgets.wire import unpack

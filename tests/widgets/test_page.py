@@ -16,8 +16,8 @@ from playwright.sync_api import sync_playwright
 import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets import page, summary
-from ddp_notebook.widgets.simulation import simulate
+from ddp_notebook.widgets.simulated.simulation import simulate
+from ddp_notebook.widgets.still import page, summary
 from tests.browser import chromium
 from tests.observe.batches import Rank
 from tests.observe.test_figures import logged

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets.feed import Feed
+from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.conftest import wait_until

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe import matching
-from ddp_notebook.records import TABLES
-from ddp_notebook.widgets.simulation import simulate
+from ddp_notebook.observe.tables import matching
+from ddp_notebook.records.schema import TABLES
+from ddp_notebook.widgets.simulated.simulation import simulate
 from tests.conftest import wait_until
 from tests.observe.batches import there
 

@@ -11,8 +11,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets import summary
-from ddp_notebook.widgets.simulation import simulate
+from ddp_notebook.widgets.simulated.simulation import simulate
+from ddp_notebook.widgets.still import summary
 from tests.observe import synthetic
 from tests.observe.batches import Rank
 from tests.observe.test_figures import logged

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from ddp_notebook.widgets.budget import Thinning
-from ddp_notebook.widgets.tables import WIRE, empty, pack
+from ddp_notebook.widgets.feed.budget import Thinning
+from ddp_notebook.widgets.feed.tables import WIRE, empty, pack
 from tests.widgets.wire import unpack
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.widgets.tables import WIRE
+from ddp_notebook.widgets.feed.tables import WIRE
 
 
 def unpack(header: dict[str, Any], data: bytes) -> dict[str, Any]:

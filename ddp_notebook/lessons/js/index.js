@@ -2,8 +2,8 @@
  * The lessons in the browser: what anywidget calls.
  */
 
-import { statusLine } from "../../widgets/js/a11y.js";
-import { palette, themeOf } from "../../widgets/js/colours.js";
+import { statusLine } from "../../widgets/js/parts/a11y.js";
+import { palette, themeOf } from "../../widgets/js/drawing/colours.js";
 import { explorer } from "./explorer.js";
 import { linkTo } from "./link.js";
 import { make } from "./parts.js";

@@ -2,8 +2,8 @@
  * Pieces that all lessons are made of.
  */
 
-import { bytes } from "../../widgets/js/format.js";
-import { make, newId } from "../../widgets/js/dom.js";
+import { bytes } from "../../widgets/js/parts/format.js";
+import { make, newId } from "../../widgets/js/parts/dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -2,9 +2,9 @@
  * The live monitor in the browser: as a widget (anywidget), and on a page without a kernel (`mount`).
  */
 
-import { Hub } from "./hub.js";
+import { Hub } from "./data/hub.js";
 import { makeView } from "./view.js";
-import { fromBase64 } from "./wire.js";
+import { fromBase64 } from "./data/wire.js";
 
 /** @type {Map<string, Hub>} by the widget's key: a model comes to `initialize` and to `render` as different objects */
 const hubs = new Map();

@@ -4,17 +4,17 @@
  * A panel is drawn in an animation frame, if something has changed and the view is on the screen.
  */
 
-import { behind, statusLine } from "./a11y.js";
-import { palette, themeOf } from "./colours.js";
-import { collectiveControl, detailControls, metricControls, rankPicker, stepControl } from "./controls.js";
-import { make, newId, show } from "./dom.js";
-import { lossPanel } from "./loss.js";
-import { inWords, stateOf } from "./notices.js";
-import { alarmOf, ranksPanel } from "./ranks.js";
+import { behind, statusLine } from "./parts/a11y.js";
+import { palette, themeOf } from "./drawing/colours.js";
+import { collectiveControl, detailControls, metricControls, rankPicker, stepControl } from "./parts/controls.js";
+import { make, newId, show } from "./parts/dom.js";
+import { lossPanel } from "./panels/loss.js";
+import { inWords, stateOf } from "./parts/notices.js";
+import { alarmOf, ranksPanel } from "./panels/ranks.js";
 import style from "./style.css";
-import { syncPanel } from "./sync.js";
-import { tensorsPanel } from "./tensors.js";
-import { timelinePanel } from "./timeline.js";
+import { syncPanel } from "./panels/sync.js";
+import { tensorsPanel } from "./panels/tensors.js";
+import { timelinePanel } from "./panels/timeline.js";
 
 const PANELS = {
   loss: { title: "Loss", make: lossPanel },
@@ -31,7 +31,7 @@ const INTERRUPT_MS = 1000;
 
 /**
  * @param {HTMLElement} el
- * @param {import("./hub.js").Hub} hub
+ * @param {import("./data/hub.js").Hub} hub
  * @param {{panel: string, compact: boolean}} options
  * @returns {() => void} takes the view away
  */
@@ -51,7 +51,7 @@ export function makeView(el, hub, { panel = "loss", compact = false }) {
 }
 
 class View {
-  /** @param {HTMLElement} root @param {import("./hub.js").Hub} hub */
+  /** @param {HTMLElement} root @param {import("./data/hub.js").Hub} hub */
   constructor(root, hub) {
     this.root = root;
     this.hub = hub;

@@ -1,0 +1,317 @@
+"""Algorithms step by step: real sends and receives on the ranks, one step at a time."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.algorithms.plans import Links
+from ddp_notebook.lessons.collectives import theory
+from ddp_notebook.lessons.collectives.theory import Array, Values
+from ddp_notebook.lessons.session import Runner, running
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ddp_notebook.observe.views import Collective
+    from ddp_notebook.session import Session
+
+_MOST_WHOLE = 4096  # elements; of more a step brings the first of each chunk
+_DTYPES = ("float32", "float64", "int32", "int64")
+
+Chunks = dict[int, list[Array]]  # by rank, one array for each chunk
+Who = dict[int, list[frozenset[int]]]  # by rank: whose data is in each element
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the ranks have after so many steps.
+
+    Args:
+        rule: that the step has followed; "": none was taken yet.
+        moves: what was sent in it: (from, to, first element, behind the last one, it was added).
+        chunks: what each rank has now.
+        who: whose data is in each chunk's first element.
+        bytes_moved: over each link since the start, as the session has recorded it.
+    """
+
+    rule: str
+    moves: tuple[tuple[int, int, int, int, bool], ...]
+    chunks: Chunks
+    who: dict[int, list[frozenset[int]]]
+    bytes_moved: Links
+
+
+class Stepper:
+    """One algorithm on the running ranks.
+
+    Args:
+        name: of `plans.ALGORITHMS`: "ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce",
+            "ring all_gather", "ring reduce_scatter".
+        elements: of each rank's data.
+        nbytes: the same in bytes, in place of `elements`: so much is made on the ranks.
+        inputs: numbers of each rank; None: such as show who has contributed.
+        sizes: elements of the chunks, one for each rank; None: as equal as can be.
+        dtype: "float32", "float64", "int32" or "int64".
+        session: None: the running one.
+
+    Raises:
+        UsageError: there is no such algorithm, or the sizes do not fit.
+        NoSessionError: no ranks are running.
+
+    Example:
+        >>> ring = lessons.algorithm("ring all_reduce", elements=8)
+        >>> ring.step()
+        >>> ring.play().bytes_moved
+        {(0, 1): 24, (1, 2): 24, (2, 3): 24, (3, 0): 24}
+    """
+
+    def __init__(
+        self,
+        name: str = "ring all_reduce",
+        *,
+        elements: int | None = None,
+        nbytes: int | None = None,
+        inputs: Mapping[int, Sequence[float]] | None = None,
+        sizes: Sequence[int] | None = None,
+        dtype: str = "float32",
+        session: Session | None = None,
+    ) -> None:
+        self._runner = Runner(running(session))
+        self.configure(name=name, elements=elements, nbytes=nbytes, inputs=inputs, sizes=sizes, dtype=dtype)
+
+    def configure(
+        self,
+        *,
+        name: str,
+        elements: int | None = None,
+        nbytes: int | None = None,
+        inputs: Mapping[int, Sequence[float]] | None = None,
+        sizes: Sequence[int] | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        """Take another algorithm, or other data, and begin it. Arguments as those of the class."""
+        if name not in plans.ALGORITHMS:
+            raise UsageError(f"there is no algorithm {name!r}; there are {', '.join(plans.ALGORITHMS)}")
+        if dtype not in _DTYPES:
+            raise UsageError(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
+        n = self._runner.session.world_size
+        item = np.dtype(dtype).itemsize
+        if inputs is not None:
+            lengths = {len(values) for values in inputs.values()}
+            if len(lengths) != 1 or set(inputs) != set(range(n)):
+                raise UsageError(f"inputs: each of the {n} ranks has data of the same length")
+            elements = lengths.pop()
+        elif sizes is not None:
+            elements = sum(sizes)
+        elif elements is None:
+            elements = 2 * n if nbytes is None else nbytes // item
+        if elements < 1:
+            raise UsageError("there is no data: elements, nbytes, inputs or sizes says how much there is")
+        chunk_sizes = tuple(sizes) if sizes is not None else _even(elements, n)
+        if len(chunk_sizes) != n or sum(chunk_sizes) != elements or min(chunk_sizes) < 0:
+            raise UsageError(f"sizes {list(chunk_sizes)}: {n} chunks that are {elements} elements together")
+        self.name, self.dtype, self.sizes, self.elements = name, dtype, chunk_sizes, elements
+        self._inputs = None if inputs is None else {rank: list(values) for rank, values in inputs.items()}
+        if self._inputs is None and elements <= _MOST_WHOLE:
+            self._inputs = {r: [float(10 ** (r % 4) * (at % 9 + 1)) for at in range(elements)] for r in range(n)}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, with the same data."""
+        self._key = uuid.uuid4().hex
+        self._links: Links = {}
+        self.compared: bool | None = None
+        inputs: Any = self.elements if self._inputs is None else self._inputs
+        per_rank = f"{inputs}" if self._inputs is None else f"{inputs}[rank]"
+        told = self._runner.ask(
+            "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
+            f"_lesson_told = _lesson_ranks.start({self._key!r}, {self.name!r}, {per_rank}, {self.sizes}, "
+            f"{self.dtype!r})"
+        )
+        self._who: Who = {rank: [frozenset([rank])] * self.elements for rank in told} if self._is_whole else {}
+        if self._is_whole and self.name == "ring all_gather":
+            own = self._bounds
+            self._who = {
+                rank: [frozenset([rank] if own[rank][0] <= at < own[rank][1] else []) for at in range(self.elements)]
+                for rank in told
+            }
+        self._origin = {rank: list(who) for rank, who in self._who.items()}
+        self.states = [self._state("", told)]
+
+    # ---- what it is, and where it is
+
+    @property
+    def world_size(self) -> int:
+        return self._runner.session.world_size
+
+    @property
+    def steps(self) -> int:
+        """How many steps it takes."""
+        return plans.steps(self.name, self.world_size)
+
+    @property
+    def taken(self) -> int:
+        """How many steps were taken."""
+        return len(self.states) - 1
+
+    @property
+    def is_done(self) -> bool:
+        return self.taken == self.steps
+
+    @property
+    def nbytes(self) -> int:
+        """Of one rank's data."""
+        return self.elements * np.dtype(self.dtype).itemsize
+
+    @property
+    def rule(self) -> str:
+        """What the next step does; of the last one, when all were taken."""
+        return plans.rule(self.name, self.world_size, min(self.taken, self.steps - 1))
+
+    @property
+    def chunks(self) -> Chunks:
+        """What each rank has now, chunk by chunk; of more than 4096 elements the first of each chunk."""
+        return self.states[-1].chunks
+
+    @property
+    def bytes_moved(self) -> Links:
+        """Bytes over each link so far, as the session has recorded the sends: `{(0, 1): 24, ...}`."""
+        return self.states[-1].bytes_moved
+
+    @property
+    def busiest_link(self) -> tuple[tuple[int, int], int] | None:
+        """The link with the most bytes so far, and how many; None: none were moved."""
+        return plans.busiest_link(self.bytes_moved)
+
+    def theory(self) -> Links:
+        """Bytes over each link that the formulas give for the whole algorithm."""
+        item = np.dtype(self.dtype).itemsize
+        return plans.moved(self.name, [size * item for size in self.sizes])
+
+    # ---- what it does
+
+    def step(self) -> State:
+        """Take one step on the ranks; none, when all were taken."""
+        if not self.is_done:
+            rule = plans.rule(self.name, self.world_size, self.taken)
+            self._runner.mark()  # others may have sent something since the last step
+            told = self._runner.ask(
+                "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
+                f"_lesson_told = _lesson_ranks.step({self._key!r})"
+            )
+            self._links = _added(self._links, self._runner.calls("send"))
+            self.states.append(self._state(rule, told))
+        return self.states[-1]
+
+    def play(self) -> Stepper:
+        """Take all steps that are left."""
+        while not self.is_done:
+            self.step()
+        return self
+
+    def result(self) -> Values:
+        """What each rank has of the result: all of it, and of a reduce_scatter its own chunk."""
+        self.play()
+        whole = self._runner.ask(f"_lesson_told = _lesson_ranks.whole({self._key!r})")
+        if self.name != "ring reduce_scatter":
+            return whole
+        return {rank: values[slice(*self._bounds[rank])] for rank, values in whole.items()}
+
+    def real(self) -> Values:
+        """The same by torch.distributed's own call on the same inputs."""
+        return self._runner.ask(f"_lesson_told = _lesson_ranks.real({self._key!r}, {self.name!r})")
+
+    @property
+    def real_line(self) -> str:
+        """That call."""
+        return {
+            "ring all_gather": "dist.all_gather(out, x)",
+            "ring reduce_scatter": "dist.reduce_scatter(y, chunks)",
+        }.get(self.name, "dist.all_reduce(x)")
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all ranks have, after all steps, what torch.distributed's own call gives."""
+        mine, real = self.result(), self.real()
+        call = theory.Call(op="all_reduce", world_size=self.world_size, dtype=self.dtype)
+        return all(all(theory.agree(call, mine[rank], real[rank])) for rank in mine)
+
+    def compare(self) -> bool:
+        """Take the steps that are left, run torch.distributed's own call, and say whether all ranks have the same."""
+        self.compared = self.agrees
+        return self.compared
+
+    def picture(self) -> Figure:
+        """All steps so far, from left to right: a figure that stays in a saved notebook."""
+        from ddp_notebook.lessons import pictures
+
+        return pictures.steps(self)
+
+    def __repr__(self) -> str:
+        busiest = self.busiest_link
+        moved = sum(self.bytes_moved.values())
+        parts = [f"step {self.taken} of {self.steps}", f"{moved} B moved"]
+        if busiest is not None:
+            parts.append(f"busiest link {busiest[0][0]} -> {busiest[0][1]} with {busiest[1]} B")
+        return f"<{self.name} on {self.world_size} ranks: {', '.join(parts)}>"
+
+    def _ipython_display_(self) -> None:
+        from ddp_notebook.lessons import shown
+
+        shown.display(self)
+
+    # ---- inside
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.elements <= _MOST_WHOLE
+
+    @property
+    def _bounds(self) -> list[tuple[int, int]]:
+        ends = np.cumsum(self.sizes).tolist()
+        return [(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+
+    def _state(self, rule: str, told: Mapping[int, Any]) -> State:
+        moves = tuple(
+            (rank, one["to"], one["start"], one["stop"], one["add"]) for rank in told for one in told[rank]["moves"]
+        )
+        if self._is_whole:
+            before = {rank: list(who) for rank, who in self._who.items()}
+            for rank in told:
+                for one in told[rank]["moves"]:
+                    source = (self._origin if one["fresh"] else before)[rank]
+                    mine = self._who[one["to"]]
+                    for at in range(one["start"], one["stop"]):
+                        mine[at] = mine[at] | source[at] if one["add"] else source[at]
+        return State(
+            rule=rule,
+            moves=moves,
+            chunks={rank: told[rank]["values"] for rank in sorted(told)},
+            who={
+                rank: [who[first] if last > first else frozenset() for first, last in self._bounds]
+                for rank, who in self._who.items()
+            },
+            bytes_moved=self._links,
+        )
+
+
+def _added(links: Links, sends: Iterable[Collective]) -> Links:
+    """The bytes over each link with those of more sends."""
+    found = dict(links)
+    for send in sends:
+        if send.peer is not None:
+            link = (send.rank, send.peer)
+            found[link] = found.get(link, 0) + send.nbytes
+    return dict(sorted(found.items()))
+
+
+def _even(elements: int, n: int) -> tuple[int, ...]:
+    """As equal as can be, the larger ones first, as `torch.tensor_split` does it."""
+    return tuple(elements // n + (at < elements % n) for at in range(n))

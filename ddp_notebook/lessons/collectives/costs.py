@@ -1,0 +1,202 @@
+"""What algorithms cost: measured times over sizes, and the alpha-beta model fitted to them.
+
+T = m * alpha + n * beta: m messages one after another, each with a fixed time alpha, and n bytes through the busiest
+rank, each with a time beta. Which m and n an algorithm has is `plans.cost`.
+
+Source: Hockney, "The communication challenge for MPP", 1994; Thakur et al., see `plans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.session import Runner, running
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ddp_notebook.session import Session
+
+SIZES = (4_000, 40_000, 400_000, 1_200_000, 4_000_000)
+ALGORITHMS = ("ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce")
+OWN = "all_reduce"  # the backend's
+_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The alpha-beta model of one algorithm.
+
+    Args:
+        alpha_s: seconds of a message, however small.
+        beta_s_per_byte: seconds of a byte.
+        messages: one after another.
+        bytes_factor: bytes through the busiest rank, in sizes of the data.
+        error: median of |model - measured| / measured.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    messages: int
+    bytes_factor: float
+    error: float
+
+    def seconds(self, nbytes: float) -> float:
+        """What the model says for data of so many bytes."""
+        return self.messages * self.alpha_s + self.bytes_factor * nbytes * self.beta_s_per_byte
+
+    def __repr__(self) -> str:
+        speed = f" ({1e-9 / self.beta_s_per_byte:.2f} GB/s)" if self.beta_s_per_byte else ""
+        alpha, beta = f"{self.alpha_s * 1e6:.0f} us a message", f"{self.beta_s_per_byte * 1e9:.2f} ns a byte{speed}"
+        return f"<Fit: alpha {alpha}, beta {beta}, off by {self.error:.0%} (median)>"
+
+
+class Costs:
+    """Times of algorithms over sizes, measured on the ranks.
+
+    Args:
+        world_size: ranks.
+        backend: whose own all_reduce is among them.
+        times: seconds by algorithm and bytes: the median over repeats of the slowest rank.
+        through: bytes into and out of each rank by algorithm, as recorded, for data of `counted` bytes.
+        counted: see above.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        backend: str,
+        times: Mapping[tuple[str, int], float],
+        through: Mapping[str, Mapping[int, int]],
+        counted: int,
+    ) -> None:
+        self.world_size, self.backend, self.counted = world_size, backend, counted
+        self.times = dict(times)
+        self.through = {name: dict(ranks) for name, ranks in through.items()}
+        self.fit = {name: fit(name, world_size, self.of(name)) for name in self.algorithms}
+
+    @property
+    def algorithms(self) -> list[str]:
+        return list(dict.fromkeys(name for name, _ in self.times))
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted({nbytes for _, nbytes in self.times})
+
+    def of(self, algorithm: str) -> dict[int, float]:
+        """Seconds by bytes."""
+        return {nbytes: seconds for (name, nbytes), seconds in self.times.items() if name == algorithm}
+
+    def plot(self) -> Figure:
+        """The points, the model over them, and the bytes through each rank."""
+        from ddp_notebook.lessons import pictures
+
+        return pictures.costs(self)
+
+    picture = plot
+
+    def __repr__(self) -> str:
+        largest = self.sizes[-1]
+        times = ", ".join(f"{name} {self.times[name, largest] * 1e3:.1f} ms" for name in self.algorithms)
+        return f"<Costs on {self.world_size} ranks ({self.backend}): {largest / 1e6:g} MB take {times}>"
+
+    def _repr_html_(self) -> str:
+        from ddp_notebook.lessons import pictures
+
+        return pictures.costs_html(self)
+
+
+def measure(
+    sizes: Sequence[int] | None = None,
+    algorithms: Sequence[str] | None = None,
+    repeats: int = 5,
+    session: Session | None = None,
+) -> Costs:
+    """Measure algorithms that all reduce, next to the backend's own all_reduce.
+
+    Args:
+        sizes: bytes of the data; None: 4 kB to 4 MB.
+        algorithms: of `plans.REDUCES`; None: all of them.
+        repeats: of each, of which the median counts.
+        session: None: the running one.
+
+    Raises:
+        UsageError: there is no such algorithm or size.
+        NoSessionError: no ranks are running.
+
+    Example:
+        >>> costs = lessons.cost(sizes=[4_000, 400_000])
+        >>> costs.fit["ring all_reduce"].alpha_s > 0
+        True
+    """
+    names = list(ALGORITHMS if algorithms is None else algorithms)
+    for name in names:
+        if name not in plans.REDUCES:
+            raise UsageError(f"{name!r} is none of the algorithms that all reduce: {', '.join(plans.REDUCES)}")
+    chosen = sorted({int(nbytes) for nbytes in (SIZES if sizes is None else sizes)})
+    if not chosen or chosen[0] < 4:
+        raise UsageError(f"sizes {chosen}: bytes of float32 data are needed, 4 or more")
+    runner = Runner(running(session))
+    own = runner.session
+    told = runner.ask(
+        "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
+        f"_lesson_told = _lesson_ranks.time_algorithms({[*names, OWN]}, {chosen}, {int(repeats)})",
+        _LIMIT_S,
+        level="off",  # recording would take a share of each message
+    )
+    times = {key: float(np.median(np.max([of[key] for of in told.values()], axis=0))) for key in told[0]}
+    counted = chosen[-1]
+    through = {}
+    for name in names:
+        runner.mark()
+        runner.run(f"_lesson_ranks.run_once({name!r}, {counted})")
+        links: plans.Links = {}
+        for call in runner.calls("send"):
+            links[call.rank, call.peer] = links.get((call.rank, call.peer), 0) + call.nbytes
+        through[name] = plans.through_ranks(links)
+    return Costs(own.world_size, own.backend, times, through, counted)
+
+
+def fit(algorithm: str, world_size: int, times: Mapping[int, float]) -> Fit:
+    """Fit the model to times by bytes. Each point counts by its relative error, since sizes span decades.
+
+    The backend's own all_reduce is fitted as if it were a ring.
+
+    Example:
+        >>> found = fit("ring all_reduce", 2, {1000: 0.00021, 1_000_000: 0.00121})
+        >>> round(found.alpha_s * 1e6), round(found.beta_s_per_byte * 1e9, 2)
+        (104, 1.0)
+    """
+    name = "ring all_reduce" if algorithm == OWN else algorithm
+    messages, factor = plans.cost(name, world_size, 1.0)
+    nbytes = np.array(list(times), float)
+    seconds = np.array(list(times.values()), float)
+    columns = np.stack([np.full(len(nbytes), float(messages)), factor * nbytes], axis=1) / seconds[:, None]
+    alpha, beta = _least_squares(columns)
+    model = messages * alpha + factor * nbytes * beta
+    return Fit(
+        alpha_s=alpha,
+        beta_s_per_byte=beta,
+        messages=messages,
+        bytes_factor=factor,
+        error=float(np.median(np.abs(model - seconds) / seconds)),
+    )
+
+
+def _least_squares(columns: Any) -> tuple[float, float]:
+    """Two factors, none below 0, so that the columns add up to ones."""
+    ones = np.ones(len(columns))
+    if len(columns) > 1:
+        alpha, beta = np.linalg.lstsq(columns, ones, rcond=None)[0].tolist()
+        if alpha >= 0 and beta >= 0:
+            return alpha, beta
+    # One of them alone, the better one.
+    singles = [float(column @ ones / (column @ column)) for column in columns.T]
+    errors = [float(((column * one - ones) ** 2).sum()) for column, one in zip(columns.T, singles, strict=True)]
+    return (singles[0], 0.0) if errors[0] <= errors[1] else (0.0, singles[1])

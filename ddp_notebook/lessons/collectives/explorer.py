@@ -1,0 +1,327 @@
+"""The collective explorer: what a collective does, predicted first, then run on the ranks, then compared."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
+from ddp_notebook.lessons.collectives import theory, written
+from ddp_notebook.lessons.collectives.theory import Call, Values
+from ddp_notebook.lessons.session import RUN_S, Runner, running
+from ddp_notebook.records.words import group_by_value, list_ranks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ddp_notebook.session import Session
+
+_WRONG_S = 2.0  # how long ranks wait for one that does not come
+_MOST_ELEMENTS = 64  # of a rank: more are no picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What a wrong call has led to.
+
+    Args:
+        kind: of `theory.WRONG`.
+        rank: the one that was wrong.
+        code: what ran.
+        error: the name of the error; "": none.
+        message: what the session has said.
+        by_rank: what became of each rank.
+        values: what the ranks have, where nobody has noticed anything.
+        seconds: until the ranks were free again.
+    """
+
+    kind: str
+    rank: int
+    code: str
+    error: str
+    message: str
+    by_rank: dict[int, str]
+    values: Values
+    seconds: float
+
+    def __repr__(self) -> str:
+        outcome = f"{self.error}: {self.message}" if self.error else f"nobody noticed: {_words(self.values)}"
+        return f"wrong {self.kind} on rank {self.rank}, after {self.seconds:.1f} s: {outcome}"
+
+
+class Explorer:
+    """One collective with inputs of your own, on the running ranks.
+
+    Args:
+        op: of `theory.OPS`: "all_reduce", "send/recv", ...
+        reduce_op: "SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR" or "BXOR".
+        inputs: numbers of each rank; None: such as show who contributes.
+        root: the source, or the destination; of a message its sender.
+        peer: of a message its receiver.
+        group: ranks that take part, as a group of their own; None: all.
+        dtype: of `theory.DTYPES`.
+        sizes: elements of each rank's input or of each chunk; for all_to_all also one for each receiver.
+        session: None: the running one.
+
+    Raises:
+        UsageError: torch has no such call.
+        NoSessionError: no ranks are running.
+
+    Example:
+        >>> explorer = lessons.collective("all_reduce", inputs={0: [1, 2], 1: [10, 20]})
+        >>> explorer.predict({0: [11, 22], 1: [11, 20]})
+        >>> explorer.run()
+        {0: array([11., 22.], dtype=float32), 1: array([11., 22.], dtype=float32)}
+        >>> explorer.right
+        {0: [True, True], 1: [True, False]}
+    """
+
+    def __init__(
+        self,
+        op: str = "all_reduce",
+        reduce_op: str = "SUM",
+        inputs: Mapping[int, Sequence[float]] | None = None,
+        root: int | None = None,
+        peer: int | None = None,
+        group: Sequence[int] | None = None,
+        dtype: str = "float32",
+        sizes: int | Sequence[int] | None = None,
+        session: Session | None = None,
+    ) -> None:
+        self._runner = Runner(running(session))
+        self.configure(
+            op=op, reduce_op=reduce_op, inputs=inputs, root=root, peer=peer, group=group, dtype=dtype, sizes=sizes
+        )
+
+    def configure(
+        self,
+        *,
+        op: str,
+        reduce_op: str = "SUM",
+        inputs: Mapping[int, Sequence[float]] | None = None,
+        root: int | None = None,
+        peer: int | None = None,
+        group: Sequence[int] | None = None,
+        dtype: str = "float32",
+        sizes: int | Sequence[int] | None = None,
+    ) -> None:
+        """Take another call; what was predicted and run before is forgotten. Arguments as those of the class."""
+        world_size = self._runner.session.world_size
+        members = tuple(sorted(group)) if group is not None else ()
+        if len(members) == world_size:
+            members = ()
+        known = members or tuple(range(world_size))
+        first = known[0] if root is None else root
+        others = [rank for rank in known if rank != first]
+        if sizes is None and inputs is not None:
+            sizes = _size_of(op, inputs, known, first)
+        if sizes is None:
+            sizes = 1 if op in theory.CHUNKED or op == "barrier" else 4
+        self.call = Call(
+            op=op,
+            world_size=world_size,
+            reduce_op=reduce_op,
+            root=first,
+            peer=(others[0] if others else first) if peer is None else peer,
+            group=members,
+            dtype=dtype,
+            sizes=(sizes,) if isinstance(sizes, int) else tuple(sizes),
+        )
+        if max(self.call.input_size(rank) for rank in known) > _MOST_ELEMENTS:
+            raise UsageError(f"more than {_MOST_ELEMENTS} elements of a rank are no picture; choose smaller sizes")
+        self._forget()
+        self._inputs = theory.default_inputs(self.call)
+        if inputs is not None:
+            self.inputs = inputs
+
+    def _forget(self) -> None:
+        self.prediction: dict[int, list[float]] = {}
+        self.result: Values | None = None
+        self.happened: Happened | None = None
+
+    @property
+    def inputs(self) -> dict[int, list[float]]:
+        """The numbers of each rank, to be read and set: `explorer.inputs = {0: [1, 2], 1: [3, 4]}`."""
+        return {rank: values.tolist() for rank, values in self._inputs.items()}
+
+    @inputs.setter
+    def inputs(self, given: Mapping[int, Sequence[float]]) -> None:
+        taken = dict(self._inputs)
+        for rank, values in given.items():
+            if rank not in taken:
+                raise UsageError(f"there is no rank {rank}; the ranks are 0 to {self.call.world_size - 1}")
+            size = self.call.input_size(rank)
+            if len(values) != size:
+                raise UsageError(f"rank {rank} brings {size} elements to this {self.call.op}, not {len(values)}")
+            taken[rank] = _numbers(values, self.call.dtype)
+        self._inputs = taken
+        self._forget()
+
+    @property
+    def line(self) -> str:
+        """The line of code that runs on the ranks."""
+        return self.call.line
+
+    @property
+    def formula(self) -> str:
+        """What comes out, as one equation."""
+        return self.call.formula
+
+    def expected(self) -> Values:
+        """What NumPy says, by rank; a rank whose result torch does not specify is not in it."""
+        return theory.expected(self.call, self._inputs)
+
+    def predict(self, values: Mapping[int, Sequence[float | None]]) -> None:
+        """Say what comes out, for some ranks or for all; None: nothing is said of this element."""
+        for rank in values:
+            if rank not in self.call.ranks:
+                raise UsageError(f"rank {rank} does not take part; {list_ranks(list(self.call.ranks))} do")
+        self.prediction |= {
+            rank: [math.nan if value is None else float(value) for value in given] for rank, given in values.items()
+        }
+
+    def run(self) -> Values:
+        """Run it on the ranks.
+
+        Returns:
+            What each rank of the group has then: of a reduce also what is left on the others.
+
+        Raises:
+            RankError: it failed there.
+        """
+        self.result = self._run(written.cell(self.call, self._inputs), RUN_S)
+        return self.result
+
+    @property
+    def right(self) -> dict[int, list[bool]]:
+        """Whether each predicted element is what the ranks have. What torch does not specify cannot be wrong.
+
+        Raises:
+            UsageError: it was not run yet.
+        """
+        if self.result is None:
+            raise UsageError("run it first: explorer.run()")
+        specified = self.expected()
+        found = {}
+        for rank, real in self.result.items():
+            guess = self.prediction.get(rank, [])
+            if rank not in specified:
+                found[rank] = [True] * len(guess)
+            elif len(guess) == len(real):
+                found[rank] = theory.agree(self.call, np.array(guess), real)
+            else:
+                found[rank] = [False] * max(len(guess), len(real))
+        return found
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the ranks have what NumPy says.
+
+        Raises:
+            UsageError: it was not run yet.
+        """
+        if self.result is None:
+            raise UsageError("run it first: explorer.run()")
+        specified = self.expected()
+        return specified.keys() <= self.result.keys() and all(
+            all(theory.agree(self.call, values, self.result[rank])) for rank, values in specified.items()
+        )
+
+    def wrong(self, kind: str, rank: int | None = None) -> Happened:
+        """Let one rank call it wrongly, for real, and tell what happens. The ranks are free again afterwards.
+
+        Args:
+            kind: "operation", "size", "dtype", "missing rank" or "root".
+            rank: the one that is wrong; None: the last one that takes part.
+
+        Raises:
+            UsageError: this cannot be wrong in this way.
+        """
+        if kind not in self.kinds_of_wrong:
+            raise UsageError(f"{self.call.op} can be wrong in {', '.join(self.kinds_of_wrong)}, not in {kind!r}")
+        who = list(self.call.actors)[-1] if rank is None else rank
+        if who not in list(self.call.actors):
+            raise UsageError(f"rank {who} does not take part; {list_ranks(list(self.call.actors))} do")
+        code = written.cell(self.call, self._inputs, kind, who)
+        began_s = time.monotonic()
+        error = message = ""
+        by_rank: dict[int, str] = {}
+        values: Values = {}
+        try:
+            values = self._run(code, _WRONG_S)
+        except (RankError, CellTimeoutError) as caught:
+            error, message = type(caught).__name__, str(caught)
+            if caught.result is not None:
+                by_rank = {one: caught.result[one].last_act.words for one in caught.result.ranks}
+        self.happened = Happened(
+            kind=kind,
+            rank=who,
+            code="\n".join(written.lines(self.call, kind, who)),
+            error=error,
+            message=message,
+            by_rank=by_rank,
+            values=values,
+            seconds=time.monotonic() - began_s,
+        )
+        return self.happened
+
+    @property
+    def kinds_of_wrong(self) -> tuple[str, ...]:
+        """In which ways this call can be wrong."""
+        if self.call.op == "barrier":
+            return ("operation", "missing rank")
+        return tuple(kind for kind in theory.WRONG if kind != "root" or self.call.op in theory.ROOTED)
+
+    def picture(self) -> Figure:
+        """Before and after, a column for each rank: a figure that stays in a saved notebook."""
+        from ddp_notebook.lessons import pictures
+
+        return pictures.collective(self)
+
+    def __repr__(self) -> str:
+        state = "not run" if self.result is None else "run" if self.agrees else "run, NOT what NumPy says"
+        if self.result is not None and self.prediction:
+            marks = [mark for ranks in self.right.values() for mark in ranks]
+            state += f", {sum(marks)} of {len(marks)} cells right"
+        return f"<Explorer: {self.line} on {list_ranks(list(self.call.ranks))}: {state}>"
+
+    def _ipython_display_(self) -> None:
+        from ddp_notebook.lessons import shown
+
+        shown.display(self)
+
+    def _run(self, code: str, timeout_s: float) -> Values:
+        told = self._runner.ask(code, timeout_s)
+        return {rank: values for rank, values in told.items() if values is not None and rank in self.call.actors}
+
+
+def _size_of(op: str, inputs: Mapping[int, Sequence[float]], ranks: Sequence[int], root: int) -> int:
+    """Elements of an input, or of a chunk of it, as it was given."""
+    longest = max((len(values) for values in inputs.values()), default=0)
+    if op in theory.CHUNKED:
+        if longest % len(ranks):
+            raise UsageError(f"{longest} elements are no {len(ranks)} equal chunks; give sizes")
+        return longest // len(ranks)
+    return longest
+
+
+def _numbers(values: Sequence[float], dtype: str) -> theory.Array:
+    try:
+        found = np.array(values, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"{list(values)}: numbers are needed") from None
+    if not dtype.startswith("float"):
+        limits = np.iinfo(dtype)
+        if (found != np.round(found)).any() or (found < limits.min).any() or (found > limits.max).any():
+            raise UsageError(f"{list(values)}: {dtype} takes whole numbers from {limits.min} to {limits.max}")
+    return found.astype(dtype)
+
+
+def _words(values: Values) -> str:
+    by_words = group_by_value({rank: str(one.tolist()) for rank, one in values.items()})
+    return "; ".join(f"{list_ranks(ranks)}: {words}" for words, ranks in by_words.items())

@@ -1,0 +1,111 @@
+"""The cell that a collective is run by: the line that is shown stands in it as it is shown."""
+
+from __future__ import annotations
+
+from ddp_notebook.lessons.collectives import theory
+from ddp_notebook.lessons.collectives.theory import Array, Call, Values
+
+_RESULT_IN = {"gather": "out", "all_gather": "out", "scatter": "y", "reduce_scatter": "y"}
+
+
+def lines(call: Call, kind: str = "", wrong_rank: int = 0) -> list[str]:
+    """The call, and what one rank does instead."""
+    right = [call.line] + ["work.wait()"] * (call.op == "isend/irecv")
+    if not kind:
+        return right
+    wrong = {
+        "operation": _other_operation(call),
+        "size": ["# with one element more", *right],
+        "dtype": [f"# with {_other_dtype(call.dtype)}", *right],
+        "missing rank": ["pass  # does something else"],
+        "root": _other_root(call, wrong_rank),
+    }[kind]
+    return [
+        f"if rank == {wrong_rank}:",
+        *(f"    {line}" for line in wrong),
+        "else:",
+        *(f"    {line}" for line in right),
+    ]
+
+
+def _other_operation(call: Call) -> list[str]:
+    group = ", group=group" if call.group else ""
+    if call.op in theory.POINT_TO_POINT:
+        return [f"dist.broadcast(x, src={call.root})"]
+    if call.op == "broadcast":
+        return [f"dist.all_reduce(x{group})"]
+    return [f"dist.broadcast(x, src={call.ranks[0]}{group})"]
+
+
+def _other_root(call: Call, wrong_rank: int) -> list[str]:
+    if call.op in theory.POINT_TO_POINT:
+        others = [rank for rank in range(call.world_size) if rank not in (call.root, call.peer)] or [call.peer]
+        if wrong_rank == call.root:
+            return [f"dist.send(x, dst={others[0]})"] if others != [call.peer] else ["dist.recv(x, src=1 - rank)"]
+        return [f"dist.recv(x, src={others[0]})"] if others != [call.peer] else ["dist.send(x, dst=1 - rank)"]
+    other = next(rank for rank in call.ranks if rank != call.root)
+    line = call.line.replace(f"src={call.root}", f"src={other}").replace(f"dst={call.root}", f"dst={other}")
+    return [line.replace(f"rank == {call.root}", f"rank == {other}")]
+
+
+def cell(call: Call, inputs: Values, kind: str = "", wrong_rank: int = 0) -> str:
+    """The cell: the line that is shown stands in it as it is shown."""
+    guard = [f"if rank not in {list(call.actors)}: return"] if call.op in theory.POINT_TO_POINT else []
+    body = [
+        "x, y, chunks, out = tensors",
+        *guard,
+        *lines(call, kind, wrong_rank),
+    ]
+    sizes = {rank: _sizes(call, inputs[rank], rank, kind, wrong_rank) for rank in range(call.world_size)}
+    dtypes = {wrong_rank: _other_dtype(call.dtype)} if kind == "dtype" else {}
+    place = _RESULT_IN.get(call.op, "x")
+    if call.op == "all_to_all":
+        place = "y" if call.is_uneven else "out"
+    run = (
+        f"_lesson_ranks.barrier(_lesson_call, _lesson_tensors, {call.ranks}, {not call.group})"
+        if call.op == "barrier" and not kind
+        else f"_lesson_ranks.collective(_lesson_call, _lesson_tensors, {place!r}, {call.ranks}, {not call.group})"
+    )
+    return "\n".join(
+        [
+            "def _lesson_call(tensors, group, rank, size):",
+            *(f"    {line}" for line in body),
+            "from ddp_notebook.lessons import ranks as _lesson_ranks",
+            f"_lesson_tensors = _lesson_ranks.tensors(*{sizes}[rank], {dtypes}.get(rank, {call.dtype!r}))",
+            f"_lesson_told = {run}",
+        ]
+    )
+
+
+def _sizes(
+    call: Call, values: Array, rank: int, kind: str, wrong_rank: int
+) -> tuple[list[float], list[int], list[int]]:
+    """A rank's numbers, the sizes of its chunks, and those of what it gets."""
+    inputs = values.tolist()
+    n = call.sizes[0]
+    chunks = list(call.chunk_sizes) if call.op in theory.CHUNKED and inputs else []
+    out: list[int] = []
+    if rank in call.ranks:
+        place = call.ranks.index(rank)
+        if call.op == "all_gather" or (call.op == "gather" and rank == call.root):
+            out = [n] * len(call.ranks)
+        elif call.op in ("scatter", "reduce_scatter"):
+            out = [call.chunk_sizes[place]]
+        elif call.op == "all_to_all":
+            out = [call.chunk_sizes[place]] * len(call.ranks)
+    if kind == "root" and call.op in ("gather", "scatter") and rank == wrong_rank:
+        # It believes to be in the place of the root, or not: it has what it needs for that.
+        out = out or [n] * len(call.ranks)
+    if kind == "size" and rank == wrong_rank:
+        if call.op in theory.CHUNKED and chunks:
+            inputs, chunks = [*inputs, *[0.0] * len(chunks)], [size + 1 for size in chunks]
+            out = [size + 1 for size in out]
+        elif call.op == "scatter":
+            out = [size + 1 for size in out]
+        else:
+            inputs, out = [*inputs, 0.0], [size + 1 for size in out]
+    return inputs, chunks, out
+
+
+def _other_dtype(dtype: str) -> str:
+    return "int32" if dtype != "int32" else "float32"

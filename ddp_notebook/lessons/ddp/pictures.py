@@ -1,0 +1,279 @@
+"""Pictures of DDP from the inside: numbers of all ranks before and after, buckets, and when what happened.
+
+Colours mean what they mean in the pictures of a recording (`observe.figures.drawing.FILLS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
+
+from ddp_notebook.lessons.ddp.times import pieces
+from ddp_notebook.observe.figures.drawing import FAINT, INK, LINES, Picture, fill_style, key, picture, text_on
+from ddp_notebook.records.units import size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ddp_notebook.lessons.ddp.inside import Numbers, Run, Stage
+    from ddp_notebook.observe.views import BucketLayout, Step
+
+_LABEL = 8.5  # points
+_MOST_RANKS, _MOST_BUCKETS = 8, 8
+_THIN = 0.4  # the lane of a bucket; that of a rank is 1
+
+
+# ---- stages
+
+
+def stage(found: Stage) -> Picture:
+    """What one stage has changed on the ranks."""
+    if found.number == 2:
+        return _losses(found)
+    if found.number == 3:
+        return _filling(found)
+    what = {1: "weights", 4: "this bucket", 5: "weights"}[found.number]
+    after = {1: "after the broadcast", 4: "after all_reduce: the mean", 5: "after the step"}[found.number]
+    before = {1: f"{what} before", 4: f"{what} before: local gradients", 5: f"{what} before"}[found.number]
+    return _grids(f"{found.number}. {found.title}", {before: found.before, after: found.after})
+
+
+def _grids(title: str, sides: Mapping[str, Numbers]) -> Picture:
+    """The first elements by rank, a grid for each side."""
+    ranks = max(len(side) for side in sides.values())
+    figure, (axes,) = picture(title, 1.15 + 0.3 * ranks)
+    largest = max((abs(x) for side in sides.values() for row in side.values() for x in row), default=0) or 1.0
+    left = 0.0
+    for words, side in sides.items():
+        left = _grid(axes, left, words, side, largest) + 1.0
+    axes.set_xlim(-1.2, left - 0.9)
+    axes.set_ylim(ranks - 0.4, -1.15)
+    _bare(axes)
+    for row, rank in enumerate(sorted(next(iter(sides.values())))):
+        axes.text(-0.15, row, f"rank {rank}", color=INK, ha="right", va="center", fontsize=9)
+    for at in range(1, len(sides)):
+        width = len(next(iter(next(iter(sides.values())).values()), []))
+        x = at * (width + 1.0) - 0.5
+        axes.annotate(
+            "",
+            (x + 0.38, (ranks - 1) / 2),
+            (x - 0.38, (ranks - 1) / 2),
+            arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.5},
+        )
+    return figure
+
+
+def _grid(axes: Axes, left: float, words: str, side: Numbers, largest: float) -> float:
+    width = max((len(row) for row in side.values()), default=0)
+    axes.text(left, -0.85, words, color=INK, fontsize=9, fontweight="bold", va="center")
+    for row, rank in enumerate(sorted(side)):
+        for column, value in enumerate(side[rank]):
+            # Small ones would all look alike, hence the root.
+            share = float(np.sqrt(abs(value) / largest))
+            color = _mixed(LINES[0] if value >= 0 else LINES[1], 0.08 + 0.55 * share)
+            axes.barh(row, 0.94, left=left + column + 0.03, height=0.86, color=color)
+            axes.text(left + column + 0.5, row, f"{value:.2g}", ha="center", va="center", fontsize=7.5, color="#202020")
+    return left + width
+
+
+def _mixed(color: str, share: float) -> tuple[float, ...]:
+    """So much of a colour in white: light enough for dark numbers, on a page of any colour."""
+    return tuple(1 - share * (1 - part) for part in to_rgb(color))
+
+
+def _losses(found: Stage) -> Picture:
+    losses = found.losses
+    mean = sum(losses.values()) / len(losses)
+    figure, (axes,) = picture(f"2. {found.title}; the mean of their losses is {mean:.4f}", 1.0 + 0.3 * len(losses))
+    ranks = sorted(losses)
+    for row, rank in enumerate(ranks):
+        axes.plot([mean, losses[rank]], [row, row], color=LINES[0], linewidth=1.5)
+        axes.plot(losses[rank], row, "o", color=LINES[0], markersize=7)
+        axes.annotate(
+            f"{losses[rank]:.4f}",
+            (losses[rank], row),
+            (9, 0),
+            textcoords="offset points",
+            color=INK,
+            va="center",
+            fontsize=9,
+        )
+    axes.axvline(mean, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    axes.set_ylim(len(ranks) - 0.4, -0.6)
+    axes.margins(x=0.15)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("loss on its own batch; dashed: the mean")
+    return figure
+
+
+def _filling(found: Stage) -> Picture:
+    """Above: when each gradient of rank 0 became ready, and which bucket it filled. Below: the local gradients."""
+    names = [whose for _, what, whose in found.events if what == "gradient"]
+    ranks = len(found.before)
+    heights = (0.24 * (len(names) + 2) + 0.5, 0.3 * ranks + 0.45)
+    figure, (above, below) = picture(f"3. {found.title}", 1.2 + sum(heights), heights)
+    bucket_of = {name: at for at, bucket in enumerate(found.buckets) for name in bucket.parameters}
+    row = full = 0
+    last = max(at for at, _, _ in found.events)
+    for at, what, whose in found.events:
+        if what == "gradient":
+            color = LINES[bucket_of.get(whose, 0) % len(LINES)]
+            above.plot([0, at], [row, row], color=FAINT, linewidth=1)
+            above.plot(at, row, "o", color=color, markersize=6)
+            number = f"bucket {bucket_of[whose]}" if whose in bucket_of else "no bucket"
+            above.text(1.03 * last, row, number, color=color, va="center", fontsize=_LABEL)
+            row += 1
+        else:
+            above.axvline(at, color=LINES[full % len(LINES)], linewidth=1.2, linestyle=(0, (4, 3)))
+            words = f"bucket {full} is full "
+            above.text(at, -0.9 - 0.75 * (full % 3), words, color=INK, fontsize=_LABEL, ha="right", va="center")
+            full += 1
+    above.set_yticks(range(len(names)), names)
+    above.set_ylim(len(names) - 0.4, -1.4 - 0.75 * min(full - 1, 2))
+    above.set_xlim(0, 1.13 * last)
+    above.grid(visible=False, axis="y")
+    above.set_xlabel("ms since the backward of rank 0 began; from top to bottom in the order of becoming ready")
+    largest = max((abs(x) for row in found.before.values() for x in row), default=0) or 1.0
+    right = _grid(below, 0, "the local gradient that every rank has now", found.before, largest)
+    below.set_xlim(-0.9, max(right, 8) + 2)
+    below.set_ylim(ranks - 0.4, -1.15)
+    _bare(below)
+    for at, rank in enumerate(sorted(found.before)):
+        below.text(-0.1, at, f"rank {rank}", color=INK, ha="right", va="center", fontsize=9)
+    return figure
+
+
+# ---- buckets
+
+
+def layout(first: Sequence[BucketLayout], then: Sequence[BucketLayout]) -> Picture:
+    """The parameters of each bucket, as wide as they have bytes: in the first step, and from the second on."""
+    title = f"{len(first)} bucket{'s' * (len(first) != 1)} in the first step, {len(then)} from the second on"
+    rows = [("first step", at, one) for at, one in enumerate(first)]
+    rows += [("from the second step on", at, one) for at, one in enumerate(then)]
+    figure, (axes,) = picture(title, 1.0 + 0.34 * (len(rows) + 2))
+    widest = max((one.nbytes for _, _, one in rows), default=1)
+    y, labels, before = 0.0, [], ""
+    for when, at, one in rows:
+        if when != before:
+            axes.text(0, y, f"{when}, in the order of sending", color=INK, fontsize=9, fontweight="bold", va="center")
+            y, before = y + 1, when
+        names = ", ".join(one.parameters) or "?"
+        axes.barh(y, one.nbytes / 1e6, height=0.72, color=LINES[at % len(LINES)], alpha=0.75)
+        fits = one.nbytes > 0.55 * widest
+        axes.text(
+            (0.008 * widest + (0 if fits else one.nbytes)) / 1e6,
+            y,
+            names,
+            color="#FFFFFF" if fits else INK,
+            fontsize=_LABEL - 0.5,
+            va="center",
+            clip_on=True,
+        )
+        labels.append((y, f"bucket {at}, {size(one.nbytes)}"))
+        y += 1
+    axes.set_yticks([place for place, _ in labels], [words for _, words in labels])
+    axes.set_ylim(y - 0.4, -0.7)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("MB")
+    return figure
+
+
+# ---- time
+
+
+def run(found: Run) -> Picture:
+    """The typical step on all ranks: what each computes, and below it its buckets on their way."""
+    steps = sorted((one for one in found.steps if one.step == found.typical), key=lambda one: one.rank)
+    more = f"; ranks 0-{_MOST_RANKS - 1} of {len(steps)}" if len(steps) > _MOST_RANKS else ""
+    steps = steps[:_MOST_RANKS]
+    zero = min(one.start_ns for one in steps)
+    title = f"{found.name}: a step takes {found.ms['step']:.0f} ms, {_parts_told(found.ms)}"
+    figure, (axes,) = picture(title, 1.3 + sum(_height(one) + 0.13 for one in steps))
+    y, ticks = 0.0, []
+    for step in steps:
+        ticks.append((y, f"rank {step.rank}"))
+        y = _draw_step(axes, y, found, step, zero) + 0.35
+    _finish(figure, axes, ticks, y, f"time since the step began on the first rank (ms){more}")
+    return figure
+
+
+def compare(runs: Sequence[Run]) -> Picture:
+    """A typical step of each run on rank 0."""
+    steps = [next(one for one in found.steps if (one.rank, one.step) == (0, found.typical)) for found in runs]
+    fastest, *_, slowest = sorted([*runs, *runs], key=lambda found: found.ms["step"])
+    title = f"A step takes {fastest.ms['step']:.0f} ms with {fastest.name}"
+    if slowest is not fastest:
+        title += f", {slowest.ms['step']:.0f} ms with {slowest.name}"
+    figure, (axes,) = picture(title, 1.45 + sum(_height(one) + 0.34 for one in steps))
+    y = 0.0
+    for found, step in zip(runs, steps, strict=True):
+        axes.text(0, y - 0.05, found.name, color=INK, fontsize=9, fontweight="bold", va="center")
+        told = f"{size(found.sent_bytes)} sent; {_parts_told(found.ms)}"
+        side = axes.get_yaxis_transform()
+        axes.text(1, y - 0.05, told, color=INK, fontsize=_LABEL, va="center", ha="right", transform=side)
+        y = _draw_step(axes, y + 0.75, found, step, step.start_ns) + 0.7
+    _finish(figure, axes, [], y, "time since the step began on rank 0 (ms)")
+    return figure
+
+
+def _parts_told(of: Mapping[str, float]) -> str:
+    told = f"{of['exposed']:.0f} ms of communication exposed"
+    return told + (f", {of['waiting']:.0f} ms of waiting" if of["waiting"] > 0.05 * of["step"] else "")
+
+
+def _height(step: Step) -> float:
+    return 0.3 + 0.16 * min(len(step.buckets), _MOST_BUCKETS)
+
+
+def _draw_step(axes: Axes, y: float, found: Run, step: Step, zero: int) -> float:
+    """The work of a rank in one lane and its buckets in thin ones below; returns where the last lane ends."""
+    lanes = {one.bucket: number for number, one in enumerate(step.buckets[:_MOST_BUCKETS])}
+    ends: dict[int, int] = {}
+    begin = step.end_ns
+    for piece in pieces(found.spans, found.steps, step):
+        left, width = (piece.start_ns - zero) / 1e6, (piece.end_ns - piece.start_ns) / 1e6
+        if piece.bucket is None:
+            axes.barh(y, width, left=left, height=0.72, **fill_style(piece.meaning))
+            begin = min(begin, piece.start_ns)
+            style: dict[str, Any] = {"color": text_on(piece.meaning), "fontsize": 8, "ha": "center", "va": "center"}
+            # `_finish` takes away those that do not fit, once the axis is known.
+            axes.text(left + width / 2, y, piece.words, gid=str(width), **style)
+        elif piece.bucket in lanes:
+            lane = y + 0.62 + _THIN * lanes[piece.bucket]
+            axes.barh(lane, width, left=left, height=0.8 * _THIN, **fill_style(piece.meaning))
+            ends[piece.bucket] = max(ends.get(piece.bucket, 0), piece.end_ns)
+    for bucket, end in ends.items():
+        axes.text(
+            (end - zero) / 1e6, y + 0.62 + _THIN * lanes[bucket], f" {bucket}", color=INK, fontsize=7, va="center"
+        )
+    if step.rank == found.options["straggler"]:
+        middle, width = (begin + step.start_ns - 2 * zero) / 2e6, (begin - step.start_ns) / 1e6
+        axes.text(middle, y, "asleep", gid=str(width), color=INK, fontsize=8, ha="center", va="center")
+    return y + 0.62 + _THIN * len(lanes)
+
+
+def _finish(figure: Picture, axes: Axes, ticks: Sequence[tuple[float, str]], bottom: float, words: str) -> None:
+    axes.set_yticks([place for place, _ in ticks], [word for _, word in ticks])
+    axes.set_ylim(bottom - 0.3, -0.55)
+    right = max((one.get_x() + one.get_width() for one in axes.patches if isinstance(one, Rectangle)), default=1.0)
+    axes.set_xlim(0, 1.03 * right)
+    for text in axes.texts:
+        if (width := text.get_gid()) is not None and float(width) < 0.012 * len(text.get_text()) * right:
+            text.set_visible(False)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(f"{words}; thin bars: buckets, by number")
+    key(figure, ("compute", "optimizer", "hidden", "exposed", "waiting"))
+
+
+def _bare(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

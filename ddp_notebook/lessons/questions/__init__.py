@@ -1,0 +1,7 @@
+"""Exercises with a checked answer.
+
+questions        what was asked, and whether an answer is right
+judging          how answers are judged
+answers          what notebooks 04 to 07 ask
+answers_training what notebooks 08 and 09 ask
+"""

@@ -1,0 +1,88 @@
+"""How the answers to the questions of the notebooks are judged: right or wrong, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Any
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.records.words import name_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question that a notebook asks.
+
+    Args:
+        answer: what is right, or a function that makes it from the number of ranks. A mapping from rank is compared
+            rank by rank.
+        why: said when the answer is right.
+        hint: said when it is not.
+        traps: wrong answers that are easily given, and what is wrong with them; a function of the number of ranks
+            where they depend on it.
+        tolerance: by how much numbers may differ, as a share of what is right.
+    """
+
+    answer: Any
+    why: str
+    hint: str
+    traps: Mapping[Any, str] | Callable[[int], Mapping[Any, str]] = field(default_factory=dict)
+    tolerance: float = 1e-5
+
+
+def judge(asked: Question, answer: Any) -> tuple[bool, str]:
+    """Whether the answer is right, and what is to be said."""
+    if _is_missing(answer):
+        return False, "put your answer in place of the dots"
+    right = asked.answer(_world_size()) if callable(asked.answer) else asked.answer
+    if isinstance(right, Mapping) and isinstance(answer, Mapping):
+        wrong = [key for key in right if key not in answer or not _is_equal(answer[key], right[key], asked.tolerance)]
+        if wrong or set(answer) - set(right):
+            return False, f"{_where(wrong)}{asked.hint}"
+    elif not _is_equal(answer, right, asked.tolerance):
+        traps = asked.traps(_world_size()) if callable(asked.traps) else asked.traps
+        met = [text for trap, text in traps.items() if _is_equal(answer, trap, asked.tolerance)]
+        return False, " ".join([*met[:1], asked.hint])
+    return True, asked.why
+
+
+def _where(wrong: list[Any]) -> str:
+    if not wrong:
+        return ""
+    ranks = all(type(key) is int for key in wrong)
+    return f"look at {name_ranks(wrong) if ranks else ', '.join(map(str, wrong))}. "
+
+
+def _world_size() -> int:
+    from ddp_notebook.session import current
+
+    session = current()
+    if session is None:
+        raise UsageError("the answer depends on the number of ranks, and none run: %ddp_start 4")
+    return session.world_size
+
+
+def _is_missing(answer: Any) -> bool:
+    if isinstance(answer, Mapping):
+        return any(isinstance(value, EllipsisType) for value in answer.values())
+    return isinstance(answer, EllipsisType) or (isinstance(answer, list | tuple) and any(v is ... for v in answer))
+
+
+def _is_equal(given: Any, right: Any, tolerance: float) -> bool:
+    """Numbers within the tolerance, lists and tuples item by item, the rest as Python does. Arrays and tensors are
+    compared as the lists that they are."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(right, bool) or isinstance(given, bool):
+        return given is right
+    if isinstance(right, int | float):
+        return isinstance(given, int | float) and math.isclose(given, right, rel_tol=tolerance, abs_tol=1e-9)
+    if isinstance(right, list | tuple):
+        if not isinstance(given, list | tuple) or len(given) != len(right):
+            return False
+        return all(_is_equal(one, other, tolerance) for one, other in zip(given, right, strict=True))
+    if isinstance(right, str):
+        return isinstance(given, str) and given.strip().lower() == right.lower()
+    return bool(given == right)

@@ -1,0 +1,129 @@
+"""Exercises with a checked answer: what was asked, whether the answer is right, and why."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ddp_notebook.errors import UsageError
+
+Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
+_QUESTIONS: dict[str, Judge] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an answer is right, and why. As a condition it is true where the answer is right."""
+
+    is_right: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.is_right
+
+    def __repr__(self) -> str:
+        return f"{'right' if self.is_right else 'not yet'}{': ' * bool(self.reason)}{self.reason}"
+
+    def _repr_html_(self) -> str:
+        colour, mark = ("#009e73", "&#10003; right") if self.is_right else ("#d55e00", "&#10007; not yet")
+        reason = html.escape(self.reason)
+        return (
+            f'<div role="status" style="border-left:4px solid {colour};padding:4px 12px;margin:4px 0">'
+            f"<b>{mark}</b>{': ' * bool(reason)}{reason}</div>"
+        )
+
+
+def question(name: str) -> Callable[[Judge], Judge]:
+    """Register how the answers to a question are judged.
+
+    Args:
+        name: that `check` knows it by.
+
+    Example:
+        >>> @question("6_sum_of_ranks")
+        ... def _(answer):
+        ...     return answer == 6, "0 + 1 + 2 + 3 is 6"
+    """
+
+    def register(judge: Judge) -> Judge:
+        _QUESTIONS[name] = judge
+        return judge
+
+    return register
+
+
+def check(question: str | Judge | Any, answer: Any) -> Verdict:
+    """Judge an answer. Raises nothing for a wrong one.
+
+    Args:
+        question: the name of a question; or a function of the answer that gives `(is_right, reason)`, or whether it
+            is right, or raises AssertionError with the reason; or the right answer itself: numbers, an array, a mapping
+            from rank to these.
+        answer: the reader's.
+
+    Raises:
+        UsageError: there is no question of this name.
+
+    Example:
+        >>> check({0: 6, 1: 6}, {0: 6, 1: 5})
+        not yet: rank 1 has 6, not 5
+    """
+    if answer is None or answer is Ellipsis:
+        return Verdict(False, "put your answer in place of the dots")
+    if isinstance(question, str):
+        from ddp_notebook.lessons.questions import answers, answers_training  # noqa: F401  # they register their questions
+    if isinstance(question, str) and not isinstance(answer, str):
+        if question not in _QUESTIONS:
+            known = ", ".join(sorted(_QUESTIONS)) or "none"
+            raise UsageError(f"there is no question {question!r}; there are: {known}")
+        question = _QUESTIONS[question]
+    elif isinstance(question, str) and question in _QUESTIONS:
+        question = _QUESTIONS[question]
+    if not callable(question):
+        return _compare(question, answer)
+    try:
+        said = question(answer)
+    except AssertionError as error:
+        return Verdict(False, str(error))
+    except Exception as error:  # an answer of a kind that nobody has thought of
+        return Verdict(False, f"{type(answer).__name__} is no answer here ({error})")
+    if isinstance(said, tuple):
+        return Verdict(bool(said[0]), said[1])
+    if isinstance(said, str):
+        return Verdict(False, said)
+    return Verdict(True if said is None else bool(said), "")
+
+
+def _compare(right: Any, answer: Any) -> Verdict:
+    if isinstance(right, Mapping):
+        if not isinstance(answer, Mapping):
+            return Verdict(False, f"a value for each of the ranks {list(right)} is needed: {{0: ..., 1: ...}}")
+        for rank, value in right.items():
+            if rank not in answer:
+                return Verdict(False, f"rank {rank} is missing")
+            if not _same(value, answer[rank]):
+                return Verdict(False, f"rank {rank} has {_short(value)}, not {_short(answer[rank])}")
+        return Verdict(True, "")
+    if _same(right, answer):
+        return Verdict(True, "")
+    return Verdict(False, f"it is {_short(right)}, not {_short(answer)}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return isinstance(one, str) and isinstance(other, str) and one.strip().lower() == other.strip().lower()
+    if isinstance(one, Sequence) and not all(isinstance(value, int | float) for value in one):
+        return isinstance(other, Sequence) and list(one) == list(other)
+    try:
+        first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    except (TypeError, ValueError):
+        return bool(one == other)
+    return first.shape == second.shape and bool(np.allclose(first, second, rtol=1e-5, atol=1e-8))
+
+
+def _short(value: Any) -> str:
+    return str(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)

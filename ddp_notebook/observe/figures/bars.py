@@ -1,0 +1,300 @@
+"""Pictures with bars: what a step's time went into, and the buckets of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.ticker import MaxNLocator
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.figures.drawing import INK, Picture, fill_style, key, picture, text_on
+from ddp_notebook.observe.steps.steps import measure, typical
+from ddp_notebook.observe.steps.steps import steps as steps_of
+from ddp_notebook.observe.steps.waits import WARM_UP, straggler_of
+from ddp_notebook.observe.tables.matching import Recorded, calls_of, match_collectives
+from ddp_notebook.observe.views import Bucket, Step, Straggler
+from ddp_notebook.records.schema import SPANS
+from ddp_notebook.records.units import ms, percent, size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
+_WORDS = {"compute": "compute", "exposed": "exposed communication"} | {one: one for one in ("input", "optimizer")}
+_LEAST_TOLD = 0.05  # of a step
+_MOST_COLUMNS = 160  # steps side by side; of more, some are drawn together
+_MOST_BARS = 32  # of more it is an area
+_MOST_NAMED = 32  # bars that get a label each
+_ROW = 0.27  # inches
+_NAME_LENGTH = 34
+
+Times = npt.NDArray[np.float64]
+
+
+# ---- steps
+
+
+def steps(recording: Recorded, cell: int | None) -> Picture:
+    """See `figures.steps`."""
+    measured = measure(recording, cell)
+    last_cell = max((one.step.cell for one in measured), default=0)
+    measured = [one for one in measured if one.step.cell == last_cell]
+    found = [one.step for one in measured]
+    if not found:
+        where = "" if cell is None else f" in cell {cell}"
+        raise UsageError(
+            f"there is nothing to draw: no step was recorded{where}; run a cell that calls optimizer.step(), with "
+            "%ddp_record meta or values"
+        )
+    ranks = sorted({step.rank for step in found})
+    settled = typical([step for step in found if step.step >= WARM_UP] or found)
+    of_rank = np.array([_mean(_of(rank, settled) or _of(rank, found)) for rank in ranks])  # (R, parts)
+    title = _told(of_rank, straggler_of(measured), "" if cell is None else f" (cell {cell})")
+    height = min(max(len(ranks), 3) * _ROW, 6.0)
+    figure, (above, below) = picture(title, height + 4.2, (height, 2.2))
+    _draw_by_rank(above, ranks, of_rank)
+    draw_by_step(below, found)
+    shown = [part for at, part in enumerate(PARTS) if of_rank[:, at].any()]
+    key(figure, shown)
+    return figure
+
+
+def _parts(step: Step) -> tuple[int, ...]:
+    """In the order of `PARTS`; they add up to the step's duration."""
+    hidden = min(step.overlapped_ns, step.compute_ns)
+    return (
+        step.input_ns,
+        step.compute_ns - hidden,
+        hidden,
+        step.exposed_ns,
+        step.waiting_ns,
+        step.optimizer_ns,
+        step.rest_ns,
+    )
+
+
+def _of(rank: int, found: Sequence[Step]) -> list[Step]:
+    return [step for step in found if step.rank == rank]
+
+
+def _mean(found: Sequence[Step]) -> Times:
+    return np.mean([_parts(step) for step in found], axis=0)
+
+
+def _told(of_rank: Times, slow: Straggler | None, where: str) -> str:
+    part = dict(zip(PARTS, of_rank.mean(axis=0).tolist(), strict=True))
+    whole = sum(part.values()) or 1.0
+    part["compute"] += part.pop("overlapped")
+    words = _WORDS | {"waiting": "waiting for others" if slow is None else f"waiting for rank {slow.rank}"}
+    words["rest"] = "between"
+    told = sorted((name for name in part if part[name] >= _LEAST_TOLD * whole), key=lambda name: -part[name])
+    shares = ", ".join(f"{percent(part[name] / whole)} {words[name]}" for name in told)
+    return f"A step takes {ms(whole)}: {shares}{where}"
+
+
+def _draw_by_rank(axes: Axes, ranks: Sequence[int], of_rank: Times) -> None:
+    left = np.zeros(len(ranks))
+    widest = float(of_rank.sum(axis=1).max()) / 1e6
+    for part, ns in zip(PARTS, of_rank.T, strict=True):
+        widths = ns / 1e6
+        axes.barh(range(len(ranks)), widths, left=left, height=0.78, **fill_style(part))
+        for row, width in enumerate(widths):
+            if width > 0.06 * widest and part != "overlapped" and len(ranks) <= _MOST_NAMED:
+                whole = width + (of_rank[row, PARTS.index("overlapped")] / 1e6 if part == "compute" else 0)
+                _write(axes, left[row] + width / 2, row, f"{whole:.3g}", text_on(part), "center")
+        left += widths
+    if len(ranks) <= _MOST_NAMED:
+        axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+        for row, whole in enumerate(left):
+            _write(axes, whole + 0.01 * widest, row, f"{whole:.3g} ms", INK, "left")
+    else:
+        axes.set_ylabel("rank")
+    axes.set_xlim(0, 1.1 * widest)
+    axes.set_ylim(len(ranks) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("time per step (ms), mean of the steps")
+
+
+def draw_by_step(
+    axes: Axes, found: Sequence[Step], numbers: Sequence[int] | None = None, most: int = _MOST_COLUMNS
+) -> list[str]:
+    """What the time of each step went into, mean of the ranks. Returns the parts that are seen, for `key`.
+
+    Args:
+        found: steps of all ranks.
+        numbers: of each of them; None: those in their cell.
+        most: columns; of more steps some are drawn together.
+    """
+    all_numbers = np.array([step.step for step in found] if numbers is None else numbers)
+    unique, of_number, counts = np.unique(all_numbers, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(unique), len(PARTS)))
+    np.add.at(sums, of_number, np.array([_parts(step) for step in found], np.float64))
+    parts = sums / counts[:, None] / 1e6  # (steps, parts)
+    together = -(-len(unique) // most)
+    edges = range(0, len(unique), together)
+    heights = np.array([np.median(parts[at : at + together], axis=0) for at in edges])
+    # Their middles: the first of each and the last.
+    x = np.array([(unique[at] + unique[min(at + together, len(unique)) - 1]) / 2 for at in edges])
+    base = np.zeros(len(x))
+    for part, column in zip(PARTS, heights.T, strict=True):
+        style = fill_style(part)
+        if len(x) <= _MOST_BARS:
+            axes.bar(x, column, bottom=base, width=0.86 * together, **style)
+        elif column.any():  # one area instead of many bars, which take ten times as long
+            outline = np.append(x - together / 2, x[-1] + together / 2)
+            low, high = (np.append(one, one[-1]) for one in (base, base + column))
+            axes.fill_between(outline, low, high, step="post", **style | {"linewidth": 0.0})
+        base += column
+    axes.set_ylim(bottom=0)
+    top = 1.15 * float(np.percentile(base, 90))
+    if base.max() > 1.5 * top:  # the first step is often much longer than all others, which would not be seen
+        axes.set_ylim(0, top)
+        for at in np.flatnonzero(base > top)[:3]:
+            _write(axes, x[at] + 0.6 * together, 0.93 * top, f"{base[at]:,.0f} ms ↑", INK, "left")
+    axes.grid(visible=False, axis="x")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("step" if together == 1 else f"step ({together} together)")
+    axes.set_ylabel("time (ms), mean of ranks")
+    return [part for at, part in enumerate(PARTS) if heights[:, at].any()]
+
+
+def _write(axes: Axes, x: float, y: float, text: str, color: str, align: str) -> None:
+    axes.text(x, y, text, color=color, ha=align, va="center", fontsize=8.5, clip_on=True)
+
+
+# ---- buckets
+
+
+def buckets(recording: Recorded, rank: int, step: int | None, cell: int | None) -> Picture:
+    """See `figures.buckets`."""
+    chosen = _choose_step(recording, rank, step, cell)
+    waited = _waited_by_issue(recording, chosen)
+    begin, end = _backward_of(recording, chosen)
+    last_issue = max(bucket.issue_ns for bucket in chosen.buckets)
+    rows = [_Row(bucket, waited.get(bucket.issue_ns, 0), last_issue, end) for bucket in chosen.buckets]
+    where = f" (rank {chosen.rank}, cell {chosen.cell}, step {chosen.step})"
+    height = 1.7 + _ROW * min(len(rows) + 1, 40)
+    latest = max([end, *(row.end for row in rows)])
+    all_arrived = min(max([last_issue, *(row.arrived for row in rows)]), latest)
+    title = _told_of(rows, all_arrived - last_issue, latest - all_arrived) + where
+    figure, (axes,) = picture(title, height)
+
+    _draw(axes, 0, "compute", begin, last_issue, begin)
+    _draw(axes, 0, "waiting", last_issue, all_arrived, begin)
+    _draw(axes, 0, "exposed", all_arrived, latest, begin)
+    for at, row in enumerate(rows, 1):
+        _draw(axes, at, "waiting", row.begin, row.arrived, begin)
+        _draw(axes, at, "hidden", row.arrived, row.hidden_until, begin)
+        _draw(axes, at, "exposed", row.hidden_until, row.end, begin)
+    axes.axvline((last_issue - begin) / 1e6, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.text(
+        (last_issue - begin) / 1e6,
+        -0.75,
+        "all gradients are ready ",
+        color=INK,
+        fontsize=8.5,
+        ha="right",
+        va="center",
+    )
+    labels = ["backward", *(_label(row.bucket) for row in rows)]
+    every = -(-len(labels) // 40)
+    axes.set_yticks(range(0, len(labels), every), labels[::every])
+    axes.set_ylim(len(labels) - 0.4, -1.2)
+    axes.set_xlim(0, 1.02 * (latest - begin) / 1e6)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("time since the backward began (ms)")
+    key(figure, ("compute", "waiting", "hidden", "exposed"))
+    return figure
+
+
+class _Row:
+    """One bucket: `begin` issued, `arrived` all ranks are there, `hidden_until` this rank has nothing else to do."""
+
+    def __init__(self, bucket: Bucket, waited_ns: int, last_issue: int, backward_end: int) -> None:
+        self.bucket = bucket
+        self.begin = bucket.issue_ns
+        self.end = max(backward_end if bucket.end_ns is None else bucket.end_ns, self.begin)
+        self.arrived = min(self.begin + waited_ns, self.end)
+        self.hidden_until = min(max(self.arrived, last_issue), self.end)
+
+
+def _told_of(rows: Sequence[_Row], waiting_ns: int, exposed_ns: int) -> str:
+    transfer = _union([(row.arrived, row.end) for row in rows])
+    hidden = _union([(row.arrived, row.hidden_until) for row in rows])
+    count = f"{len(rows)} buckets" if len(rows) > 1 else "1 bucket"
+    words = f"{percent(hidden / transfer) if transfer else 'nothing'} of the transfer of {count} "
+    words += f"({size(sum(row.bucket.nbytes for row in rows))}) is hidden; exposed: {ms(exposed_ns)}"
+    return words + (f", and {ms(waiting_ns)} of waiting" if waiting_ns > _LEAST_TOLD * exposed_ns else "")
+
+
+def _union(intervals: Sequence[tuple[int, int]]) -> int:
+    """How long at least one of them lasts."""
+    total, until = 0, -1
+    for begin, end in sorted(intervals):
+        total += max(0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _draw(axes: Axes, row: int, meaning: str, begin: int, end: int, zero: int) -> None:
+    if end > begin:
+        axes.barh(row, (end - begin) / 1e6, left=(begin - zero) / 1e6, height=0.72, **fill_style(meaning))
+
+
+def _label(bucket: Bucket) -> str:
+    names = bucket.parameters
+    shown = f"{names[0]}, {len(names) - 1} more" if len(names) > 1 else "".join(names)
+    if len(shown) > _NAME_LENGTH:
+        shown = "…" + shown[1 - _NAME_LENGTH :]
+    return "  ".join(filter(None, [shown, f"{size(bucket.nbytes)}", f"#{bucket.bucket}"]))
+
+
+def _choose_step(recording: Recorded, rank: int, step: int | None, cell: int | None) -> Step:
+    if not 0 <= rank < recording.world_size:
+        raise UsageError(f"there is no rank {rank}; the ranks are 0 to {recording.world_size - 1}")
+    found = steps_of(recording, cell, rank)
+    having = [one for one in found if one.buckets]
+    where = "" if cell is None else f" in cell {cell}"
+    if not having:
+        raise UsageError(
+            f"there is nothing to draw: rank {rank} has synchronised no bucket{where}; wrap the model in "
+            "DistributedDataParallel and run a cell that trains it, with %ddp_record meta or values"
+        )
+    if step is None:
+        return having[-1]
+    last_cell = having[-1].cell
+    of_number = {one.step: one for one in having if one.cell == last_cell}
+    if step not in of_number:
+        has = f"{min(of_number)} to {max(of_number)}" if len(of_number) > 1 else str(min(of_number))
+        raise UsageError(f"step {step} of rank {rank} has no buckets; in cell {last_cell} steps {has} have some")
+    return of_number[step]
+
+
+def _waited_by_issue(recording: Recorded, step: Step) -> dict[int, int]:
+    """How long each bucket waited for the other ranks, by the time of its issue on this rank."""
+    calls = calls_of(recording, step.cell)
+    calls = calls[calls["bucket"] >= 0]
+    matched = match_collectives(recording, calls)
+    rows = calls[matched.index]
+    mine = rows["rank"] == step.rank
+    came = matched.arrived_ns[mine] + matched.waited_ns[mine] - rows["issue_ns"][mine]
+    return dict(zip(rows["issue_ns"][mine].tolist(), came.tolist(), strict=True))
+
+
+def _backward_of(recording: Recorded, step: Step) -> tuple[int, int]:
+    """From the begin of the backward in which the first bucket was issued to the end of the last."""
+    spans = recording.rows("span")
+    issued = [bucket.issue_ns for bucket in step.buckets]
+    mine = spans[
+        (spans["rank"] == step.rank)
+        & (spans["kind"] == SPANS.index("backward"))
+        & (spans["end_ns"] >= min(issued))
+        & (spans["start_ns"] <= max(issued))
+    ]
+    ends = [bucket.end_ns or bucket.issue_ns for bucket in step.buckets]
+    if not len(mine):
+        return min(issued), max(ends)
+    return int(mine["start_ns"].min()), int(mine["end_ns"].max())

@@ -1,0 +1,114 @@
+"""Pictures of a recording: matplotlib figures that a notebook shows, whose titles say the result in words.
+
+| picture | shows |
+|---|---|
+| `loss` | a metric by step, a line for each rank; above 16 ranks their range, median and the three furthest off |
+| `steps` | what the time of a step goes into: by rank, and over the steps of the cell |
+| `buckets` | when DDP's buckets of gradients were issued and when they were through, beside the backward of one step |
+| `bandwidth` | bus bandwidth by message size |
+
+Colours of times mean the same in all of them (`drawing.FILLS`): blue computes, orange-red is communication that
+nothing hides, white waits for a slower rank. matplotlib is imported at the first picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.views import Metric
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.figures.drawing import Picture
+
+
+class Logged(Protocol):
+    """What is asked of a recording for the picture of a metric."""
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]: ...
+
+
+def loss(recording: Logged, name: str | None = None, cell: int | None = None) -> Picture:
+    """A metric by step.
+
+    Args:
+        recording: what the ranks have recorded.
+        name: of the metric; None: the first one that has "loss" in its name, or else the first.
+        cell: of this cell only; None: of all cells where their steps follow each other, or else of the last one.
+
+    Raises:
+        UsageError: no such metric was recorded.
+
+    Example:
+        >>> from tests.observe.test_figures import logged
+        >>> loss(logged({0: [2.0, 1.0], 1: [2.2, 1.2]})).get_suptitle()
+        'loss falls from 2.1 to 1.1 in 2 steps; at the end the ranks are between 1 and 1.2'
+    """
+    from ddp_notebook.observe.figures import curves
+
+    return curves.loss(recording.metrics, name, cell)
+
+
+def steps(recording: Recorded, cell: int | None = None) -> Picture:
+    """What the time of a step goes into: the mean of each part by rank, and each step, mean of the ranks.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: this cell; None: the last one with steps.
+
+    Raises:
+        UsageError: no step was recorded.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> steps(simulate(slow=2, phase="forward", extra_ms=50)).get_suptitle()
+        'A step takes 84 ms: 50 % compute, 44 % waiting for rank 2'
+    """
+    from ddp_notebook.observe.figures import bars
+
+    return bars.steps(recording, cell)
+
+
+def buckets(recording: Recorded, rank: int = 0, step: int | None = None, cell: int | None = None) -> Picture:
+    """When the buckets of one step were issued and when they were through, beside the backward of that step.
+
+    Args:
+        recording: what the ranks have recorded.
+        rank: whose.
+        step: its number in the cell, from 0; None: the last one that has buckets.
+        cell: this cell; None: the last one with buckets.
+
+    Raises:
+        UsageError: no such step was recorded, or it has no buckets.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> buckets(simulate()).get_suptitle()
+        '75 % of the transfer of 4 buckets (4.2 MB) is hidden; exposed: 1 ms (rank 0, cell 1, step 19)'
+    """
+    from ddp_notebook.observe.figures import bars
+
+    return bars.buckets(recording, rank, step, cell)
+
+
+def bandwidth(recording: Recorded, cell: int | None = None) -> Picture:
+    """Bus bandwidth by message size, on logarithmic axes: a line for each operation in each group.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: of this cell only.
+
+    Raises:
+        UsageError: no transfer was recorded on at least two ranks.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> bandwidth(simulate(is_ddp=False, bucket_nbytes=1_000_000)).get_suptitle()
+        'all_reduce reaches 1.5 GB/s of bus bandwidth at 4.0 MB'
+    """
+    from ddp_notebook.observe.figures import curves
+    from ddp_notebook.observe.report.bandwidth import bandwidth as measure
+
+    return curves.bandwidth(measure(recording, cell), cell)

@@ -1,0 +1,6 @@
+"""A training cell in figures and words.
+
+report      what its steps took, why, and what to try
+advice      the verdict in one sentence
+bandwidth   bytes per second by operation and size
+"""

@@ -1,0 +1,292 @@
+"""What a training cell's figures mean, in one sentence, and what to try: only what the numbers support.
+
+Each thing to try carries the number that it follows from, and they come in the order of the time that they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_notebook.observe.steps.waits import fewest_steps
+from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.views import Step, Straggler
+from ddp_notebook.records.schema import ORIGINS, SPANS
+from ddp_notebook.records.units import ms, percent, size
+from ddp_notebook.records.words import name_ranks
+
+_MOST = 3  # things to try
+_LARGE = 0.15  # of a step: worth being the verdict
+_NOTABLE = 0.1  # of a step: worth a word
+_LARGE_REST = 0.3  # of a step: Python between the phases is normal, and so is an optimizer
+_MOSTLY = 0.7  # of a step
+_MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's own have 25 MiB
+_MANY_BYTES = 10_000_000  # of gradients in a step
+_SHORT_STEP_NS = 20_000_000
+_LARGEST_FACTOR = 50  # beyond it, a factor says less than the times
+_SELDOM = 0.25  # of the time that another rank waits: who waits less is waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the time of a step went into: means over steps, which add up. `rank` None: over ranks too."""
+
+    rank: int | None
+    step_ns: float
+    input_ns: float
+    compute_ns: float
+    exposed_ns: float
+    waiting_ns: float
+    optimizer_ns: float
+    rest_ns: float
+    communication_ns: float
+    overlapped_ns: float
+    samples_per_s: float | None  # of all ranks together where `rank` is None
+
+    def share(self, ns: float) -> float:
+        """Of the step, 0 to 1."""
+        return ns / self.step_ns if self.step_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """How gradients are synchronised: medians over steps and ranks."""
+
+    buckets: float  # in a step
+    nbytes: float  # in a step
+    dtypes: tuple[str, ...]
+    copied_ns: float  # at the end of a backward, when all buckets are through
+
+
+def verdict(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int) -> str:
+    """One sentence: where most of the time is lost.
+
+    Args:
+        parts: of all ranks.
+        ranks: of each.
+        steps: that were looked at.
+    """
+    losses = [_waiting(parts, ranks, slow, steps)]
+    for ns, least, text in (
+        (parts.exposed_ns, _LARGE, "is communication that no compute hides"),
+        (parts.input_ns, _LARGE, "waits for the data loader"),
+        (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
+        (parts.rest_ns, _LARGE_REST, "is neither of these: Python code between the phases"),
+    ):
+        if (share := parts.share(ns)) >= least:
+            losses.append((share, f"{percent(share)} of the step {text}"))
+    if max(losses)[0]:
+        return max(losses)[1]
+    computes = parts.share(parts.compute_ns)
+    return f"Nothing {'is wrong' if computes >= _MOSTLY else 'stands out'}: {percent(computes)} of the step computes"
+
+
+def _waiting(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int) -> tuple[float, str]:
+    """The share of the step that ranks lose by waiting, and for whom they wait; 0 where it is not worth a word.
+
+    It is the share of those that wait: where one of two ranks waits all the time, half of the mean would hide that.
+    """
+    if slow is not None:
+        lost = _mean_waiting([one for one in ranks if one.rank != slow.rank])
+        return lost, f"{percent(lost)} of the step waits for rank {slow.rank}, {_because(slow)}"
+    most = max(ranks, key=_waits)
+    lost = _waits(most)
+    if lost < _LARGE:
+        return 0.0, ""
+    if len(ranks) == 1:  # the others have no optimizer of their own
+        return lost, f"{percent(lost)} of the step waits for other ranks"
+    if steps < fewest_steps(len(ranks)):
+        least = min(ranks, key=_waits)
+        return lost, (
+            f"Too few steps to name a slow rank: {steps}, of which rank {most.rank} waits {percent(lost)} and "
+            f"rank {least.rank} {percent(_waits(least))}; it takes at least {fewest_steps(len(ranks))}"
+        )
+    late = waited_for(ranks)
+    if not late:
+        waiting = _waits(parts)
+        lost = waiting * len(ranks) / (len(ranks) - 1)  # the last one in a step does not wait
+        return lost, f"{percent(waiting)} of the step the ranks wait for each other, by turns"
+    lost = _mean_waiting([one for one in ranks if one not in late])
+    return lost, (
+        f"{percent(lost)} of the step waits for {_named(late)}, but not in every step, or too little in all to call it "
+        "slow"
+    )
+
+
+def waited_for(ranks: Sequence[Parts]) -> list[Parts]:
+    """The ranks that wait far less than others do; none where all wait by turns."""
+    most = max(map(_waits, ranks))
+    return [one for one in ranks if _waits(one) < _SELDOM * most]
+
+
+def _waits(parts: Parts) -> float:
+    return parts.share(parts.waiting_ns)
+
+
+def _mean_waiting(ranks: Sequence[Parts]) -> float:
+    return sum(map(_waits, ranks)) / len(ranks)
+
+
+def _named(ranks: Sequence[Parts]) -> str:
+    return name_ranks([one.rank for one in ranks if one.rank is not None])
+
+
+def _because(slow: Straggler) -> str:
+    if slow.phase == "between":
+        return f"which takes {ms(slow.own_ns)} between its phases, the others {ms(slow.theirs_ns)}"
+    if slow.factor > _LARGEST_FACTOR or slow.factor < 1.05:
+        return f"whose {slow.phase} takes {ms(slow.own_ns)}, the others' {ms(slow.theirs_ns)}"
+    return f"whose {slow.phase} takes {slow.factor:.1f} times the others'"
+
+
+def suggestions(
+    parts: Parts,
+    ranks: Sequence[Parts],
+    slow: Straggler | None,
+    gradients: Gradients | None,
+    *,
+    steps: int,
+    has_gpu: bool,
+    is_sharded: bool = False,
+) -> tuple[str, ...]:
+    """Up to three things to try.
+
+    Args:
+        parts: of all ranks.
+        ranks: of each.
+        steps: that were looked at.
+        is_sharded: see the function of this name.
+    """
+    # One rank's slow loader says nothing of the others'.
+    others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
+    input_ns = float(np.median([one.input_ns for one in others])) if others else 0.0
+    found: list[tuple[float, str]] = []
+    if slow is not None:
+        lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
+        found.append((lost_ns, _balance(slow, lost_ns)))
+    elif parts.share(parts.waiting_ns) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
+        found.append(
+            (
+                parts.waiting_ns,
+                "give all ranks batches of equal work, and each a core of its own: "
+                f"they wait {ms(parts.waiting_ns)} of each step, mean of the ranks",
+            )
+        )
+    if parts.share(input_ns) >= _NOTABLE:
+        pinned = ", pin_memory=True" if has_gpu else ""
+        found.append(
+            (
+                input_ns,
+                f"load in the background (DataLoader with num_workers{pinned}, prefetch_factor): "
+                f"the loader takes {ms(input_ns)} of each step",
+            )
+        )
+    if len(ranks) > 1:
+        found += [(ns, text) for ns, text in _for_communication(parts, gradients, is_sharded) if ns]
+    found.sort(key=lambda one: -one[0])
+    return tuple(text for _, text in found[:_MOST])
+
+
+def _balance(slow: Straggler, lost_ns: float) -> str:
+    lost = f"it costs the others {ms(lost_ns)} of each step"
+    if slow.phase == "input":
+        return f"look at what rank {slow.rank} loads, and from where: {lost}"
+    where = "what it does between forward, backward and optimizer" if slow.phase == "between" else f"its {slow.phase}"
+    return f"give rank {slow.rank} less work, or look for what slows {where}: {lost}"
+
+
+def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bool) -> list[tuple[float, str]]:
+    """Things to try with the time in ns that each is about."""
+    exposed, found = parts.exposed_ns, []
+    is_small = parts.step_ns < _SHORT_STEP_NS and parts.share(parts.compute_ns) < 0.5
+    if is_small and parts.share(exposed) >= _NOTABLE:
+        found.append(
+            (
+                0.9 * exposed,
+                f"a larger batch: forward and backward are {ms(parts.compute_ns)} of a step of {ms(parts.step_ns)}, "
+                "the rest is overhead that does not grow with it",
+            )
+        )
+    if gradients is None:
+        moved_ns = parts.communication_ns - parts.waiting_ns
+        if not is_sharded and parts.share(exposed) >= _NOTABLE and parts.overlapped_ns < 0.1 * moved_ns:
+            hidden = percent(parts.overlapped_ns / moved_ns)
+            found.append(
+                (
+                    exposed,
+                    "DistributedDataParallel, or async_op=True and a later wait(): "
+                    f"{ms(moved_ns)} of communication, of which {hidden} is hidden behind compute",
+                )
+            )
+        return found
+    if gradients.copied_ns >= max(0.03 * parts.step_ns, 500_000):
+        found.append(
+            (
+                gradients.copied_ns,
+                f"gradient_as_bucket_view=True: {ms(gradients.copied_ns)} of each backward come after the last bucket, "
+                "when gradients are copied out of their buckets",
+            )
+        )
+    if parts.share(exposed) < _NOTABLE:
+        return found
+    each = gradients.nbytes / gradients.buckets
+    if gradients.buckets >= _MANY_BUCKETS and each < _SMALL_BUCKET:
+        found.append(
+            (
+                exposed,
+                f"a larger bucket_cap_mb: {gradients.buckets:.0f} buckets of {size(each)} in each step, "
+                f"and {ms(exposed)} of their communication is not hidden",
+            )
+        )
+    elif gradients.nbytes >= _MANY_BYTES and "float32" in gradients.dtypes:
+        found.append(
+            (
+                exposed,
+                "a comm hook that sends half the bytes (default_hooks.fp16_compress_hook): "
+                f"{size(gradients.nbytes)} of float32 gradients in each step",
+            )
+        )
+    if exposed > 0.25 * parts.compute_ns:
+        found.append(
+            (
+                0.95 * exposed,
+                "accumulate gradients over several passes (model.no_sync()): "
+                f"{ms(exposed)} of communication in each step are not hidden behind {ms(parts.compute_ns)} of compute",
+            )
+        )
+    return found
+
+
+def is_sharded(recording: Recorded, found: list[Step]) -> bool:
+    """Whether FSDP, DTensor or a pipeline communicates in these steps: such a model is not for DDP."""
+    begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
+    calls = recording.rows("call")
+    origins = calls["origin"][(calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    return bool(np.isin(origins, [ORIGINS.index(name) for name in ("fsdp", "dtensor", "pipeline")]).any())
+
+
+def gradients_of(recording: Recorded, found: list[Step]) -> Gradients | None:
+    """How these steps have synchronised their gradients; None where DDP did not."""
+    with_buckets = [step for step in found if step.buckets]
+    if not with_buckets:
+        return None
+    begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
+    calls, spans = recording.rows("call"), recording.rows("span")
+    calls = calls[(calls["bucket"] >= 0) & (calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    spans = spans[(spans["kind"] == SPANS.index("backward")) & (spans["start_ns"] >= begin) & (spans["end_ns"] <= end)]
+    last_end: dict[tuple[int, int], int] = {}
+    for rank, backward, ended in calls[["rank", "backward", "end_ns"]].tolist():
+        last_end[rank, backward] = max(ended, last_end.get((rank, backward), -1))
+    tails = [
+        ended - last_end[rank, span]
+        for rank, span, ended in spans[["rank", "span", "end_ns"]].tolist()
+        if last_end.get((rank, span), -1) >= 0
+    ]
+    return Gradients(
+        buckets=float(np.median([len(step.buckets) for step in with_buckets])),
+        nbytes=float(np.median([sum(bucket.nbytes for bucket in step.buckets) for step in with_buckets])),
+        dtypes=tuple(recording.text(number) for number in np.unique(calls["dtype"]).tolist()),
+        copied_ns=max(float(np.median(tails)), 0.0) if tails else 0.0,
+    )

@@ -1,0 +1,8 @@
+"""Training steps, and who waited in them.
+
+steps       what the time of a step went into, on each rank
+cycles      where steps begin and end
+waits       who waited for whom in a collective, and which rank is slow again and again
+alone       what one rank reached by itself
+apart       whether the ranks train together at all
+"""

@@ -1,0 +1,57 @@
+"""Whether the ranks of a cell train together at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.records.schema import SPANS, Rows
+
+_OPTIMIZER = SPANS.index("optimizer")
+
+
+class Bounded(Recorded, Protocol):
+    """A recording that may have lost rows."""
+
+    @property
+    def dropped(self) -> Mapping[int, int]:
+        """Rows that were lost on their way here, by rank."""
+
+
+def apart(recording: Bounded, cell: int) -> list[int]:
+    """Ranks of a cell in whose main threads an optimizer has stepped at least twice, and which called no collective,
+    send or receive. None where it is a single rank, or where rows that would tell are lost.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> apart(simulate(world_size=2), 1)
+        []
+        >>> apart(simulate(world_size=2, is_ddp=False, has_calls=False), 1)
+        [0, 1]
+    """
+    spans, calls = recording.rows("span"), recording.rows("call")
+    spans = spans[(spans["cell"] == cell) & (spans["kind"] == _OPTIMIZER) & (spans["thread"] == 0)]
+    found = [
+        rank
+        for rank in np.unique(spans["rank"]).tolist()
+        if rank not in recording.dropped
+        and _sends_nothing(calls[calls["rank"] == rank], cell, int(spans["start_ns"][spans["rank"] == rank].min()))
+        and _steps_again(spans[spans["rank"] == rank])
+    ]
+    return found if len(found) > 1 else []
+
+
+def _steps_again(spans: Rows) -> bool:
+    return bool((np.unique(spans["name"], return_counts=True)[1] > 1).any())
+
+
+def _sends_nothing(calls: Rows, cell: int, since_ns: int) -> bool:
+    """Whether a rank is known to have called nothing in a cell that steps since then."""
+    if (calls["cell"] == cell).any():
+        return False
+    calls = calls[calls["call"] > 0]  # else the bucket of a comm hook, which has no number
+    # The oldest rows go first: those of this cell are gone where the oldest that is kept is later.
+    return not len(calls) or bool(calls["call"].min() == 1 or calls["issue_ns"].min() < since_ns)

@@ -1,0 +1,258 @@
+"""Who came when to each collective, and how long the others waited; and whether one rank is slow again and again.
+
+    rank 0   arrives |~~~~~~~~~ waits ~~~~~~~~~|== transfer ==|
+    rank 1        arrives |~~~~~~ waits ~~~~~~~|== transfer ==|
+    rank 2                             arrives |== transfer ==|      the last one: it waits least
+
+An all-reduce evens out everybody's step: all ranks take equally long, the slow one and those that wait for it. So the
+slow rank is told by what it does *not* do: it is the one that waited least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.steps.steps import Measured, measure
+from ddp_notebook.observe.tables.matching import Recorded, calls_of, match_collectives
+from ddp_notebook.observe.views import Straggler, Wait
+from ddp_notebook.records.schema import ORIGINS
+from ddp_notebook.records.units import ms
+
+WARM_UP = 2  # steps that are not looked at: lazy initialisation, and DDP orders its buckets anew
+_FEWEST_STEPS = 5
+_LEAST_SHARE = 0.6  # of the steps, in which it must have been the last
+_CHANCE = 0.01  # that ranks which are equally fast would show one that often
+_LEAST_LOSS = 0.05  # of a step
+_LEAST_LOSS_NS = 1_000_000
+_LEAST_TOTAL_NS = 200_000_000  # over all steps: a core that something else takes for a moment slows a rank as well
+_NOISE = 3.0  # times the scatter of the loss: the median absolute deviation
+
+Times = npt.NDArray[np.int64]
+
+
+def waits(recording: Recorded, cell: int | None = None, group: str | None = None) -> list[Wait]:
+    """The collectives that at least two ranks have recorded, in the order in which they came about.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: of this cell only.
+        group: of this group only, by its name or by how it is described.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> wait = waits(simulate(slow=2, phase="forward", extra_ms=50))[4]
+        >>> wait.op, wait.last, (wait.waited_ns // 10**6).tolist()
+        ('all_reduce', 2, [50, 50, 0, 50])
+    """
+    calls = calls_of(recording, cell)
+    if group is not None:
+        known = [(number, recording.group_of(int(number))) for number in np.unique(calls["group"])]
+        calls = calls[np.isin(calls["group"], [n for n, one in known if group in (one["name"], one["title"])])]
+    matched = match_collectives(recording, calls)
+    rows = calls[matched.index]
+    ranks = rows["rank"].tolist()
+    last = rows[matched.last]
+    # nccl-tests' size of a message is the larger side of the rank that has the most: the root of a gather.
+    sizes = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
+    nbytes = np.maximum.reduceat(sizes, matched.first[:-1]).tolist() if len(matched) else []
+    groups = {number: recording.group_of(number) for number in np.unique(last["group"]).tolist()}
+    ops = {number: recording.text(number) for number in np.unique(last["op"]).tolist()}
+    columns = [last[name].tolist() for name in ("group", "number", "op", "cell", "origin", "rank")]
+    transfers = (matched.ended_ns - matched.all_arrived_ns).tolist()
+    edges = matched.first.tolist()
+    return [
+        Wait(
+            group=groups[its_group]["title"],
+            group_name=groups[its_group]["name"],
+            number=number,
+            op=ops[op],
+            nbytes=size,
+            cell=its_cell,
+            origin=ORIGINS[origin],
+            ranks=tuple(ranks[begin:end]),
+            arrived_ns=matched.arrived_ns[begin:end],
+            waited_ns=matched.waited_ns[begin:end],
+            transfer_ns=transfer,
+            last=rank,
+        )
+        for its_group, number, op, its_cell, origin, rank, size, transfer, begin, end in zip(
+            *columns, nbytes, transfers, edges[:-1], edges[1:], strict=True
+        )
+    ]
+
+
+def straggler(recording: Recorded, cell: int | None = None) -> Straggler | None:
+    """The rank that the others wait for, or None where the evidence is thin.
+
+    A rank is named when it waited least in most steps, more often than ranks of equal speed would by chance, and when
+    what the others lost is more than 5 % of a step, more than 1 ms, more than three times its scatter, and more than
+    200 ms over all steps. The phase is the one in which it took longer than the others, not counting what it waited
+    for itself.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: this cell; None: the last one with steps. Of one without optimizer steps, the blocking collectives of
+            its busiest group are looked at instead.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> print(straggler(simulate(slow=2, phase="forward", extra_ms=50, noise_ms=3)).evidence)
+        rank 2 came last in 18 of 18 steps, and the others waited 51 ms for it; its forward takes 61 ms, theirs 10 ms
+        >>> straggler(simulate(noise_ms=3)) is None
+        True
+    """
+    found = measure(recording, cell)
+    if found:
+        return straggler_of(found)
+    chosen = cell if cell is not None else int(recording.rows("call")["cell"].max(initial=0))
+    rounds = _rounds_of_collectives(waits(recording, chosen))
+    return None if rounds is None else _judge(rounds)
+
+
+def straggler_of(found: Sequence[Measured]) -> Straggler | None:
+    """The same from steps that are at hand: those of the last cell among them."""
+    last_cell = max((one.step.cell for one in found), default=0)
+    rounds = _rounds_of_steps([one for one in found if one.step.cell == last_cell])
+    return None if rounds is None else _judge(rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rounds:
+    """R ranks that meet n times."""
+
+    unit: str  # "steps" or "collectives"
+    ranks: tuple[int, ...]
+    lasted_ns: Times  # (n,)
+    waited_ns: Times  # (R, n)
+    phases: dict[str, Times]  # (R, n) each, what a rank itself took
+
+
+def _rounds_of_steps(found: Sequence[Measured]) -> _Rounds | None:
+    """The steps that all ranks have, without those at the start."""
+    of_rank: dict[int, dict[int, Measured]] = {}
+    for one in found:
+        of_rank.setdefault(one.step.rank, {})[one.step.step] = one
+    ranks = sorted(of_rank)
+    common = sorted(set.intersection(*(set(own) for own in of_rank.values()))) if ranks else []
+    common = [number for number in common if number >= WARM_UP]
+    if len(ranks) < 2 or not common:
+        return None
+    table = [[of_rank[rank][number] for number in common] for rank in ranks]
+
+    def of(part: Callable[[Measured], int]) -> Times:
+        """(R, n) this of each step."""
+        return np.array([[part(one) for one in row] for row in table], np.int64)
+
+    return _Rounds(
+        unit="steps",
+        ranks=tuple(ranks),
+        lasted_ns=np.median(of(lambda one: one.step.duration_ns), axis=0).astype(np.int64),
+        waited_ns=of(lambda one: one.step.waiting_ns),
+        phases={
+            "input": of(lambda one: one.step.input_ns),
+            "forward": of(lambda one: one.own_forward_ns),
+            "backward": of(lambda one: one.own_backward_ns),
+            "optimizer": of(lambda one: one.step.optimizer_ns),
+            "between": of(lambda one: one.step.rest_ns),
+        },
+    )
+
+
+def _rounds_of_collectives(found: Sequence[Wait]) -> _Rounds | None:
+    """The collectives of the busiest group. What a rank does between two of them is not known further."""
+    names = [wait.group_name for wait in found]
+    if not names:
+        return None
+    busiest = max(dict.fromkeys(names), key=names.count)
+    own = [wait for wait in found if wait.group_name == busiest]
+    ranks = max((wait.ranks for wait in own), key=len)
+    own = [wait for wait in own if wait.ranks == ranks]
+    if len(own) <= WARM_UP + 1:
+        return None
+    arrived = np.array([wait.arrived_ns for wait in own]).T  # (R, n + 1)
+    ended = np.array([int(wait.arrived_ns.max()) + wait.transfer_ns for wait in own])
+    return _Rounds(
+        unit="collectives",
+        ranks=ranks,
+        lasted_ns=np.diff(ended)[WARM_UP:],
+        waited_ns=np.array([wait.waited_ns for wait in own]).T[:, 1 + WARM_UP :],
+        phases={"between": np.maximum(arrived[:, 1:] - ended[:-1], 0)[:, WARM_UP:]},
+    )
+
+
+def _judge(rounds: _Rounds) -> Straggler | None:
+    waited, (world, count) = rounds.waited_ns, rounds.waited_ns.shape
+    if count < _FEWEST_STEPS:
+        return None
+    least_two = np.sort(waited, axis=0)[:2]  # where these are the same, two ranks were last
+    lasts = np.where(least_two[0] < least_two[1], waited.argmin(axis=0), -1)
+    times_last = np.bincount(lasts[lasts >= 0], minlength=world)
+    slow = int(times_last.argmax())
+    share = times_last[slow] / count
+    others = [at for at in range(world) if at != slow]
+    lost = np.median(waited[others], axis=0) - waited[slow]  # (n,)
+    typical = float(np.median(lost))
+    noise = float(np.median(np.abs(lost - typical)))
+    least = max(_LEAST_LOSS * float(np.median(rounds.lasted_ns)), _LEAST_LOSS_NS, _NOISE * noise)
+    if typical < least or float(lost.sum()) < _LEAST_TOTAL_NS:
+        return None
+    if share < _LEAST_SHARE or _chance(int(times_last[slow]), count, world) > _CHANCE:
+        return None
+
+    own = {phase: float(np.median(taken[slow])) for phase, taken in rounds.phases.items()}
+    theirs = {phase: float(np.median(taken[others])) for phase, taken in rounds.phases.items()}
+    excess = {
+        phase: float(np.median(taken[slow] - np.median(taken[others], axis=0)))
+        for phase, taken in rounds.phases.items()
+    }
+    phase = max(excess, key=lambda name: excess[name])
+    rank = rounds.ranks[slow]
+    where = (
+        f"its {phase}" if phase != "between" else f"between its {'phases' if rounds.unit == 'steps' else 'calls'} it"
+    )
+    return Straggler(
+        rank=rank,
+        share=float(share),
+        lost_ns=round(typical),
+        phase=phase,
+        own_ns=round(own[phase]),
+        theirs_ns=round(theirs[phase]),
+        factor=own[phase] / theirs[phase] if theirs[phase] else math.inf,
+        steps=count,
+        evidence=(
+            f"rank {rank} came last in {times_last[slow]} of {count} {rounds.unit}, and the others waited "
+            f"{ms(typical)} for it; {where} takes {ms(own[phase])}, theirs {ms(theirs[phase])}"
+        ),
+    )
+
+
+def fewest_steps(world_size: int) -> int:
+    """In how many steps one of several ranks must be the last, each time, before it is named.
+
+    Example:
+        >>> fewest_steps(2), fewest_steps(4), fewest_steps(64)
+        (8, 5, 5)
+    """
+    count = _FEWEST_STEPS
+    while _chance(count, count, world_size) > _CHANCE:
+        count += 1
+    return count
+
+
+def _chance(times: int, count: int, world: int) -> float:
+    """The probability that any of so many equally fast ranks is the last at least so often.
+
+    Example:
+        >>> _chance(5, 5, 4), round(_chance(11, 18, 4), 3), _chance(5, 5, 2)
+        (0.00390625, 0.005, 0.0625)
+
+    Source: https://en.wikipedia.org/wiki/Binomial_distribution (upper tail), times the number of ranks.
+    """
+    p = 1 / world
+    tail = sum(math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(times, count + 1))
+    return min(1.0, world * tail)

@@ -1,0 +1,9 @@
+"""A recording's rows, in bounded memory.
+
+store       takes in batches of all ranks
+ring        rows with a growing index
+texts       texts by number
+collectives calls as a sequence
+matching    the same collective on all its ranks, and the two ends of a message
+frames      tables for pandas
+"""

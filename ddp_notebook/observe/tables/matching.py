@@ -1,0 +1,197 @@
+"""The same collective on all its ranks, and the two ends of each message: who came when, and until when who waited.
+
+A collective is known by its cell, group and number in the group, a message by its two ends, its tag and its number
+among those. A rank arrives when it issues the call, or when its device comes to it. It waits from then on until the
+last one has arrived, but not longer than its own call lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.records.operation import POINT_TO_POINT
+from ddp_notebook.records.schema import SPANS, Rows
+
+Times = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
+
+
+class Recorded(Protocol):
+    """What is asked of a recording here. Times in its tables are of the notebook's clock, texts are its own numbers."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def baseline(self) -> Mapping[str, Any] | None:
+        """What one rank alone reached: `samples_per_s` and `step_ns`."""
+
+    def rows(self, table: str) -> Rows: ...
+
+    def text(self, number: int) -> str: ...
+
+    def group_of(self, number: int) -> Mapping[str, Any]:
+        """`name`, `title` and `ranks` of a group."""
+
+    def clock_error_ns(self, rank: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """Calls of several ranks that belong together: n calls in m collectives, in the order of the last arrivals.
+
+    The calls of collective i are `first[i]` to `first[i + 1]`, by rank.
+    """
+
+    index: Numbers  # (n,) the row in the table of calls
+    of: Numbers  # (n,) the collective
+    arrived_ns: Times  # (n,)
+    waited_ns: Times  # (n,)
+    first: Numbers  # (m + 1,)
+    last: Numbers  # (m,) the row of the last one, as an index into `index`
+    all_arrived_ns: Times  # (m,)
+    ended_ns: Times  # (m,) the latest end that is known; the last arrival where none is
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+
+def calls_of(recording: Recorded, cell: int | None = None) -> Rows:
+    """The calls of a cell, or all."""
+    calls = recording.rows("call")
+    return calls if cell is None else calls[calls["cell"] == cell]
+
+
+def prompt_of(recording: Recorded, cell: int) -> str:
+    """That a cell's reader knows it by, such as "In [8]"; empty where it has none, or has not ended."""
+    spans = recording.rows("span")
+    names = spans["name"][(spans["kind"] == SPANS.index("cell")) & (spans["cell"] == cell)]
+    return recording.text(int(names[0])) if len(names) else ""
+
+
+def is_message(recording: Recorded, calls: Rows) -> npt.NDArray[np.bool_]:
+    """(n,) which calls are sends and receives."""
+    ops = [number for number in np.unique(calls["op"]) if recording.text(int(number)) in POINT_TO_POINT]
+    return np.isin(calls["op"], ops)
+
+
+def arrivals(calls: Rows) -> Times:
+    """(n,) when each rank came to its call: on a GPU when the device did, as the host runs ahead."""
+    return np.maximum(calls["issue_ns"], calls["start_ns"])
+
+
+def match_collectives(recording: Recorded, calls: Rows) -> Matched:
+    """Collectives that at least two ranks have recorded.
+
+    Args:
+        calls: (n,) rows of `records.CALL`.
+    """
+    chosen = np.flatnonzero(~is_message(recording, calls))
+    rows = calls[chosen]
+    groups = _codes(rows["group"], lambda number: str(recording.group_of(number)["name"]))
+    return _match(recording, rows, chosen, (rows["cell"], groups, rows["number"]), by_op=True)
+
+
+def match_messages(recording: Recorded, calls: Rows) -> Matched:
+    """Sends together with their receives. A receive from any rank is left out: its source is not known.
+
+    Args:
+        calls: (n,) rows of `records.CALL`.
+    """
+    chosen = np.flatnonzero(is_message(recording, calls) & (calls["peer"] >= 0))
+    if not len(chosen):
+        return _nothing()
+    rows = calls[chosen]
+    is_send = _codes(rows["op"], recording.text, {"send": 1, "recv": 0}).astype(bool)
+    groups = _codes(rows["group"], lambda number: str(recording.group_of(number)["name"]))
+    source, destination = np.where(is_send, (rows["rank"], rows["peer"]), (rows["peer"], rows["rank"]))
+    return _match(recording, rows, chosen, (rows["cell"], groups, source, destination, rows["tag"]), by_op=False)
+
+
+def _codes(numbers: Rows, text: Any, codes: dict[str, int] | None = None) -> Numbers:
+    """(n,) a number for each text: the same for the same text, whatever stood around it."""
+    codes = {} if codes is None else codes
+    unique, back = np.unique(numbers, return_inverse=True)
+    found = [codes.setdefault(text(int(number)), len(codes)) for number in unique]
+    return np.array(found, np.int64)[back]
+
+
+def _match(
+    recording: Recorded, rows: Rows, index: Numbers, keys: tuple[npt.NDArray[Any], ...], *, by_op: bool
+) -> Matched:
+    if len(rows) < 2:
+        return _nothing()
+    rank = rows["rank"].astype(np.int64)
+    # The k-th of a rank with the same key belongs to the k-th of the others: numbers begin anew with a group.
+    order = np.lexsort((rows["issue_ns"], rank, *keys))
+    same_rank = _runs((*keys, rank), order)
+    occurrence = np.empty(len(rows), np.int64)
+    occurrence[order] = np.arange(len(rows)) - same_rank
+    keys = (*keys, occurrence, rows["op"]) if by_op else (*keys, occurrence)
+
+    order = np.lexsort((rank, *keys))
+    begins = _runs(keys, order)
+    _, of, counts = np.unique(begins, return_inverse=True, return_counts=True)
+    order, of = order[counts[of] > 1], of[counts[of] > 1]
+    rows, rank, index = rows[order], rank[order], index[order]
+    arrived = arrivals(rows)
+    _, of, counts = np.unique(of, return_inverse=True, return_counts=True)
+    if not len(rows):
+        return _nothing()
+    first = np.concatenate(([0], np.cumsum(counts)))
+
+    # In the order of the last arrivals, which is that of time.
+    all_arrived = np.maximum.reduceat(arrived, first[:-1])
+    place = np.argsort(np.argsort(all_arrived, kind="stable"), kind="stable")
+    again = np.argsort(place[of], kind="stable")
+    rows, rank, index, arrived, of = rows[again], rank[again], index[again], arrived[again], place[of][again]
+    first = np.concatenate(([0], np.cumsum(np.bincount(of))))
+    all_arrived = np.sort(all_arrived, kind="stable")
+
+    by_arrival = np.lexsort((arrived, of))
+    last = by_arrival[first[1:] - 1]
+    ends = rows["end_ns"]
+    ended = np.maximum(np.maximum.reduceat(ends, first[:-1]), all_arrived)
+    errors = np.array([recording.clock_error_ns(one) for one in range(int(rank.max()) + 1)], np.int64)
+    waited = all_arrived[of] - arrived
+    waited[waited <= errors[rank] + errors[rank[last]][of]] = 0
+    lasted = np.where(ends >= 0, ends - arrived, waited)
+    return Matched(
+        index=index,
+        of=of,
+        arrived_ns=arrived,
+        waited_ns=np.clip(lasted, 0, waited),
+        first=first,
+        last=last,
+        all_arrived_ns=all_arrived,
+        ended_ns=ended,
+    )
+
+
+def _nothing() -> Matched:
+    none = np.empty(0, np.int64)
+    return Matched(
+        index=none,
+        of=none,
+        arrived_ns=none,
+        waited_ns=none,
+        first=np.zeros(1, np.int64),
+        last=none,
+        all_arrived_ns=none,
+        ended_ns=none,
+    )
+
+
+def _runs(keys: tuple[npt.NDArray[Any], ...], order: Numbers) -> Numbers:
+    """(n,) in this order, where the run of rows with the same keys begins that each row is in."""
+    is_new = np.zeros(len(order), bool)
+    is_new[:1] = True
+    for key in keys:
+        ordered = key[order]
+        is_new[1:] |= ordered[1:] != ordered[:-1]
+    return np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))

@@ -1,0 +1,115 @@
+"""Rows with a growing index, in bounded memory: one thread writes, any number read, each at its own pace."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.records.schema import Rows
+
+_FIRST_CAPACITY = 256
+
+
+class Ring:
+    """The last rows of a table. Row number i keeps its index i for ever; the oldest rows go first.
+
+    Memory doubles as rows come, up to `capacity` rows, and stays there. Readers get copies: what they hold does not
+    change, and costs the writer nothing but the time of the copy.
+
+    Args:
+        dtype: of a row.
+        capacity: rows that are kept, at least 1.
+
+    Example:
+        >>> ring = Ring(np.dtype("<i8"), capacity=4)
+        >>> ring.append(np.arange(6))
+        >>> ring.first, ring.end, ring.all().tolist()
+        (2, 6, [2, 3, 4, 5])
+        >>> rows, seen, lost = ring.since(0)
+        >>> rows.tolist(), seen, lost
+        ([2, 3, 4, 5], 6, 2)
+    """
+
+    def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a ring of {capacity} rows holds nothing; its capacity is at least 1")
+        self.capacity = capacity
+        self._rows: npt.NDArray[Any] = np.empty(min(capacity, _FIRST_CAPACITY), dtype)
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return min(self._end, self.capacity)
+
+    def __repr__(self) -> str:
+        return f"<Ring: rows {self.first} to {self.end}, at most {self.capacity}>"
+
+    @property
+    def first(self) -> int:
+        """The index of the oldest row that is kept."""
+        return max(0, self._end - self.capacity)
+
+    @property
+    def end(self) -> int:
+        """The index that the next row will have."""
+        return self._end
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes now."""
+        return self._rows.nbytes
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Add rows. Only one thread may do so."""
+        with self._lock:
+            end = self._end + len(rows)
+            if len(self._rows) < min(end, self.capacity):
+                self._grow(end)
+            rows = rows[max(0, len(rows) - len(self._rows)) :]
+            at = (end - len(rows)) % len(self._rows)
+            behind = min(len(rows), len(self._rows) - at)
+            self._rows[at : at + behind] = rows[:behind]
+            self._rows[: len(rows) - behind] = rows[behind:]
+            self._end = end
+
+    def since(self, index: int, most: int | None = None) -> tuple[Rows, int, int]:
+        """What a reader has not seen yet: `(rows, the index to ask from next, rows that were lost to it)`.
+
+        Args:
+            index: where the reader is, from 0; what it was told at its last call.
+            most: rows; None: all.
+        """
+        with self._lock:
+            begin = min(max(index, self.first, 0), self._end)
+            end = self._end if most is None else min(self._end, begin + most)
+            return self._copy(begin, end), end, max(0, begin - max(index, 0))
+
+    def all(self) -> Rows:
+        """Every row that is kept, the oldest first."""
+        return self.since(0)[0]
+
+    def row(self, index: int) -> np.void | None:
+        """One row; None where it is not kept any more, or not there yet."""
+        with self._lock:
+            if not self.first <= index < self._end:
+                return None
+            return self._rows[index % len(self._rows)].copy()
+
+    def _copy(self, begin: int, end: int) -> Rows:
+        count, size = end - begin, len(self._rows)
+        at = begin % size
+        if at + count <= size:
+            return self._rows[at : at + count].copy()
+        return np.concatenate((self._rows[at:], self._rows[: at + count - size]))
+
+    def _grow(self, needed: int) -> None:
+        # Until it is full, rows lie from the front: growing need not turn anything round.
+        size = len(self._rows)
+        while size < min(needed, self.capacity):
+            size = min(size * 2, self.capacity)
+        grown = np.empty(size, self._rows.dtype)
+        grown[: self._end] = self._rows[: self._end]
+        self._rows = grown

@@ -1,0 +1,159 @@
+"""The tables of a recording: batches of all ranks go in, rows with the recording's own numbers come out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.tables.ring import Ring
+from ddp_notebook.observe.tables.texts import Texts, Translation
+from ddp_notebook.records.codec import Batch, Tensor
+from ddp_notebook.records.schema import TABLES, TEXTS, Rows, as_array
+
+CAPACITY = {  # rows, of all ranks together: 200 MB once all are full
+    "call": 1 << 19,
+    "value": 1 << 19,
+    "span": 1 << 18,
+    "metric": 1 << 18,
+    "resource": 1 << 17,
+    "layout": 1 << 12,
+}
+TENSOR_BYTES = 64 << 20  # of whole tensors
+_PER_PROCESS = 1_000_000  # a rank's next process counts its calls on from the next multiple
+_COUNTED = {"call": ("call", "backward"), "value": ("call",), "span": ("span",)}
+Key = tuple[int, int, int]  # rank, call, side
+
+
+class Store:
+    """What the ranks have sent. One thread feeds, any number read.
+
+    Args:
+        capacity: rows that are kept, by table; those that are not named have `CAPACITY`.
+    """
+
+    def __init__(self, capacity: Mapping[str, int] | None = None) -> None:
+        self.texts = Texts()
+        self.dropped: Counter[int] = Counter()  # by rank: rows that were dropped on their way here
+        self.rings = {name: Ring(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()}
+        # One number for each row of values, at the same index: to find them without a walk over the rows.
+        self.value_keys = Ring(np.dtype("<u8"), self.rings["value"].capacity)
+        self.tensors: OrderedDict[Key, tuple[Tensor, ...]] = OrderedDict()
+        self._tensor_bytes = 0
+        self._tensor_lock = threading.Lock()
+        self._processes: dict[tuple[int, int], _Process] = {}  # by rank and stream
+
+    def feed(self, batch: Batch) -> None:
+        """Take in a batch. Its rows are copied."""
+        process = self.learn(batch)
+        for name, rows in batch.tables.items():
+            ours = np.array(rows)
+            for column in TEXTS[name]:
+                ours[column] = process.translate(rows[column])
+            process.count_on(name, ours)
+            if name == "value":
+                self.rings[name].append(ours)
+                self.value_keys.append(keys_of(ours["rank"], ours["call"], ours["side"]))
+            else:
+                self.rings[name].append(ours)
+        for tensor in batch.tensors:
+            self._keep(batch.rank, process.base + tensor.call, tensor)
+
+    def learn(self, batch: Batch) -> _Process:
+        """Take in all of a batch but its rows: what is left of one that had to be dropped."""
+        process = self._processes.get((batch.rank, batch.stream))
+        if process is None:
+            before = [one for (rank, _), one in self._processes.items() if rank == batch.rank]
+            base = max((one.next_base() for one in before), default=0)
+            process = self._processes[batch.rank, batch.stream] = _Process(self.texts, base)
+        process.translate.learn(batch.texts)
+        if batch.dropped:
+            self.dropped[batch.rank] += batch.dropped
+        return process
+
+    def find_values(self, rank: int, call: int, side: int) -> np.void | None:
+        """The row of values of one side of a call, the last one where there are several."""
+        keys, end, _ = self.value_keys.since(0)
+        found = np.flatnonzero(keys == keys_of(rank, call, side))
+        return self.rings["value"].row(end - len(keys) + int(found[-1])) if len(found) else None
+
+    def whole(self, rank: int, call: int, side: int) -> list[npt.NDArray[np.generic]]:
+        """The whole tensors of one side of a call that were kept."""
+        return [_array(one) for one in self.tensors.get((rank, call, side), ())]
+
+    def _keep(self, rank: int, call: int, tensor: Tensor) -> None:
+        if len(tensor.data) > TENSOR_BYTES:
+            return
+        with self._tensor_lock:
+            key = (rank, call, tensor.side)
+            self.tensors[key] = (*self.tensors.get(key, ()), tensor)
+            self._tensor_bytes += len(tensor.data)
+            while self._tensor_bytes > TENSOR_BYTES:
+                _, oldest = self.tensors.popitem(last=False)
+                self._tensor_bytes -= sum(len(one.data) for one in oldest)
+
+    def kept_tensors(self) -> list[tuple[Key, Tensor]]:
+        """Every whole tensor."""
+        with self._tensor_lock:
+            return [(key, one) for key, tensors in self.tensors.items() for one in tensors]
+
+    def restore(
+        self,
+        texts: Iterable[str],
+        tables: Mapping[str, Rows],
+        dropped: Mapping[int, int],
+        tensors: Iterable[tuple[Key, Tensor]],
+    ) -> None:
+        """Take in what another store has held, with its numbers of texts and counts of calls."""
+        self.texts = Texts(texts)
+        for name, rows in tables.items():
+            self.rings[name].append(rows)
+        values = tables["value"]
+        self.value_keys.append(keys_of(values["rank"], values["call"], values["side"]))
+        self.dropped.update(dropped)
+        for key, tensor in tensors:
+            self._keep(key[0], key[1], tensor)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that tables and tensors take."""
+        return sum(ring.nbytes for ring in (*self.rings.values(), self.value_keys)) + self._tensor_bytes
+
+
+class _Process:
+    """One process of a rank, which counts texts, calls and spans from 1."""
+
+    def __init__(self, texts: Texts, base: int) -> None:
+        self.translate = Translation(texts)
+        self.base = base  # added to its counts, so that a rank's calls are told apart when its process was replaced
+        self._highest = 0
+
+    def next_base(self) -> int:
+        """For the process that comes after this one."""
+        return (self._highest // _PER_PROCESS + 1) * _PER_PROCESS
+
+    def count_on(self, table: str, rows: Rows) -> None:
+        """Its counts in rows as counts of the rank, in place."""
+        for column in _COUNTED.get(table, ()):
+            counts = rows[column]
+            if self.base:
+                counts[counts > 0] += np.array(self.base).astype(counts.dtype)
+            if len(counts):
+                self._highest = max(self._highest, int(counts.max()))
+
+
+def keys_of(rank: Any, call: Any, side: Any) -> npt.NDArray[np.uint64]:
+    """One number for the side of a call: side in 2 bits, 44 of the rank's count, the rank in 18."""
+    if isinstance(rank, int):
+        return np.uint64(rank << 46 | call << 2 | side)  # type: ignore[return-value]
+    return (rank.astype("<u8") << np.uint64(46)) | (call << np.uint64(2)) | side
+
+
+def _array(tensor: Tensor) -> npt.NDArray[np.generic]:
+    flat = as_array(tensor.data, tensor.dtype)
+    fits = flat.size == np.prod(tensor.shape, dtype=np.int64)
+    return flat.reshape(tensor.shape) if fits else flat  # bytes, where NumPy has no such type

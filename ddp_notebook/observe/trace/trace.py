@@ -1,0 +1,235 @@
+"""A recording as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
+
+A process for each rank, with these tracks:
+
+| track | a slice is |
+|---|---|
+| cell | a cell; marks where a metric is no number |
+| step | a step; its arguments say what its time went into |
+| forward, backward, optimizer, input | the spans of the step |
+| communication: group | a collective, from its issue (on a GPU: from its start there) to its end |
+| send and recv | a message |
+| profiler: ... | what torch.profiler has seen, where the rank was profiled |
+
+Arrows go through the same collective on all its ranks, in the order in which they came to it: the last one is what the
+others waited for. Others go from a send to its receive. Curves show metrics and resources.
+
+All times are of the notebook's clock; by how much those of a rank may be off stands beside its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.steps.steps import steps
+from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.trace import profiles as torch_profiles
+from ddp_notebook.observe.trace.communication import add_calls
+from ddp_notebook.observe.trace.tracks import Slice, Trace
+from ddp_notebook.observe.views import Step
+from ddp_notebook.records.schema import SPANS, Rows
+from ddp_notebook.records.units import ms
+
+_CELL = SPANS.index("cell")
+_COUNTERS = {  # by the name of the curves: columns of `records.RESOURCE`, and what they are divided by
+    "memory of the process (MB)": ({"resident": "rss_bytes"}, 1e6),
+    "CPU (% of one core)": ({"process": "cpu_percent"}, 1.0),
+    "memory of the host (MB)": ({"used": "host_used_bytes"}, 1e6),
+    "GPU memory (MB)": (
+        {"allocated": "gpu_allocated_bytes", "reserved": "gpu_reserved_bytes", "peak": "gpu_peak_bytes"},
+        1e6,
+    ),
+    "GPU (%)": ({"busy": "gpu_percent"}, 1.0),
+}
+
+Profile = torch_profiles.Profile
+
+
+def chrome_trace(
+    recording: Recorded,
+    cell: int | None = None,
+    profiles: Mapping[int, Profile] | None = None,
+    profile_offsets_ns: Mapping[int, int] | None = None,
+) -> dict[str, Any]:
+    """The trace as what `json.dump` takes.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: of this cell only. Resources are those of its time; profiles are not cut.
+        profiles: by rank, what `torch.profiler.profile.export_chrome_trace` has written: a path, or what it holds.
+        profile_offsets_ns: by rank, its wall clock minus the notebook's monotonic clock; where nothing is said, that
+            of this machine.
+
+    Returns:
+        Times are microseconds since the first event. `otherData` says when that was on the notebook's clock.
+
+    Raises:
+        UsageError: nothing was recorded, or a profile is none.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> trace = chrome_trace(simulate(world_size=2, steps=1))
+        >>> sorted({event["name"] for event in trace["traceEvents"] if event["ph"] == "X"})
+        ['all_reduce (bucket 0)', 'backward', 'cell 1', 'forward', 'input', 'optimizer', 'step 0']
+    """
+    trace = Trace()
+    errors = {rank: recording.clock_error_ns(rank) for rank in range(recording.world_size)}
+    for rank, error in errors.items():
+        trace.add_process(rank, f"rank {rank}", f"clock ±{ms(error)}" if error else "")
+    spans = _of_cell(recording.rows("span"), cell)
+    calls = _of_cell(recording.rows("call"), cell)
+    metrics = _of_cell(recording.rows("metric"), cell)
+    if not (len(spans) or len(calls) or len(metrics) or profiles):
+        where = "" if cell is None else f" in cell {cell}"
+        raise UsageError(
+            f"there is nothing to write: nothing was recorded{where}; run a cell on the ranks, with "
+            "%ddp_record meta or values"
+        )
+    begin_ns, end_ns = _window(spans, calls, metrics)
+    _add_spans(trace, recording, spans, end_ns)
+    found_steps = steps(recording, cell)
+    _add_steps(trace, found_steps)
+    _add_phases(trace, recording, spans, end_ns)
+    add_calls(trace, recording, calls, found_steps, end_ns)
+    _add_metrics(trace, recording, metrics)
+    resources = recording.rows("resource")
+    if cell is not None:
+        resources = resources[(resources["time_ns"] >= begin_ns) & (resources["time_ns"] <= end_ns)]
+    _add_resources(trace, resources)
+    for rank, profile in sorted((profiles or {}).items()):
+        if not 0 <= rank < recording.world_size:
+            raise UsageError(f"a profile of rank {rank}: the ranks are 0 to {recording.world_size - 1}")
+        torch_profiles.add_profile(trace, rank, profile, (profile_offsets_ns or {}).get(rank))
+    return {
+        "traceEvents": trace.events(),
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "made_by": "ddp_notebook",
+            "clock": "the notebook's time.monotonic_ns()",
+            "begin_ns": trace.begin_ns,
+            "clock_error_us": {str(rank): error / 1000 for rank, error in errors.items()},
+        },
+    }
+
+
+def save(
+    recording: Recorded,
+    path: str | os.PathLike[str],
+    cell: int | None = None,
+    profiles: Mapping[int, Profile] | None = None,
+    profile_offsets_ns: Mapping[int, int] | None = None,
+) -> Path:
+    """Write the trace to a file; where its name ends in ".gz", compressed, which Perfetto opens as well.
+
+    Args:
+        path: of the file. What stands there is replaced, once the new one is complete.
+
+    The others are those of `chrome_trace`.
+
+    Raises:
+        UsageError: as `chrome_trace`, or the folder is not there.
+    """
+    target = Path(path).expanduser()
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {str(target.parent)!r} to write {target.name} to; make it first")
+    if target.is_dir():
+        raise UsageError(f"{str(target)!r} is a folder; say a file in it, such as {str(target / 'run.json')!r}")
+    found = chrome_trace(recording, cell, profiles, profile_offsets_ns)
+    data = json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
+    if target.suffix == ".gz":
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    return target
+
+
+def _of_cell(rows: Rows, cell: int | None) -> Rows:
+    return rows if cell is None else rows[rows["cell"] == cell]
+
+
+def _window(spans: Rows, calls: Rows, metrics: Rows) -> tuple[int, int]:
+    """The first and the last time that is known: what has not ended is drawn until then."""
+    times = np.concatenate([spans["start_ns"], spans["end_ns"], calls["issue_ns"], calls["end_ns"], metrics["time_ns"]])
+    times = times[times >= 0]
+    return (int(times.min()), int(times.max())) if len(times) else (0, 0)
+
+
+def _slices(recording: Recorded, spans: Rows, end_ns: int) -> Iterator[Slice]:
+    columns = ("kind", "name", "cell", "step", "start_ns", "end_ns", "samples", "thread")
+    for kind, name, cell, step, start, end, samples, thread in zip(
+        *(spans[column].tolist() for column in columns), strict=True
+    ):
+        what = SPANS[kind] if kind < len(SPANS) else str(kind)
+        text = recording.text(name)
+        cell_title = f"cell {cell}, {text}" if text else f"cell {cell}"
+        args = {"name": text, "samples": samples if samples >= 0 else None, "thread": thread or None}
+        args |= {"cell": cell} if kind == _CELL else {"cell": cell, "step": step}
+        args |= {"state": "not ended yet"} if end < 0 else {}
+        yield Slice(
+            name=cell_title if kind == _CELL else what,
+            category=what,
+            start_ns=start,
+            end_ns=max(start, end if end >= 0 else end_ns),
+            args={key: value for key, value in args.items() if value not in (None, "")},
+        )
+
+
+def _add_spans(trace: Trace, recording: Recorded, spans: Rows, end_ns: int) -> None:
+    for rank in np.unique(spans["rank"]).tolist():
+        mine = spans[(spans["rank"] == rank) & (spans["kind"] == _CELL)]
+        trace.add_slices(rank, "cell", _slices(recording, mine, end_ns))
+
+
+def _add_phases(trace: Trace, recording: Recorded, spans: Rows, end_ns: int) -> None:
+    """A track for each thread: a loader of its own thread overlaps the step."""
+    phases = spans[spans["kind"] != _CELL]
+    for rank, thread in np.unique(phases[["rank", "thread"]]).tolist():
+        mine = phases[(phases["rank"] == rank) & (phases["thread"] == thread)]
+        track = "forward, backward, optimizer, input"
+        trace.add_slices(rank, f"{track}: thread {thread}" if thread else track, _slices(recording, mine, end_ns))
+
+
+def _add_steps(trace: Trace, found: Sequence[Step]) -> None:
+    of_rank: dict[int, list[Slice]] = {}
+    for step in found:
+        parts = ("input", "compute", "exposed", "waiting", "optimizer", "rest", "communication", "overlapped")
+        args: dict[str, Any] = {f"{part}_ms": getattr(step, f"{part}_ns") / 1e6 for part in parts}
+        args |= {"cell": step.cell} | ({} if step.samples is None else {"samples": step.samples})
+        of_rank.setdefault(step.rank, []).append(Slice(f"step {step.step}", "step", step.start_ns, step.end_ns, args))
+    for rank, slices in of_rank.items():
+        trace.add_slices(rank, "step", slices)
+
+
+def _add_metrics(trace: Trace, recording: Recorded, metrics: Rows) -> None:
+    columns = ("rank", "name", "step", "value", "time_ns")
+    for rank, number, step, value, time_ns in zip(*(metrics[column].tolist() for column in columns), strict=True):
+        name = recording.text(number)
+        if math.isfinite(value):
+            trace.add_counter(rank, name, time_ns, {"value": value})
+        else:  # no number for JSON, and no point on a curve, but the user should see it
+            trace.add_instant(rank, "cell", f"{name} is {value:g}", time_ns, {"step": step})
+
+
+def _add_resources(trace: Trace, resources: Rows) -> None:
+    for row in resources:
+        for name, (columns, unit) in _COUNTERS.items():
+            values = {word: float(row[column]) / unit for word, column in columns.items()}
+            known = {word: value for word, value in values.items() if math.isfinite(value) and value >= 0}
+            if known:
+                trace.add_counter(int(row["rank"]), name, int(row["time_ns"]), known)

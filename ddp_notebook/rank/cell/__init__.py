@@ -1,0 +1,16 @@
+"""One cell on a rank.
+
+inbox       where cells come in
+runner      one cell, with everything that ipykernel does around one
+hygiene     what a cell may not do to its rank, and what it may not leave behind
+where       what the main thread is in, in the user's words
+streams     text on the pipes behind fd 1 and 2, and the marks in it
+tracebacks  which belong to the cell's end, and how long they may be
+numbering   lines keep the numbers that they have in the editor
+exceptions  the user's exceptions, handled without trusting them
+bounds      what is too long to be read is cut before it is sent
+asking      `input()` and `getpass()`, asked in the notebook
+comms       the rank's half of widgets
+tutorials   scripts' own `init_process_group` and `spawn`
+kernel_api  every private interface of ipykernel and ipyparallel that a rank needs
+"""

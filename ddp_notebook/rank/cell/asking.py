@@ -1,0 +1,73 @@
+"""`input()` and `getpass()` of a cell: asked in the notebook, answered over the wire."""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import itertools
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError
+
+from ddp_notebook.wire.events import Answer, Ask, Message
+
+_LOOK_S = 0.2  # an interrupt that comes just before the wait is noticed after so long
+
+
+class Asking:
+    """Replaces `input` and `getpass.getpass` on a rank. `%%px` puts its own in their place and these back.
+
+    Args:
+        send: sends a message to the notebook.
+        running_cell: number of the cell under way; None: there is none.
+    """
+
+    def __init__(self, send: Callable[[Message], None], running_cell: Callable[[], int | None]) -> None:
+        self._send = send
+        self._running_cell = running_cell
+        self._pid = os.getpid()
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, queue.SimpleQueue[Answer]] = {}
+        builtins.input = self._input
+        getpass.getpass = self._getpass
+
+    def on_answer(self, answer: Answer) -> None:
+        """An answer has come. Called by the agent."""
+        waiting = self._answers.get(answer.request)
+        if waiting is not None:
+            waiting.put(answer)
+
+    def _input(self, prompt: Any = "", /) -> str:
+        return self._ask(str(prompt), password=False)
+
+    def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
+        return self._ask(prompt, password=True)
+
+    def _ask(self, prompt: str, *, password: bool) -> str:
+        cell = self._running_cell()
+        if os.getpid() != self._pid:
+            raise EOFError("a process forked from a rank has nobody to ask")
+        if cell is None or threading.current_thread() is not threading.main_thread():
+            raise StdinNotImplementedError("input() on a rank works in a cell that the notebook waits for")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        request = next(self._numbers)
+        self._answers[request] = queue.SimpleQueue()
+        try:
+            self._send(Ask(cell=cell, request=request, prompt=prompt, password=password))
+            while True:
+                try:
+                    answer = self._answers[request].get(timeout=_LOOK_S)
+                    break
+                except queue.Empty:
+                    continue
+        finally:
+            del self._answers[request]
+        if answer.error:
+            raise StdinNotImplementedError(answer.error)
+        return answer.text

@@ -1,0 +1,84 @@
+"""Widgets on a rank: what they say leaves by our wire, and what the browser says comes in by the inbox."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jupyter_client.session import json_packer, json_unpacker
+
+from ddp_notebook.wire.events import Comm, Message
+
+COMM_TYPES = {"comm_open", "comm_msg", "comm_close"}
+
+
+class Comms:
+    """The comms that our cells have opened; those of `%%px` are ipyparallel's.
+
+    Args:
+        manager: the kernel's, which knows the rank's end of each.
+        send: sends a message to the notebook, from any thread.
+    """
+
+    def __init__(self, manager: Any, send: Callable[[Message], None]) -> None:
+        self._manager = manager
+        self._send = send
+        self._opened_in: dict[str, int] = {}  # the cell in which each was opened
+
+    def take(
+        self,
+        msg_type: str,
+        content: dict[str, Any],
+        metadata: dict[str, Any],
+        buffers: Sequence[Any],
+        cell: int | None,
+        asked_by: dict[str, Any],
+    ) -> bool:
+        """Send a comm's message to the notebook if the comm is ours. Whether it is.
+
+        Args:
+            cell: that the message belongs to, if it is ours. A widget that a thread or a callback changes speaks for
+                whatever ran last, so only the opening is told by it.
+            asked_by: header of the browser's message that it answers, if it does.
+        """
+        comm_id = content["comm_id"]
+        if msg_type == "comm_open" and cell is not None:
+            self._opened_in[comm_id] = cell
+        if comm_id not in self._opened_in:
+            return False
+        if msg_type == "comm_close":
+            self._opened_in.pop(comm_id, None)
+        self._send(
+            Comm(
+                msg_type=msg_type,
+                content=json_unpacker(json_packer(content)),  # NumPy's numbers and the like, as Jupyter writes them
+                metadata=metadata,
+                buffers=[base64.b64encode(buffer).decode() for buffer in buffers],
+                asked_by=asked_by,
+            )
+        )
+        return True
+
+    def cell_of(self, message: Comm) -> int:
+        """The cell that opened the comm of a message; 0: none did."""
+        return self._opened_in.get(message.content["comm_id"], 0)
+
+    def deliver(self, message: Comm, parent: dict[str, Any]) -> None:
+        """Hand a message of the browser to the rank's end, as the kernel would. Runs the widget's callbacks."""
+        if message.content["comm_id"] not in self._opened_in:
+            return  # closed meanwhile
+        if message.msg_type == "comm_close":
+            self._opened_in.pop(message.content["comm_id"], None)
+        handle = {"comm_msg": self._manager.comm_msg, "comm_close": self._manager.comm_close}[message.msg_type]
+        handle(
+            None,
+            [],
+            {
+                "header": {**parent["header"], "msg_type": message.msg_type},
+                "parent_header": {},
+                "metadata": message.metadata,
+                "content": message.content,
+                "buffers": [memoryview(base64.b64decode(buffer)) for buffer in message.buffers],
+            },
+        )

@@ -1,0 +1,233 @@
+"""What a cell may not do to its rank, and what it may not leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pdb
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from itertools import islice
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+
+from ddp_notebook.rank.cell.exceptions import chain
+from ddp_notebook.rank.cell.where import OURS
+
+NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks do not import
+    "line": (
+        *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check", "ddp_auto"),
+        *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "on_all_ranks"),
+    ),
+    "cell": ("on_all_ranks", "on_ranks", "local"),
+}
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_MOST_LOOKED_AT = 100  # elements of a container
+_PUT_BACK = (signal.SIGINT, signal.SIGTERM)
+_COMMAND_LINES = ("argparse", "click", "optparse")  # modules that end the process when its arguments do not fit
+ARGUMENTS = (
+    "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
+    "list to parse_args()"
+)
+HYDRA = (
+    "hydra ends the process when its program fails, and says why above; it looks for config_path beside the file of "
+    "the program, and a cell has none: give an absolute path"
+)
+EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
+
+
+def install(shell: Any) -> None:
+    """Make `exit()`, `quit()` and `breakpoint()` errors that say what to do instead."""
+    shell.ask_exit = _refuse_exit
+    sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
+    for name in NOTEBOOK_MAGICS["line"]:
+        shell.register_magic_function(_refuse_line_magic(name), "line", name)
+    for name in NOTEBOOK_MAGICS["cell"]:
+        shell.register_magic_function(_refuse_cell_magic(name), "cell", name)
+    # IPython's advice after sys.exit(), which is wrong on a rank
+    warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+
+def advice_after_exit(error: SystemExit) -> str:
+    """What to do instead of `sys.exit()`, or about a command line that a cell does not have."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    raised_in = "" if at is None else str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    if raised_in == "hydra":
+        return HYDRA
+    return ARGUMENTS if raised_in in _COMMAND_LINES else EXIT
+
+
+def _refuse_exit() -> NoReturn:
+    raise RuntimeError("exit() and quit() do not end a rank; %ddp_stop in the notebook ends them all")
+
+
+def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(
+        "breakpoint() would stop this rank while the others wait for it. Print what you want to know, end the cell "
+        "there with an error, or look at a variable afterwards: %on_all_ranks x, or %ddp_pull x in the notebook"
+    )
+
+
+def _refuse_line_magic(name: str) -> Callable[[str], NoReturn]:
+    def refuse(_: str) -> NoReturn:
+        raise RuntimeError(
+            f"%{name} belongs to the notebook, and this cell runs on a rank: give it a cell of its own, or use %%local"
+        )
+
+    return refuse
+
+
+def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
+    def refuse(_: str, __: str) -> NoReturn:
+        raise RuntimeError(
+            f"%%{name} belongs to the notebook, and this cell runs on a rank: it has to be the first line of a cell"
+        )
+
+    return refuse
+
+
+class Handlers:
+    """The signal handlers of a rank and the mask of its main thread, put back after a cell that has set others: the
+    stop button needs them."""
+
+    def __init__(self, on_sigint: Callable[..., None]) -> None:
+        signal.signal(signal.SIGINT, on_sigint)
+        self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
+        self._mask_of_forker: set[int] = set()  # of the thread that forks: one at a time, with the interpreter's lock
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork_in_rank,
+            after_in_child=self._after_fork_in_child,
+        )
+
+    def _before_fork(self) -> None:
+        # or one that comes in between would be lost
+        self._mask_of_forker = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _after_fork_in_rank(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+
+    def _after_fork_in_child(self) -> None:
+        """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
+        if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+
+    def put_back(self) -> None:
+        """Look whether they are still ours: 3 us each, while setting one takes 15."""
+        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for number, handler in self._ours.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
+    """Give names their values again: those that were deleted, and `rank` and its kin if they were set: after
+    `for rank in range(size)`, as tutorials have it, every rank would take itself for the last one."""
+    deleted = [name for name in names if name not in namespace]
+    changed = [
+        name
+        for name, value in names.items()
+        if type(value) is int and name in namespace and (type(now := namespace[name]) is not int or now != value)
+    ]
+    for did, which in (("set", changed), ("deleted", deleted)):
+        if which:
+            namespace.update({name: names[name] for name in which})
+            advice = "; use another name to keep one" if did == "set" else ""
+            print(
+                f"ddp_notebook: this cell has {did} {' and '.join(which)}, which every cell finds with the rank's own "
+                f"value again{advice}",
+                file=sys.stderr,
+            )
+
+
+def end_traceback_at_user(error: BaseException | None) -> None:
+    """What our kernels in front of torch's operators raise is about the user's call: leave out the frames below it,
+    torch's and ours, and everywhere those of ours that only look."""
+    if error is None:
+        return
+    frames = []
+    at = error.__traceback__
+    while at is not None:
+        frames.append(at)
+        while (after := at.tb_next) is not None and after.tb_next is not None and _is_ours(after):
+            at.tb_next = after.tb_next  # around a forward, a backward or a loader of the user's
+        at = at.tb_next
+    if not frames or not frames[-1].tb_frame.f_code.co_filename.startswith(OURS):
+        return
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith((OURS, _TORCH)):
+        frames.pop()
+    if not frames[-1].tb_frame.f_code.co_filename.startswith(OURS):
+        frames[-1].tb_next = None
+
+
+def _is_ours(at: TracebackType) -> bool:
+    return at.tb_frame.f_code.co_filename.startswith(OURS)
+
+
+def has_lost_device(words: str) -> bool:
+    """Whether an error on the GPU has made this process's CUDA context useless: every later call fails with the same
+    words, until the process ends. Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#error-checking
+
+    Args:
+        words: of the error; only such a one is asked about, since asking waits for the device.
+    """
+    if "CUDA error" not in words or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def forget_failure(shell: Any, failure: BaseException) -> None:
+    """Let go of the frames that a failed cell ran in: their variables may hold all of a GPU's memory.
+
+    They hang on the exception and those behind it, on `sys.last_*`, and on IPython's formatters.
+    """
+    for error in chain(failure):
+        error.with_traceback(None)
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        with contextlib.suppress(AttributeError):
+            delattr(sys, name)
+    for formatter in (shell.InteractiveTB, shell.SyntaxTB):
+        if hasattr(formatter, "tb"):
+            formatter.tb = None
+    gc.collect()  # frames and exceptions refer to each other
+
+
+def forget_tensors(shell: Any, execution_count: int) -> None:
+    """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` has the last value, as always."""
+    out, hook = shell.user_ns.get("_oh", {}), shell.displayhook
+    if execution_count in out and _holds_tensor(out[execution_count]):
+        del out[execution_count]
+        for names in (shell.user_ns, shell.user_ns_hidden):
+            names.pop(f"_{execution_count}", None)
+    for name in ("__", "___"):
+        if _holds_tensor(getattr(hook, name, None)):
+            if shell.user_ns.get(name) is getattr(hook, name):  # and not a variable of the user's
+                shell.push({name: ""}, interactive=False)
+            setattr(hook, name, "")
+
+
+def _holds_tensor(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+        return True
+    if depth == 0:
+        return False
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = list(islice(value.values(), _MOST_LOOKED_AT))
+    elif isinstance(value, list | tuple | set):
+        parts = list(islice(value, _MOST_LOOKED_AT))
+    return any(_holds_tensor(part, depth - 1) for part in parts)

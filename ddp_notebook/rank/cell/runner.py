@@ -1,0 +1,355 @@
+"""One cell on a rank: everything that ipykernel does around a cell, driven from our own wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from ddp_notebook.rank.cell import hygiene, kernel_api, numbering
+from ddp_notebook.rank.cell.asking import Asking
+from ddp_notebook.rank.cell.bounds import bounded_display
+from ddp_notebook.rank.cell.comms import COMM_TYPES, Comms
+from ddp_notebook.rank.cell.exceptions import FormattingStopped
+from ddp_notebook.rank.cell.streams import Streams
+from ddp_notebook.rank.cell.tracebacks import Tracebacks
+from ddp_notebook.rank.group.network import Network
+from ddp_notebook.rank.record.recording import Recording
+from ddp_notebook.wire.events import CellDone, Comm, Display, Message, RunCell
+
+_PARENT = "ddp-cell-"
+_ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
+_SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
+
+
+class Runner:
+    """Runs cells one after the other on the engine's main thread.
+
+    Args:
+        kernel: the engine's kernel, whose shell runs the cells.
+        streams: where their text goes.
+        network: what the rank does with the others.
+        recording: what is recorded of it.
+        send: takes the messages for the notebook, from any thread.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        streams: Streams,
+        network: Network,
+        recording: Recording,
+        send: Callable[[Message], None],
+    ) -> None:
+        self.running: tuple[int, float] | None = None  # the cell, and since when (monotonic seconds)
+        self._pid = os.getpid()
+        self.names: dict[str, Any] = {}  # rank, local_rank, world_size and what else every cell finds
+        self._kernel = kernel
+        self._shell: Any = kernel.shell
+        self._streams = streams
+        self._send = send
+        self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
+        self._may_raise = False  # a plain cell under way: an interrupt raises in it
+        self._interrupted = False
+        self._uneventful = True  # the cell under way has displayed nothing
+        self._stopped = 0  # the last cell that was told to stop, be it before it began
+        self._handlers = hygiene.Handlers(self._on_sigint)
+        self._file = ""  # the name that the cell under way is to be compiled under
+        self._network = network
+        self._recording = recording
+        self._where = network.where
+        self.asking = Asking(send, lambda: self.running[0] if self.running else None)
+        self._comms = Comms(kernel.comm_manager, send)
+        kernel_api.intercept_sends(kernel.session, self._take)
+        hygiene.install(self._shell)
+        numbering.install(self._shell)
+        self._name_files()
+        self._tracebacks = Tracebacks(
+            self._shell,
+            self._where,
+            is_running=lambda: self.running is not None,
+            is_stopped=lambda: self._interrupted or network.release.is_under_way,
+        )
+        # IPython 9 renders a second time, for a history that nobody sees on a rank: 1 s with frames of torch in it.
+        self._shell._format_exception_for_storage = lambda error, *_, **__: {
+            "ename": type(error).__name__,
+            "evalue": "",
+            "traceback": [],
+        }
+
+    def submit(self, cell: RunCell) -> None:
+        """Run a cell in its turn. Call it on the event loop."""
+        kernel_api.run_in_turn(self._kernel, self._run, cell, suspends=_may_await(cell.code))
+
+    def deliver(self, message: Comm) -> None:
+        """Tell a widget in its turn what the browser says. Call it on the event loop."""
+        kernel_api.run_in_turn(self._kernel, self._deliver, message, suspends=False)
+
+    def stop(self, cell: int) -> None:
+        """Stop a cell that has not begun, or whose interrupt came too early to be noticed. Called by the agent."""
+        self._stopped = cell
+        if self.running is not None and self.running[0] == cell and not self._interrupted:
+            self._network.release.ask(cell)
+
+    async def _deliver(self, message: Comm) -> None:
+        """Between two cells. An interrupt ends the widget's callback, as it would end a cell."""
+        parent = _parent_message(self._comms.cell_of(message))
+        parent["header"][_ASKED_BY] = message.asked_by
+        self._kernel.set_parent([], parent)
+        self._interrupted = False  # else its errors are not shown
+        try:
+            try:
+                self._may_raise = True
+                self._comms.deliver(message, parent)
+            finally:
+                self._may_raise = False
+        except KeyboardInterrupt:
+            self._tracebacks.show_interrupt()
+        del parent["header"][_ASKED_BY]  # what a thread says later is no answer
+        self._handlers.put_back()
+        self._streams.flush()
+
+    async def _run(self, cell: RunCell) -> None:
+        pid = os.getpid()
+        self.running = (cell.cell, time.monotonic())
+        self._network.begin_cell(cell.cell)
+        self._streams.begin()
+        try:
+            done = await self._run_guarded(cell)
+        finally:
+            if os.getpid() != pid:  # a child that the cell forked came back: two processes would share our sockets
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+        if done.status == "error" and hygiene.has_lost_device(done.evalue):
+            print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
+            self._streams.flush()
+            os._exit(1)  # the notebook tells it as a death, with these words, and heals it as one
+        self.running = None  # before the notebook hears of the end, and may ask what runs
+        is_plain = done.has_group and not (done.payload or done.group or done.trains_apart)
+        if self._uneventful and done.status == "ok" and is_plain:
+            self._streams.end(cell.cell, round(done.duration_s * 1e6))
+        else:
+            self._streams.end(cell.cell)
+            self._send(done)
+
+    async def _run_guarded(self, cell: RunCell) -> CellDone:
+        started = time.perf_counter()
+        had_group = dist.is_initialized()  # 0.1 us
+        shell, kernel = self._shell, self._kernel
+        kernel.set_parent([], _parent_message(cell.cell))
+        shell.execution_count = cell.execution_count
+        self._tracebacks.begin()
+        self._interrupted = False
+        self._uneventful = True
+        self._file = cell.file
+        result: ExecutionResult | None = None
+        failure: BaseException | None = None
+        try:
+            self._recording.begin_cell(
+                cell.cell, cell.execution_count, cell.record, shell.user_ns, has_prompt=bool(cell.file)
+            )
+            if self._stopped == cell.cell:
+                raise KeyboardInterrupt
+            result = await self._execute(cell.code)
+        except BaseException as error:  # what IPython has not caught: the notebook must hear of it all the same
+            self._may_raise = False  # what is raised here would end the rank's loop
+            failure = error
+            self._tracebacks.show_escaped()
+        finally:
+            self._may_raise = False
+            self._task = None
+            self._handlers.put_back()
+        duration_s = time.perf_counter() - started
+        try:
+            self._end_recording()
+            if result is not None:
+                failure = result.error_before_exec or result.error_in_exec
+            done = CellDone(
+                cell=cell.cell,
+                duration_s=duration_s,
+                payload=self._take_payload(),
+                has_group=dist.is_initialized() or not had_group,
+                **self._network.end_cell(failure),
+                **self._outcome(failure),
+            )
+            if failure is not None:
+                hygiene.forget_failure(shell, failure)
+            hygiene.forget_tensors(shell, cell.execution_count)
+            hygiene.put_names_back(shell.user_ns, self.names)
+        except BaseException as problem:  # of a user's object that we looked at; the cell must end all the same
+            self._network.release.end()
+            lines = traceback.format_exc().splitlines()
+            name = type(problem).__name__
+            done = CellDone(
+                cell=cell.cell, status="error", duration_s=duration_s, ename=name, evalue="", traceback=lines
+            )
+        return done
+
+    def _end_recording(self) -> None:
+        try:
+            self._recording.end_cell()
+        except Exception as error:  # no space for a profile, for example: the cell is none the worse for it
+            print(f"what was to be recorded of this cell beside could not be: {error}", file=sys.stderr)
+
+    async def _execute(self, code: str) -> ExecutionResult:
+        """What `run_cell` of the shell does, on the loop that runs already."""
+        shell = self._shell
+        transformed, problem, result = code, None, None
+        try:
+            transformed = shell.transform_cell(code)
+        except Exception:
+            problem = sys.exc_info()
+        how = {"transformed_cell": transformed, "preprocessing_exc_tuple": problem}
+        suspends = _may_await(code) and shell.should_run_async(code, **how)
+        self._may_raise = not suspends
+        self._raise_if_interrupted()
+        cell = shell.run_cell_async(code, store_history=True, **how)
+        try:
+            result = await (self._as_task(cell) if suspends else cell)
+            return result
+        finally:
+            shell.events.trigger("post_execute")
+            shell.events.trigger("post_run_cell", result)
+
+    async def _as_task(self, cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
+        self._task = self._where.task = asyncio.ensure_future(cell)
+        if self._interrupted:  # before there was a task to cancel
+            self._task.cancel()
+        try:
+            return await self._task
+        finally:
+            self._task = self._where.task = None
+
+    def _name_files(self) -> None:
+        """Have cells compiled under the notebook's name for them: IPython's own holds the process id, so a warning
+        would be another text on every rank."""
+        compiler = self._shell.compile
+        name_code = compiler.get_code_name
+
+        def get_code_name(raw_code: str, code: str, number: int) -> str:
+            name, self._file = self._file, ""  # the cell's own; what it compiles in turn gets names of its own
+            name = name or name_code(raw_code, code, number)
+            self._where.enter(name, number)
+            return name
+
+        compiler.get_code_name = get_code_name
+
+    def _raise_if_interrupted(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _on_sigint(self, _: int, frame: FrameType | None) -> None:
+        """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
+        if self._tracebacks.is_formatting:
+            self._tracebacks.stop_formatting()
+        self._interrupted = True
+        if not self._network.release.note_interrupt(frame):
+            return
+        if self._task is None:
+            if self._may_raise:
+                raise KeyboardInterrupt
+            return
+        if asyncio.current_task() is self._task and _is_in_user_code(frame):
+            raise KeyboardInterrupt  # between two awaits; IPython's run_code catches it
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def _outcome(self, failure: BaseException | None) -> dict[str, Any]:
+        shown = self._tracebacks
+        if failure is None and shown.display_error is not None:
+            name, message = shown.display_error
+            return {"status": "error", "ename": name, "evalue": message, "traceback": shown.of_cell}
+        if failure is None:
+            return {"status": "ok"}
+        stopped = (
+            isinstance(failure, KeyboardInterrupt | FormattingStopped)
+            or (self._network.release.doing is not None and not shown.has_failed)
+            or (self._interrupted and isinstance(failure, asyncio.CancelledError))
+        )
+        message = shown.words_of(failure)
+        if isinstance(failure, SystemExit):
+            what = f"SystemExit: {message}" if failure.args else "SystemExit"
+            advice = hygiene.advice_after_exit(failure)
+            return {
+                "status": "error",
+                "ename": "SystemExit",
+                "evalue": f"{message}: {advice}" if failure.args else advice,
+                "traceback": [what, advice],
+            }
+        if isinstance(failure, SyntaxError) and failure.lineno is not None:
+            message = f"{failure.msg} (line {failure.lineno})"  # its own text names a file that nobody has
+        return {
+            "status": "interrupted" if stopped else "error",
+            "ename": "KeyboardInterrupt" if stopped else type(failure).__name__,
+            "evalue": message,
+            "traceback": shown.of_cell,
+        }
+
+    def _take_payload(self) -> list[dict[str, Any]]:
+        manager = self._shell.payload_manager
+        payload = manager.read_payload()
+        manager.clear_payload()
+        return [part for part in payload if part.get("source") in ("page", "set_next_input")]
+
+    def _take(
+        self,
+        msg_type: str,
+        content: dict[str, Any],
+        parent: dict[str, Any],
+        metadata: dict[str, Any],
+        buffers: Sequence[Any],
+    ) -> bool:
+        """Whether a message of the kernel belongs to one of our cells, and is sent to the notebook instead."""
+        parent_id = str(parent.get("msg_id", ""))
+        cell = int(parent_id.removeprefix(_PARENT)) if parent_id.startswith(_PARENT) else None
+        if msg_type in COMM_TYPES:
+            self._uneventful = False
+            asked_by = parent.get(_ASKED_BY) or {}
+            return self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
+        if cell is None:
+            return False
+        if msg_type == "error":
+            content = {"text": self._tracebacks.take(content)}
+            if not content["text"]:
+                return True
+        if os.getpid() != self._pid:  # a forked child: the wire is not its own
+            print(content.get("text") or (content.get("data") or {}).get("text/plain", ""), flush=True)
+        elif msg_type in _SHOWN:
+            self._uneventful = False
+            place = self._streams.next_place()
+            # The mark comes last: text waits for the display of a mark, and nothing waits for a mark.
+            self._send(Display(cell=cell, msg_type=msg_type, content=bounded_display(content), place=place))
+            self._streams.mark_place(place)
+        return True
+
+
+def _parent_message(cell: int) -> dict[str, Any]:
+    header = {
+        "msg_id": f"{_PARENT}{cell}",
+        "msg_type": "execute_request",
+        "session": "ddp_notebook",
+        "username": "",
+        "version": "5.3",
+    }
+    return {"header": header, "parent_header": {}, "metadata": {}, "content": {"code": "", "silent": False}}
+
+
+def _is_in_user_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is InteractiveShell.run_code.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _may_await(code: str) -> bool:
+    """Whether the code can hold a top-level `await`, `async for` or `async with`."""
+    return "await" in code or "async" in code

@@ -1,0 +1,161 @@
+"""Tracebacks of a cell: which of them belongs to its end and which stands in its output, how long they may be, and how
+the stop button ends their formatting."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+from IPython.core.events import EventManager
+
+from ddp_notebook.rank.cell import hygiene
+from ddp_notebook.rank.cell.bounds import bounded
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, words
+from ddp_notebook.rank.cell.where import Where
+
+_MOST_FRAMES = 200  # of one exception, a run of calls on the same line counted once, as IPython shows it
+
+
+class Tracebacks:
+    """One rank's. Takes the place of the shell's `showtraceback`.
+
+    Args:
+        shell: the kernel's, whose `showtraceback` it replaces.
+        where: knows which files are cells, and is told that the cell has failed.
+        is_running: tells whether a cell runs.
+        is_stopped: tells whether it is being stopped, so that its traceback is of no interest.
+    """
+
+    def __init__(
+        self, shell: Any, where: Where, is_running: Callable[[], bool], is_stopped: Callable[[], bool]
+    ) -> None:
+        self.of_cell: list[str] = []  # of the error that ended the cell, after those that failed it in a display
+        self.display_error: tuple[str, str] | None = None  # name and message: the cell fails because of that alone
+        self.has_failed = False  # the cell, before anybody stopped it
+        self.is_formatting = False
+        self._said: tuple[BaseException, str] | None = None  # the error that ended the cell, and its message
+        self._shell = shell
+        self._where = where
+        self._is_running = is_running
+        self._is_stopped = is_stopped
+        self._main = threading.main_thread().ident
+        self._left_out = 0  # frames of what is being formatted
+        self._format = shell.showtraceback
+        shell.showtraceback = self._show
+
+    def begin(self) -> None:
+        """A cell begins."""
+        self.of_cell = []
+        self.display_error = None
+        self.has_failed = False
+        self._said = None
+        self._shell._last_traceback_during_displayhook = False
+
+    def show_escaped(self) -> None:
+        """Show the error that is being handled and that IPython has not shown."""
+        try:
+            self._show()
+        except BaseException:  # that cannot be shown; its name is told all the same
+            return
+
+    def show_interrupt(self) -> None:
+        """Show the KeyboardInterrupt that is being handled, though an interrupted cell shows none."""
+        self._format()
+
+    def words_of(self, failure: BaseException) -> str:
+        """The message of what ended the cell. Runs no code of the user's, which nobody could stop here."""
+        return self._said[1] if self._said is not None and self._said[0] is failure else known_words(failure)
+
+    def take(self, content: dict[str, Any]) -> str:
+        """Take a traceback that IPython shows. Returns the text to show in its place, or "" where it is told at the end
+        of the cell: of the error that ended it, and of a display if the kernel lets the cell fail for it."""
+        text = bounded("\n".join(content["traceback"]))
+        if self._left_out:
+            text += f"\n[... {self._left_out:,} frames in the middle of this traceback are left out ...]"
+        if self._ends_cell():
+            self.of_cell += text.split("\n")
+            return ""
+        shell = self._shell  # ipykernel 7.2 and later fail the cell, and set this
+        if getattr(shell, "_last_traceback_during_displayhook", False) and threading.get_ident() == self._main:
+            shell._last_traceback_during_displayhook = False
+            self.of_cell += text.split("\n")
+            self.display_error = content["ename"], bounded(content["evalue"])
+            return ""
+        return f"{text}\n"
+
+    def stop_formatting(self) -> None:
+        """Called by the handler of SIGINT. The host server repeats the signal while this has had no effect: a bare
+        `except` on the way may have caught it."""
+        raise FormattingStopped
+
+    def _show(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """An interrupt is told in one line for all ranks; formatting a traceback that nobody sees takes 0.1 s."""
+        if threading.get_ident() != self._main:
+            self._format(exc_tuple, *args, **kwargs)
+            return
+        if self._is_stopped():
+            return
+        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        if error is None:
+            self._format(exc_tuple, *args, **kwargs)
+            return
+        hygiene.end_traceback_at_user(error)
+        self._left_out = _leave_out_frames(error)
+        ends_cell = self._ends_cell()
+        if ends_cell and not isinstance(error, KeyboardInterrupt):
+            self.has_failed = True
+            self._where.failed = first_line(error)
+        try:
+            self.is_formatting = True
+            self._format(exc_tuple, *args, **kwargs)
+            if ends_cell:
+                self._said = error, words(error)
+        except FormattingStopped:
+            if not ends_cell:  # nothing has ended yet
+                raise KeyboardInterrupt from None
+            self.of_cell += [first_line(error), "its traceback was not formatted to the end: stop was pressed"]
+        except Exception:  # of the error's `__str__`, which ipykernel calls; IPython's own formatting bears with it
+            if not ends_cell:
+                raise
+            self._said = error, f"<{type(error).__name__}.__str__ failed>"
+            lines = self._shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+            self.of_cell += bounded("\n".join(lines)).split("\n")
+        finally:
+            self.is_formatting = False
+            self._where.failed = ""
+            self._left_out = 0
+
+    def _ends_cell(self) -> bool:
+        """Whether what is shown now ends the cell: no code of a cell is under way, which may have displayed something
+        that fails or have run another cell, and no callback of `shell.events`."""
+        frame: FrameType | None = sys._getframe(1)
+        if threading.get_ident() != self._main or not self._is_running():
+            return False
+        while frame is not None:
+            if frame.f_code.co_filename in self._where.cells or frame.f_code is EventManager.trigger.__code__:
+                return False
+            frame = frame.f_back
+        return True
+
+
+def _leave_out_frames(error: BaseException | None) -> int:
+    """Keep the outermost and the innermost frames of very deep tracebacks. Returns how many are left out: of two
+    functions that call each other 9000 times IPython formats every frame, which takes half a minute."""
+    left_out = 0
+    for one in chain(error):
+        frames = list(_frames(one.__traceback__))
+        lines = [(frame.tb_frame.f_code, frame.tb_lineno) for frame in frames]
+        if sum(line != before for line, before in zip(lines[1:], lines, strict=False)) > _MOST_FRAMES:
+            half = _MOST_FRAMES // 2
+            frames[half - 1].tb_next = frames[-half]
+            left_out += len(frames) - 2 * half
+    return left_out
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next

@@ -1,0 +1,180 @@
+"""Tutorial code runs as it is: what scripts call to become ranks and to start them, on a rank that is one already.
+
+| call | on a rank |
+|---|---|
+| `dist.init_process_group` | says that the group exists; after `destroy_process_group` it forms the next one |
+| `dist.destroy_process_group` | leaves the group, which is freed later, see `keeping` |
+| `rpc.init_rpc` | meets at the session's store, unless the cell has set an address of its own |
+| `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
+| `mp.set_start_method` | may be called again, so that a cell can be run again |
+| `sys.ps1` | is gone: where IPython has set it, Lightning takes the process for one that cannot be a rank |
+
+Only what `install` puts in place is replaced, by functions of the same signature, wherever a module has the original.
+Children of a rank keep what they inherit if they are forked, and have the originals if they are spawned.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing import reduction
+from types import FunctionType
+from typing import IO, Any
+
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from ddp_notebook.rank.group import join, keeping
+from ddp_notebook.wire.events import Form
+
+_STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"
+_BY_ENVIRONMENT = "env://"
+_init_process_group = dist.init_process_group
+_init_rpc = rpc.init_rpc
+_dump = reduction.dump
+_set_start_method = multiprocessing.set_start_method
+
+
+def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> None:
+    """Replace the functions in this process.
+
+    Args:
+        place: tells the rank's place, which changes when the group is formed anew.
+        running: tells the cell that runs, and since when.
+    """
+    _replace(_init_process_group, _around_init(place, running))
+    keeping.install()
+    _replace(_init_rpc, _around_init_rpc(place))
+    _replace(_dump, _dump_for_new_process)
+    _replace(_set_start_method, _set_start_method_again)
+    vars(sys).pop("ps1", None)
+
+
+def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """In every module: `from torch.distributed import init_process_group` has made copies, in torch itself too."""
+    name = original.__name__
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, ours)
+
+
+# ---- groups
+
+
+def _around_init_rpc(place: Callable[[], Form | None]) -> Callable[..., None]:
+    signature = inspect.signature(_init_rpc)
+
+    @functools.wraps(_init_rpc)
+    def init_rpc(*args: Any, **kwargs: Any) -> None:
+        here = place()
+        options = signature.bind(*args, **kwargs).arguments.get("rpc_backend_options")
+        address = getattr(options, "init_method", _BY_ENVIRONMENT)
+        if here is None or address != _BY_ENVIRONMENT or os.environ.get("MASTER_PORT") != str(here.store_port):
+            _init_rpc(*args, **kwargs)
+            return
+        os.environ[_STORE_EXISTS] = "True"  # else rank 0 starts one at the same port
+        try:
+            _init_rpc(*args, **kwargs)
+        finally:
+            del os.environ[_STORE_EXISTS]  # children of the rank may form groups elsewhere, see `group`
+
+    return init_rpc
+
+
+def _around_init(
+    place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]
+) -> Callable[..., None]:
+    pid = os.getpid()
+    signature = inspect.signature(_init_process_group)
+    joined: Counter[str] = Counter()  # tries to form a group, by epoch and cell
+
+    @functools.wraps(_init_process_group)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        here = place()
+        assert here is not None
+        asked = signature.bind(*args, **kwargs).arguments
+        backend = str(asked.get("backend") or "").lower()
+        if os.getpid() != pid:
+            raise RuntimeError(join.not_of_child(here.rank))
+        if not dist.is_initialized() and (asked.get("store") is not None or backend == "fake"):
+            _init_process_group(*args, **kwargs)  # a group of their own; the session's comes this way too
+            return
+        _check(asked, here)
+        if dist.is_initialized():
+            print(_nothing_to_do(backend))  # the same line on all ranks, so that it is shown once
+            return
+        # Equal on all ranks that this cell runs on, whatever some of them have tried in other cells.
+        cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
+        joined[cell] += 1
+        options = {name: asked[name] for name in ("pg_options", "device_id") if name in asked}
+        if getattr(options.get("device_id"), "type", "") == "cpu":
+            del options["device_id"]  # torch refuses the CPU here, and a script says the device that it has found
+        join.join(here, f"{cell}.{joined[cell]}", backend=backend, timeout=asked.get("timeout"), **options)
+
+    return init_process_group
+
+
+def _check(asked: dict[str, Any], here: Form) -> None:
+    """The place that a cell asks for has to be the one that the rank has."""
+    size, rank = asked.get("world_size", -1), asked.get("rank", -1)
+    if size not in (None, -1, here.world_size):
+        of_some = (
+            f"for a group of {size} of them call dist.new_group({list(range(size))}) on all ranks and pass it on; "
+            if 0 < size < here.world_size
+            else ""
+        )
+        raise ValueError(
+            f"world_size={size}, but the session has {_ranks(here.world_size)}; {of_some}run with "
+            f"world_size={here.world_size}, or start {_ranks(size)}: %ddp_stop, then %ddp_start {size}"
+        )
+    if rank not in (None, -1, here.rank):
+        raise ValueError(
+            f"rank={rank}, but this is rank {here.rank} of {here.world_size}; leave rank out, the session knows it"
+        )
+
+
+def _nothing_to_do(backend: str) -> str:
+    there = dist.get_backend()
+    line = f"init_process_group: the group of {_ranks(dist.get_world_size())} exists already ({there}); nothing to do"
+    return line if backend in ("", there) else f"{line}, {there} stays the backend instead of {backend}"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+# ---- processes
+
+
+class _Importable(reduction.ForkingPickler):
+    """Pickles for a process that is not forked: such a one imports what it needs, and cannot import a cell."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, FunctionType | type) or getattr(obj, "__module__", "") != "__main__":
+            return NotImplemented
+        name = obj.__qualname__
+        to_do = (
+            f"The ranks exist already: call {name}(dist.get_rank(), ...) in the cell, and every rank runs it. "
+            if isinstance(obj, FunctionType)
+            else ""
+        )
+        raise RuntimeError(
+            f"{name} was defined in a cell, and a new process cannot import it. {to_do}For other child processes "
+            f"use the start method fork, mp.set_start_method('fork'), or put {name} in a module"
+        )
+
+
+@functools.wraps(_dump)
+def _dump_for_new_process(obj: Any, file: IO[bytes], protocol: int | None = None) -> None:
+    """`multiprocessing` starts every process with this, unless by fork, and uses it for nothing else."""
+    _Importable(file, protocol).dump(obj)
+
+
+@functools.wraps(_set_start_method)
+def _set_start_method_again(method: str | None, force: bool = False) -> None:
+    _set_start_method(method, force=True)

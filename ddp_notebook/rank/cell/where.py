@@ -1,0 +1,140 @@
+"""What the main thread of a rank is in, in the words of its user: the line of the cell, or of the file that it called,
+and what that line called."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.group import waiting
+
+# functions of ours in the place of torch's, and what a user calls them
+_STAND_INS = {
+    **{name: name for name in ("init_process_group", "init_rpc", "wait", "get", "multi_get")},
+    **{"init_store": "TCPStore", "connect_store": "TCPStore", "wait_for_future": "wait"},
+}
+_WALKS = 5
+_WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
+_LIBRARIES = (*(path + os.sep for path in sysconfig.get_paths().values()), os.path.dirname(_TORCH[:-1]) + os.sep)
+_PYTHON = os.path.dirname(threading.__file__) + os.sep
+# Python code that waits for another thread, process or socket. Not `subprocess`: what it waits for is work.
+_WAITS = (
+    *(_PYTHON + name for name in ("threading.py", "queue.py", "selectors.py")),
+    *(_PYTHON + name + os.sep for name in ("concurrent", "multiprocessing")),
+    waiting.__file__,
+)
+
+
+class Where:
+    """Knows which files are cells."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, int] = {}  # file -> number in `In [n]`
+        self._current = 0
+        self._main = threading.main_thread().ident or 0
+        self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
+        self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted
+
+    def enter(self, file: str, execution_count: int) -> None:
+        """A cell begins. Called for each: two assignments."""
+        self.cells[file] = self._current = execution_count
+
+    def describe(self, thread: int = 0) -> str:
+        """Such as `"cell line 3, in all_reduce"` or `"dataset.py:88 in __getitem__, from cell line 3"`; empty outside
+        of a cell's code. From any thread.
+
+        Args:
+            thread: which; 0: the main one.
+        """
+        for _ in range(_WALKS):  # a call that returns while another thread walks up its frames ends the walk early
+            frame = sys._current_frames().get(thread or self._main)
+            if frame is not None and (place := self.of_frame(frame)):
+                return place
+        return "" if thread else self._of_task()
+
+    def of_thread(self, thread: int) -> str:
+        """The same of another one, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
+        name = next((one.name for one in threading.enumerate() if one.ident == thread), str(thread))
+        place = self.describe(thread)
+        return f"thread {name!r}" + (f" at {place}" if place else "")
+
+    def waits(self, frame: FrameType | None = None) -> tuple[int, int] | None:
+        """Whether the cell waits in Python for another thread, process or socket: in this frame, or in the main
+        thread's innermost one. Returns what tells this wait from others. From any thread."""
+        innermost = frame = frame or sys._current_frames().get(self._main)
+        if innermost is None or not innermost.f_code.co_filename.startswith(_WAITS):
+            return None
+        while frame is not None and frame.f_code.co_filename not in self.cells:
+            if frame.f_code.co_name == "__del__":  # an interrupt would end there: Python prints it, and goes on
+                return None
+            if frame.f_code.co_filename == subprocess.__file__:  # `communicate` reads by `selectors`
+                return None
+            frame = frame.f_back
+        return None if frame is None else (id(innermost), innermost.f_lasti)
+
+    def is_in_torch(self, frame: FrameType | None = None) -> bool:
+        """Whether this frame, or the main thread's innermost one, is one of torch's. From any thread."""
+        frame = frame or sys._current_frames().get(self._main)
+        return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+
+    def of_frame(self, innermost: FrameType) -> str:
+        """What `describe` says, of these frames."""
+        calls: list[tuple[str, int, str]] = []
+        frame: FrameType | None = innermost
+        while frame is not None:
+            calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        return self.of_calls(calls)
+
+    def _of_task(self) -> str:
+        """Where the cell awaits something."""
+        calls: list[tuple[str, int, str]] = []
+        coroutine = None if self.task is None else self.task.get_coro()
+        while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+            calls.insert(0, (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            coroutine = getattr(coroutine, "cr_await", None)
+        return self.of_calls(calls)
+
+    def of_traceback(self, traceback: TracebackType | None) -> str:
+        """Where an exception was raised."""
+        calls: list[tuple[str, int, str]] = []
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            calls.insert(0, (code.co_filename, traceback.tb_lineno, code.co_name))
+            traceback = traceback.tb_next
+        return self.of_calls(calls)
+
+    def of_calls(self, calls: list[tuple[str, int, str]], current: int | None = None) -> str:
+        """Of calls as (file, line, function), the innermost first.
+
+        Args:
+            current: the number of the cell that they belong to; None: of the one that runs.
+        """
+        current = self._current if current is None else current
+        called = users = ""
+        for file, line, function in calls:
+            if file.startswith(OURS):
+                called = _STAND_INS.get(function, called)
+                continue
+            number = self.cells.get(file)
+            if number is not None:
+                cell = "cell" if number == current else f"In[{number}]"
+                inside = "" if function == "<module>" else f" in {function}"
+                place = f"{cell} line {line}{inside}"
+                return f"{users}, from {place}" if users else place + (f", in {called}" if called else "")
+            if not users and not file.startswith((*_LIBRARIES, "<")):
+                users = f"{os.path.basename(file)}:{line} in {function}" + (f", in {called}" if called else "")
+            elif function not in _WRAPPERS:
+                called = function
+        return ""

@@ -1,0 +1,122 @@
+"""Take a place in the default process group. What happens when it is formed anew is in `connections`."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
+
+from ddp_notebook.wire.events import Form
+
+
+def enter(place: Form) -> None:
+    """Take the place: its variables, and its device in this thread."""
+    os.environ.update(_environment(place))
+    if place.device != "cpu":
+        torch.cuda.set_device(place.device)  # of this thread; the main thread's is set by the engine
+
+
+def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | None = None, **options: Any) -> None:
+    """Form the default group of the session's ranks. They meet at the session's store, under a prefix of this group.
+
+    Without a timeout the group forms with a short one, which is raised to torch's default afterwards: with a wrong
+    interface one rank fails at once and the others wait five times the timeout (measured: 25 s of 5), so half an hour
+    would be 2.5.
+
+    Args:
+        prefix: the same on all ranks, and used by no group before.
+        backend: the session's if empty.
+        timeout: of the group, also while it forms.
+        options: further ones of `init_process_group`.
+
+    Raises:
+        whatever `init_process_group` raises; then the rank is in no group.
+    """
+    backend = backend or place.backend
+    forming = timeout or timedelta(seconds=place.form_timeout_s)
+    store = TCPStore(
+        place.store_host,
+        place.store_port,
+        world_size=None,
+        is_master=False,
+        timeout=forming,
+        wait_for_workers=False,
+    )
+    prefixed = PrefixStore(prefix, store)
+    if backend == "nccl":
+        options.setdefault("device_id", torch.device(place.device))
+    try:
+        dist.init_process_group(
+            backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options
+        )
+    except BaseException:
+        _count_from_zero()
+        raise
+    if timeout is None:
+        _raise_timeout(backend, store, prefixed)
+
+
+def not_of_child(rank: int) -> str:
+    """What a process that a rank has forked is told when it uses the group."""
+    return (
+        f"this process was forked from rank {rank}, whose group it cannot use. The ranks exist already: "
+        "call the function in the cell, without a Process around it, and every rank runs it"
+    )
+
+
+def _count_from_zero() -> None:
+    """torch numbers groups, and meets under that number. It counts a group that failed to form too, so a rank that
+    was alone in trying would never meet the others again. Ending a group, one of this rank alone, starts anew at 0."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+
+
+def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
+    """Give the default group and its store torch's default timeout: later groups meet there."""
+    from torch.distributed import distributed_c10d as c10d
+
+    timeout = c10d._get_default_timeout(dist.Backend(backend))
+    c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    for store in stores:
+        store.set_timeout(timeout)
+
+
+def _environment(place: Form) -> dict[str, str]:
+    """torchrun's variables, the interface that gloo, NCCL and RPC are to use, and what accelerate asks for.
+
+    Lightning knows by TORCHELASTIC_RUN_ID that it need not start the ranks. Not TORCHELASTIC_USE_AGENT_STORE: processes
+    that a rank starts inherit it, and if they form a group of their own at an address of their own, all of them would
+    wait there for a store that none of them starts.
+
+    accelerate and transformers take ranks without a GPU for single processes unless `accelerate launch --cpu` says
+    otherwise, by ACCELERATE_USE_CPU. FORK_LAUNCHED says that a notebook has started the rank, which goes on afterwards:
+    `Accelerator.end_training` then leaves the group, which the next `Accelerator` of the process takes for granted.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    defaults = {**dict.fromkeys(names, place.interface), "FORK_LAUNCHED": "1"}
+    if place.device == "cpu":
+        defaults["ACCELERATE_USE_CPU"] = "true"
+    return {
+        **{name: value for name, value in defaults.items() if name not in os.environ},
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.group_rank),
+        "GROUP_WORLD_SIZE": str(place.world_size // place.local_world_size),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": place.store_host,
+        "MASTER_PORT": str(place.store_port),
+        "TORCHELASTIC_RUN_ID": f"ddp_notebook-{place.store_port}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }

@@ -1,0 +1,276 @@
+"""Ending what a cell is in, whatever it is: the half of an interrupt that Python's own cannot do.
+
+SIGINT ends Python code, but the main thread never sees it inside an operation that waits. So a thread of its own waits
+for a second signal and cuts the connections that the operation waits on. Until the cell has ended, no further operation
+begins: it raises KeyboardInterrupt, which `except Exception` around it does not keep.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.group.calls import Call, Group
+from ddp_notebook.rank.group.connections import Connections
+from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.wire.signals import RELEASE, send, wait_for_release
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 0.02
+_JUST_NOW_S = 0.3
+_MOST_RESENT = 3
+_PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not seen by the recorder
+_HELD_S = 0.25  # after which a wait that was entered since the interrupt is interrupted too
+_MAKERS_S = 1.0  # for threads that make groups to end, after the cell
+CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
+
+
+class RankLostError(RuntimeError):
+    """An operation cannot begin: a rank has died that it may need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a rank was in when its cell was ended."""
+
+    place: str  # "cell line 7, in all_reduce"
+    operation: Operation | None = None
+    thread: str = ""  # where another thread is in `operation`, while the main one, which is at `place`, goes on
+
+
+class Release:
+    """Lets go of whatever the main thread waits in.
+
+    Args:
+        recorder, connections, where: this rank's.
+        running: tells the number of the cell that runs, or None.
+    """
+
+    def __init__(
+        self, recorder: Recorder, connections: Connections, where: Where, running: Callable[[], int | None]
+    ) -> None:
+        self.doing: Doing | None = None  # of the cell that is being ended
+        self.was_cut = False  # connections of groups, since they were made
+        self._cut_at_s = -_JUST_NOW_S
+        self._lost: Callable[[Group | None], BaseException] | None = None
+        self._recorder = recorder
+        self._connections = connections
+        self._where = where
+        self._running = running
+        self._has_interrupted = False  # the main thread knows that it is to end the cell
+        self._resent = 0
+        self._held: tuple[Any, float] = None, 0.0  # the wait that the main thread is in, and since when
+        self._has_resent = False  # SIGINT: if it was interrupted before, this one is for a wait only
+        self._looking = threading.Lock()
+        self._ended = threading.Event()
+        self._ended.set()
+        self._main = threading.main_thread().ident or 0
+
+    def start(self) -> None:
+        """Wait for the signal, in a thread."""
+        if RELEASE is not None:
+            signal.signal(RELEASE, lambda *_: None)  # for a thread that unblocks it: by itself it ends the process
+            threading.Thread(target=self._wait_for_signals, name="ddp-release", daemon=True).start()
+
+    # ---- the main thread
+
+    def begin(self) -> None:
+        """A cell begins."""
+        self.doing = None
+        self._has_interrupted = self._has_resent = False
+        self._resent = 0
+        self._held = None, 0.0
+        self._recorder.failed = None
+        self._ended.clear()
+
+    def end(self) -> None:
+        """The cell has ended: operations may begin again, if there are connections for them."""
+        with self._looking:  # what is cut from here on may be needed
+            if self._has_interrupted:
+                self._free_threads()
+            self._ended.set()
+            if self._recorder.refusal is _stop:
+                self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
+
+    def _free_threads(self) -> None:
+        """Those that are left would wait for ever, and one that makes a group keeps all others from making any."""
+        if self._of_threads() is not None:
+            self._cut_off(self._connections.cut_groups)
+        until = time.monotonic() + _MAKERS_S
+        while self._connections.is_making and time.monotonic() < until:
+            self._recorder.refusal = _stop  # for those behind it
+            self._cut_off(self._connections.cut_groups)
+            self._cut_off(self._connections.cut_stores)
+            time.sleep(_LOOK_S)
+
+    def note_interrupt(self, frame: FrameType | None) -> bool:
+        """SIGINT has reached the main thread, in this Python code. Returns whether it is to end that."""
+        was_resent, self._has_resent = self._has_resent, False  # a first one and what was sent again come as one
+        if self._has_interrupted and was_resent:
+            return self._where.waits(frame) is not None  # else it went on meanwhile: to the user's own clean-up
+        self._has_interrupted = True
+        if self.doing is None:
+            call = self._recorder.waits_in(self._main)
+            failed = self._recorder.failed
+            if failed is not None and time.monotonic_ns() - failed.at_ns < _JUST_NOW_S * 1e9:  # when a peer was freed
+                place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
+            else:
+                if call is None and self._where.is_in_torch(frame):  # in a backward: what a peer's freeing has ended
+                    call = next((call for call in self._recorder.live.values() if call.has_failed), None)
+                place, call = self._place_of(call, frame)
+            self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())
+        return True
+
+    def _place_of(self, call: Call | None, frame: FrameType | None) -> tuple[str, Call | None]:
+        """Where the main thread is, or where the thread is that it waits for, and the operation there."""
+        if call is None and self._where.waits(frame) and (other := self._of_threads()) is not None:
+            return self._where.of_thread(other.thread), other
+        return "" if frame is None else self._where.of_frame(frame), call
+
+    def forms(self) -> None:
+        """The connections are being made again: until they all are, no operation may use some of them."""
+        self._recorder.refusal = _cut
+
+    def renewed(self) -> None:
+        """The connections were made again."""
+        self.was_cut = False
+        self._lost = self._recorder.refusal = None
+
+    def lose(self, why: str) -> None:
+        """Ranks have died: operations raise these words until the connections are made again."""
+        self._lost = lambda _: RankLostError(why)
+        if self._recorder.refusal is not _stop:
+            self._recorder.refusal = self._lost
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._recorder.refusal is _stop
+
+    @property
+    def was_just_now(self) -> bool:
+        """Whether what operations raise in these moments is our doing."""
+        return self.is_under_way or time.monotonic() - self._cut_at_s < _JUST_NOW_S
+
+    # ---- any thread
+
+    def waits_in(self) -> Call | None:
+        """The operation that the main thread waits in: as Python sees it, or the oldest that is under way while it is
+        inside of torch."""
+        call = self._recorder.waits_in(self._main)
+        if call is None and self._where.is_in_torch():
+            # not a send or receive that nobody waits for yet
+            unwaited = [call for call in self._recorder.operations() if call.kernel.spec.kind == "collective"]
+            call = unwaited[0] if unwaited else None
+        return call
+
+    def now(self) -> Doing:
+        """What the main thread is in, or a thread of the user's."""
+        call = self.waits_in()
+        if call is not None:
+            return Doing(self._where.describe(), call.describe())
+        is_held = self._where.waits() is not None
+        # While the main thread goes on, one that waits for a message may do so for ever: a server of parameters.
+        other = self._of_threads() if is_held else self._of_threads("collective")
+        if other is None:
+            return Doing(self._where.describe())
+        place = self._where.of_thread(other.thread)
+        if is_held:
+            return Doing(place, other.describe())
+        return Doing(self._where.describe(), other.describe(), thread=place)
+
+    def _of_threads(self, kind: str = "") -> Call | None:
+        """The operation that a thread other than the main one has waited in for longest."""
+        calls = [call for thread, call in list(self._recorder.waiting.items()) if thread != self._main]
+        calls = [call for call in calls if not kind or call.kernel.spec.kind == kind]
+        return min(calls, key=lambda call: call.since_ns, default=None)
+
+    def go(self, cell: int) -> None:
+        """Let go of what this cell is in, until it has ended. By now it may have, and another one have begun."""
+        with self._looking:
+            if self._running() != cell or self._ended.is_set():
+                return
+            self._recorder.refusal = _stop
+        began = time.monotonic()
+        with quiet():
+            while not self._ended.wait(_LOOK_S):
+                with self._looking:
+                    if self._ended.is_set() or self._running() != cell:
+                        break
+                    self._look(time.monotonic() - began)
+
+    def _look(self, for_s: float) -> None:
+        waits = bool(self._recorder.waiting or self._recorder.operations())
+        if self.doing is None and (waits or for_s > _PATIENCE_S):
+            self.doing = self.now()
+        if waits or self._connections.is_connecting:
+            self._cut_off(self._connections.cut_groups)
+        if for_s > _PATIENCE_S:
+            if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
+                self._resent += 1  # another thread took the signal, and did not wake the main one
+                self._resend()
+            self._cut_off(self._connections.cut_stores)
+        if self._has_interrupted and self._is_held_again():
+            self._resend()
+
+    def _resend(self) -> None:
+        self._has_resent = True
+        signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _cut_off(self, cut: Callable[[], int]) -> None:
+        self.was_cut = True
+        self._cut_at_s = time.monotonic()
+        cut()
+
+    def _is_held_again(self) -> bool:
+        """Whether the main thread has long been in one wait since it was interrupted: the `with` of an executor joins
+        its threads, and a `finally` a thread. What computes there is let be, a checkpoint being saved for example."""
+        now, wait = time.monotonic(), self._where.waits()
+        if wait is None or wait != self._held[0]:
+            self._held = wait, now
+            return False
+        if now - self._held[1] < _HELD_S:
+            return False
+        self._held = None, now
+        return True
+
+    def ask(self, cell: int) -> None:
+        """End this cell: both signals came before it began. From another thread than the main one.
+
+        SIGINT alone could be lost: Python looks for it before a call and not between that look and a sleep, and while
+        this thread holds the interpreter the main one can be just there. `go` repeats it until it has had an effect.
+        """
+        signal.pthread_kill(self._main, signal.SIGINT)
+        if RELEASE is not None:
+            send(os.getpid(), RELEASE, cell)
+        else:
+            threading.Thread(target=self.go, args=(cell,), name="ddp-release", daemon=True).start()
+
+    def _wait_for_signals(self) -> None:
+        assert RELEASE is not None
+        # A signal for the process goes to any thread that takes it, and a sleep of the main thread ends only if it is
+        # the one: this thread, which has just been woken, took SIGINT in most of our tries.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            cell = wait_for_release()
+            try:
+                self.go(cell)
+            except Exception:  # must not end the thread that frees all later cells
+                _log.exception("a cell could not be freed")
+
+
+def _stop(_: Group | None) -> BaseException:
+    return KeyboardInterrupt("the cell is being ended")
+
+
+def _cut(_: Group | None) -> BaseException:
+    return RuntimeError(CUT)

@@ -1,0 +1,14 @@
+"""What a rank does, as rows for the notebook.
+
+recording   what a rank records, put together
+tape        what the threads that train leave behind: references and times
+drain       the recorder's thread: empties the tape
+batches     what the tape holds, made into rows
+previews    small copies of tensors
+training/   the stretches of a training step
+metrics     `log`, and variables that are watched
+resources   memory and load
+gpu_times   when work on a GPU began and ended
+profile     torch's profiler around a cell
+solo        a cell on one rank alone, to compare with
+"""

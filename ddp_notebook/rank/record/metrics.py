@@ -1,0 +1,178 @@
+"""Numbers that the user logs, or has read from the cell's variables after each optimizer step."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ddp_notebook.rank.record.tape import OFF, Moment, Tape
+from ddp_notebook.rank.record.training.stretches import Training
+
+_MOST_STEP = 2**63 - 1
+_OWN_REFERENCES = 3  # to the copy of a frame's variables; more: it is the user's too, from `locals()`
+_DEEPEST = 64  # frames above an optimizer's step that are looked at
+
+
+class Logged(NamedTuple):
+    """One number, or a tensor on its way from a GPU."""
+
+    name: str
+    value: float | torch.Tensor
+    event: Any  # of the GPU, when the tensor has arrived
+    step: int
+    time_ns: int
+    moment: Moment
+
+
+class Metrics:
+    """`log` in the ranks' namespace.
+
+    Args:
+        tape: where the numbers are left.
+        training: tells of optimizer steps.
+        cells: the files of cells.
+    """
+
+    def __init__(self, tape: Tape, training: Training, cells: dict[str, int]) -> None:
+        self.watched: tuple[str, ...] = ()
+        self._found: set[str] = set()  # of these
+        self._counts: dict[str, int] = {}  # values by name, as long as the cell has taken no optimizer step
+        self._tape = tape
+        self._cells = cells
+        training.on_step.append(self._read_watched)
+
+    def begin_cell(self, watched: Sequence[str]) -> None:
+        """A cell begins.
+
+        Args:
+            watched: names of variables to read after each optimizer step.
+        """
+        self.watched = tuple(watched)
+        self._found.clear()
+        self._counts.clear()
+
+    def end_cell(self) -> None:
+        """Say so if something that was to be watched was not seen."""
+        missing = [name for name in self.watched if name not in self._found]
+        if not missing:
+            return
+        if self._tape.level == OFF:
+            why = "nothing is recorded, see %ddp_record"
+        elif not self._tape.moment.step:
+            why = "no optimizer of torch.optim has stepped"
+        else:
+            why = "when an optimizer stepped, no variable of the cell or its functions with that name held a number"
+        print(f"ddp_notebook: --watch {','.join(missing)} has shown nothing: {why}", file=sys.stderr)
+
+    def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
+        """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU.
+
+        Args:
+            step: the step that they belong to, a whole number; None: the optimizer steps of this cell so far, and
+                before the first one the values of that name so far, as in an evaluation.
+            values: numbers, or tensors of one element, by name.
+
+        Raises:
+            TypeError: a value is neither, or has no name, or the step is no whole number.
+
+        Example:
+            >>> log(loss=loss, accuracy=0.5)  # doctest: +SKIP
+        """
+        if unnamed:
+            raise TypeError(f"log() takes numbers by name, as in log(loss=...), not {reprlib.repr(unnamed[0])} alone")
+        tape = self._tape
+        if tape.level == OFF:
+            return
+        moment, now_ns = tape.moment, time.monotonic_ns()
+        at = moment.step if step is None else _whole_number(step)
+        is_counted = step is None and not at
+        for name, value in values.items():
+            if is_counted:
+                at = self._counts.get(name, 0)
+                self._counts[name] = at + 1
+            if type(value) is float:
+                tape.put(Logged(name, value, None, at, now_ns, moment))
+            else:
+                tape.put(_logged(name, value, at, now_ns, moment))
+
+    def _read_watched(self) -> None:
+        """After an optimizer step: the variables of this name in the cell's functions, or else in the cell."""
+        if not self.watched:
+            return
+        missing, found = list(self.watched), {}
+        scope: dict[str, Any] = {}
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_DEEPEST):
+            if frame is None or not missing:
+                break
+            if frame.f_code.co_filename in self._cells:
+                scope = frame.f_globals
+                if frame.f_code.co_name == "<module>":
+                    break
+                variables = frame.f_locals
+                found.update(_numbers(missing, variables))
+                if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _OWN_REFERENCES:
+                    variables.clear()  # a copy, which would keep the function's variables alive after their `del`
+                missing = [name for name in missing if name not in found]
+            frame = frame.f_back
+        found.update(_numbers(missing, scope))  # behind all functions: it may be of an earlier cell
+        if found:
+            self._found.update(found)
+            self.log(**{name: found[name] for name in self.watched if name in found})
+
+
+def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: scope[name] for name in names if name in scope and _is_number(scope[name])}
+
+
+def is_log(value: object) -> bool:
+    """Whether this is `log` as ranks find it."""
+    return getattr(value, "__func__", None) is Metrics.log
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real)
+
+
+def _whole_number(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = _MOST_STEP + 1
+    if abs(number) > _MOST_STEP:
+        raise TypeError(f"log(step=...) takes a whole number, not {step!r}")
+    return number
+
+
+def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Logged:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise TypeError(
+                f"log({name}=...) takes a number, or a tensor of one element; this one has the shape "
+                f"{tuple(value.shape)}: log its .mean()"
+            )
+        if value.is_complex():
+            raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
+        if value.is_cuda:
+            pinned = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
+            pinned.copy_(value.detach().reshape(()), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            return Logged(name, pinned, event, step, now_ns, moment)
+        return Logged(name, float(value.detach()), None, step, now_ns, moment)
+    try:
+        return Logged(name, float(value), None, step, now_ns, moment)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(
+            f"log({name}=...) takes a number, or a tensor of one element, not {type(value).__name__}"
+        ) from None

@@ -1,0 +1,93 @@
+"""What a rank records, put together. Works without a notebook too, see `ddp_notebook.record`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.record.batches import Rows
+from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.metrics import Metrics
+from ddp_notebook.rank.record.profile import Profile
+from ddp_notebook.rank.record.tape import LEVELS, Tape
+from ddp_notebook.rank.record.training.stretches import CELL, Training
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.solo import Solo
+
+
+class Recording:
+    """One rank's.
+
+    Args:
+        recorder: sees the operations.
+        where: knows which files are cells.
+        rank: tells the rank's number.
+        send, is_busy: see `Drain`.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        where: Where,
+        rank: Callable[[], int],
+        send: Callable[[bytes], None],
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.tape = recorder.tape = Tape(where.cells)
+        self.training = Training(self.tape)
+        self.metrics = Metrics(self.tape, self.training, where.cells)
+        self.drain = Drain(self.tape, Rows(rank, where.of_calls), send, is_busy)
+        self._recorder = recorder
+        self._solo: Solo | None = None
+        self._profile: Profile | None = None
+        self._prompt = ""
+        self._began_ns = self._began_at = 0
+        self.training.install()
+        self.drain.start()
+
+    def begin_cell(
+        self, cell: int, title: int, options: Mapping[str, Any], namespace: dict[str, Any], *, has_prompt: bool = False
+    ) -> None:
+        """A cell begins.
+
+        Args:
+            cell, title: its number, and that in `In [n]`.
+            options: how much to record of it: "level", "full_bytes", "watch", "gradient", "profile": what
+                the path of the profile begins with; "solo": steps and seconds that it is to take alone.
+            namespace: the user's variables.
+            has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
+        """
+        self.tape.level = LEVELS.index(options.get("level", "values"))
+        self._prompt = f"In [{title}]" if has_prompt else ""
+        self.tape.enter(cell, title)
+        self.training.begin_cell(options.get("gradient", ""))
+        self.tape.full_bytes = options.get("full_bytes", 0)
+        self.metrics.begin_cell(options.get("watch", ()))
+        if "solo" in options:
+            from ddp_notebook.rank.record.solo import Solo  # imports torch.distributed.optim: 0.4 s
+
+            solo = self._solo = Solo(namespace, *options["solo"])
+            self._recorder.instead = solo.run
+            self.training.on_step.append(solo.on_step)
+        if "profile" in options:
+            self._profile = Profile(f"{options['profile']}-{cell}-{namespace['rank']}.json")
+        self._began_ns, self._began_at = time.monotonic_ns(), self.tape.puts
+
+    def end_cell(self) -> None:
+        """The cell has ended. One that has recorded nothing leaves nothing."""
+        if self.tape.puts != self._began_at:
+            self.training.put(CELL, self._prompt, self._began_ns)
+        solo, self._solo = self._solo, None
+        if solo is not None:
+            self._recorder.instead = None
+            self.training.on_step.remove(solo.on_step)
+            solo.end()
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.end()
+        self.metrics.end_cell()  # the last: these print, and the cell may have closed stderr
+        self.training.end_cell()

@@ -1,0 +1,183 @@
+"""A training cell on one rank alone, to compare with: no collective waits for anybody, and nothing of it is kept.
+
+Operations return at once, with a rank's own input in place of what the others would send. After some steps the cell
+is ended. Parameters, buffers, gradients, optimizers and schedulers of the process, wherever they are held, random state
+and the user's variables are then what they were: tensors, lists, dicts and sets have their elements back, while of what
+an object of the user's own class or an iterator holds nothing is known.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, MutableMapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from ddp_notebook.rank.group.calls import Operator, flat
+
+
+class EnoughStepsError(BaseException):
+    """The cell has taken as many steps as were wanted. No `except Exception` of the user's keeps it."""
+
+
+class Solo:
+    """One cell alone. Made in the main thread, before the cell begins.
+
+    Args:
+        namespace: the user's variables.
+        steps: after so many optimizer steps the cell is ended ...
+        seconds: ... or at the first one after so long.
+    """
+
+    def __init__(self, namespace: MutableMapping[str, Any], steps: int, seconds: float) -> None:
+        self._namespace = namespace
+        self._variables = dict(namespace)
+        self._put_back = [
+            *_keep_containers(namespace),
+            *_keep_tensors(namespace),
+            *_keep_optimizers(namespace),
+            *_keep_random_state(namespace),
+        ]
+        self._steps = steps
+        self._until = time.monotonic() + seconds
+        # Its constructor wants a timeout, says torch's stub, and its methods are those of `ProcessGroup`.
+        self._group: Any = ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=60))
+
+    def on_step(self) -> None:
+        """An optimizer has stepped.
+
+        Raises:
+            EnoughStepsError: it is the last one.
+        """
+        self._steps -= 1
+        if self._steps <= 0 or time.monotonic() > self._until:
+            raise EnoughStepsError
+
+    def run(self, kernel: Operator, arguments: tuple[Any, ...]) -> Any:
+        """What an operator returns that sends nothing."""
+        _answer_oneself(kernel, arguments)
+        out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
+        work = self._group.allreduce([(out or [torch.zeros(1)])[0].detach()])  # of one rank: its value is the result
+        work.wait()
+        boxed = work.boxed()
+        first = arguments[0]
+        return {0: None, 1: boxed}.get(kernel.returns, (first, boxed))
+
+    def end(self) -> None:
+        """Put everything back."""
+        for name in [name for name in self._namespace if name not in self._variables]:
+            del self._namespace[name]
+        self._namespace.update(self._variables)
+        for put_back in self._put_back:
+            put_back()
+
+
+def _answer_oneself(kernel: Operator, arguments: tuple[Any, ...]) -> None:
+    at_in, at_out = kernel.at_input, kernel.at_output
+    if at_in is None or at_out is None or at_in == at_out:
+        return
+    sent = flat(arguments[at_in])
+    for one in flat(arguments[at_out]):
+        if sent and one.numel():
+            target, source = one.detach().view(-1), sent[0].detach().reshape(-1)
+            count = min(target.numel(), source.numel())
+            target[:count].copy_(source[:count])
+
+
+def _alive(*kinds: type) -> list[Any]:
+    """All objects of these kinds: a model may be held by another one only, and ranks must not come to differ."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+
+
+def _keep_containers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    put_back: list[Callable[[], None]] = []
+    for name, value in namespace.items():
+        if name.startswith("_"):  # IPython's own
+            continue
+        if type(value) in (list, deque):
+            put_back.append(functools.partial(_refill, value, list(value), value.extend))
+        elif type(value) in (dict, set, Counter, defaultdict, OrderedDict):
+            put_back.append(functools.partial(_refill, value, copy.copy(value), value.update))
+    return put_back
+
+
+def _refill(container: Any, elements: Any, add: Callable[[Any], None]) -> None:
+    container.clear()
+    add(elements)
+
+
+def _keep_tensors(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    """Those of modules with their gradients, and those that are variables."""
+    tensors = {id(one): one for one in namespace.values() if isinstance(one, torch.Tensor)}
+    modes: list[tuple[torch.nn.Module, bool]] = []
+    for module in _alive(torch.nn.Module):
+        modes.append((module, module.training))
+        for one in (*module._parameters.values(), *module._buffers.values()):
+            if one is not None:
+                tensors[id(one)] = one
+    kept = [
+        (one, one.detach().clone(), None if gradient is None else (gradient, gradient.detach().clone()))
+        for one in tensors.values()
+        for gradient in (one.grad if one.is_leaf else None,)
+    ]
+
+    def put_back() -> None:
+        for module, is_training in modes:
+            module.training = is_training
+        with torch.no_grad():
+            for one, values, gradient in kept:
+                one.detach().copy_(values)
+                if one.is_leaf:
+                    one.grad = None
+                if gradient is not None:
+                    gradient[0].copy_(gradient[1])
+                    one.grad = gradient[0]
+
+    return [put_back]
+
+
+def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    """And whatever else has a state: schedulers, scalers, samplers."""
+    found = {
+        id(value): value
+        for value in (*namespace.values(), *_alive(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
+        if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not isinstance(value, type)
+    }
+    put_back: list[Callable[[], None]] = []
+    for value in found.values():
+        if not isinstance(value, torch.nn.Module | ZeroRedundancyOptimizer):  # whose own optimizer is found too
+            state = copy.deepcopy(value.state_dict())
+            put_back.append(functools.partial(value.load_state_dict, state))
+    return put_back
+
+
+def _keep_random_state(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
+    import random
+
+    import numpy as np
+
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    put_back: list[Callable[[], None]] = [
+        lambda: torch.set_rng_state(torch_state),
+        lambda: random.setstate(python_state),
+        lambda: np.random.set_state(numpy_state),
+    ]
+    for value in namespace.values():
+        if isinstance(value, torch.Generator):
+            put_back.append(functools.partial(_set_state, value, value.get_state()))
+    if torch.cuda.is_initialized():
+        cuda_state = torch.cuda.get_rng_state()
+        put_back.append(lambda: torch.cuda.set_rng_state(cuda_state))
+    return put_back
+
+
+def _set_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)

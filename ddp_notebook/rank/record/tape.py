@@ -1,0 +1,248 @@
+"""What the threads that train leave behind: references and times only, made into rows by the recorder's own thread.
+
+Everything here runs in the user's threads, in the midst of a step, so it costs what a step costs: measured by
+`tests/benchmarks/recording.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, UNWAITED, Call, flat
+from ddp_notebook.rank.group.origin import REDUCER, Sites
+from ddp_notebook.rank.record import previews
+from ddp_notebook.rank.record.gpu_times import Marks
+from ddp_notebook.records.schema import SAMPLE
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.training.buckets import Backward
+
+OFF, META, VALUES = range(3)
+LEVELS = ("off", "meta", "values")
+# Records that wait for the recorder's thread. Not more: a small copy that stays may keep the C library from using the
+# place of a freed large tensor again (10 MB for each, measured where all_reduces of fresh 10 MB tensors are recorded).
+MOST = 2_000
+_MOST_LIGHT = 100_000  # where a record holds no copy from a large tensor
+
+
+class Moment:
+    """Where in its training a rank is: replaced by another when that changes, so that a call takes one reference."""
+
+    __slots__ = ("backward", "cell", "step", "title")
+
+    def __init__(self, cell: int, title: int, step: int, backward: Backward | None) -> None:
+        self.cell = cell
+        self.title = title  # the cell's number in `In [n]`
+        self.step = step  # optimizer steps of the cell
+        self.backward = backward  # the one under way
+
+
+class Tape:
+    """One rank's. `recorder` leaves its calls here, `training` its spans, `metrics` what the user logs.
+
+    Args:
+        cells: the files of cells, by name.
+    """
+
+    def __init__(self, cells: dict[str, int]) -> None:
+        self.level = VALUES
+        self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
+        self.moment = Moment(0, 0, 0, None)
+        self.bucket: tuple[str, int] | None = None  # that a user's comm hook is being called for
+        self.dropped = 0
+        self.puts = 0  # records so far
+        self.filled = threading.Event()  # wakes the recorder's thread
+        self.is_filled = False  # since that thread has looked; to ask the event takes longer
+        self.site = Sites(cells).site
+        self._moving = threading.Lock()  # of the moment: steps and backwards may be in several threads
+        self._records: deque[Any] = deque()
+        self._calls = itertools.count(1)
+        self._spans = itertools.count(1)
+
+    # ---- records
+
+    def put(self, record: Any, most: int = _MOST_LIGHT) -> None:
+        """Leave a record; the oldest is dropped where nobody takes them and so many wait."""
+        records = self._records
+        if len(records) >= most:
+            gone = len(self.take(1))  # first: meanwhile the recorder's thread may set `dropped` to 0
+            self.dropped += gone
+        records.append(record)
+        self.puts += 1
+        if not self.is_filled:
+            self.is_filled = True
+            self.filled.set()
+
+    def take(self, most: int) -> list[Any]:
+        """The oldest records, which are gone then."""
+        records, taken = self._records, []
+        try:
+            for _ in range(min(most, len(records))):
+                taken.append(records.popleft())
+        except IndexError:  # another thread was faster
+            pass
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def leave(self) -> None:
+        """In a child that the user has forked: nobody empties this tape, and its locks may be held for ever."""
+        self.level = OFF
+        self.filled = threading.Event()
+        self._records.clear()
+
+    def next_span(self) -> int:
+        """The number of a span that begins."""
+        return next(self._spans)
+
+    # ---- the moment
+
+    def enter(self, cell: int, title: int) -> None:
+        """A cell begins."""
+        self.moment = Moment(cell, title, 0, None)
+
+    def count_step(self) -> Moment:
+        """An optimizer has stepped. Returns the moment in which it did."""
+        with self._moving:
+            now = self.moment
+            self.moment = Moment(now.cell, now.title, now.step + 1, now.backward)
+        return now
+
+    def go_back(self, backward: Backward | None) -> None:
+        """A backward begins, or has ended."""
+        with self._moving:
+            now = self.moment
+            self.moment = Moment(now.cell, now.title, now.step, backward)
+
+    # ---- calls
+
+    def begin(self, call: Call) -> None:
+        """An operation whose site is known is about to begin."""
+        call.serial = next(self._calls)
+        call.moment = moment = self.moment
+        if call.site[0] is REDUCER and (backward := moment.backward) is not None and self.bucket is None:
+            call.bucket = backward.bucket_of(call)
+            backward.calls.append(call)
+            call.is_of_backward = True
+        if self.level == VALUES and (at := call.kernel.at_input) is not None:
+            call.input = self._copy(call, 0, call.arguments[at])
+        if HAS_DEVICES and (at := call.kernel.at_tensors) is not None:
+            call.marks = _marks(call.arguments[at])
+
+    def issued(self, call: Call, work: Any) -> None:
+        """It is under way, and its caller goes on: its end is told by its future, where it has one."""
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's send, recv and reduce_scatter: known when somebody waits
+            return
+        call.tells_its_end = True
+        if call.marks is not None:
+            future.then(call.marks.end)  # on a stream that waits for the operation
+        on_future = _note_end if call.is_of_backward and call.marks is None else self._on_future
+        if future.done():  # its callback would run here, where it swallows an interrupt
+            on_future(call, future)
+        else:
+            future.add_done_callback(partial(on_future, call))
+
+    def _on_future(self, call: Call, future: Any) -> None:
+        """In a thread of gloo's, before anybody who waits goes on. With NCCL at once, while the device works on."""
+        if call.end_ns:  # somebody has waited for it, but not long enough
+            return
+        end_ns = time.monotonic_ns()
+        try:
+            future.value()
+            failed = False
+        except Exception:
+            failed = True
+        self._end(call, failed, end_ns)
+        if not call.is_waited_for:  # else whoever waits for it knows how long, and puts it
+            self._leave(call)
+
+    def end_backward(self, backward: Backward, failed: bool) -> None:
+        """A backward has ended, and with it what DDP's reducer has begun in it: it has waited for that, and nobody has
+        used the tensors yet. What is done here is not done in gloo's threads, which would begin the next bucket later.
+        """
+        for call in backward.calls:
+            if call.state != ISSUED or call.marks is not None:
+                continue  # it could not begin, or a GPU will tell
+            if failed and call.work is not None and not call.is_done:
+                call.is_of_backward = False
+                call.end_ns = 0
+                self.issued(call, call.work)
+                continue
+            self._end(call, failed and call.has_failed, call.end_ns or backward.end_ns)
+            self._leave(call)
+        backward.calls.clear()
+
+    def ended(self, call: Call, failed: bool, since_ns: int) -> None:
+        """Somebody has waited for it since then, or it has failed to begin."""
+        now_ns = time.monotonic_ns()
+        call.blocked_ns += now_ns - since_ns
+        call.work = None  # which holds its tensors, while the call may be on the tape for a while
+        if not call.end_ns:
+            if call.marks is not None:
+                call.marks.end_now()
+            self._end(call, failed, now_ns)
+        elif not call.is_waited_for:
+            return
+        call.is_waited_for = False
+        self._leave(call)
+
+    def forgotten(self, call: Call) -> None:
+        """Nobody has waited for it, and it does not tell its end."""
+        if not call.tells_its_end and not call.is_waited_for and call.state == ISSUED:
+            call.compact()
+            call.marks = None
+            call.state = UNWAITED
+            self._leave(call)
+
+    def _leave(self, call: Call) -> None:
+        """Put it once: who waits for it and its callback may both come here, as torch gives the interpreter away."""
+        if not call.is_left:
+            call.is_left = True
+            is_large = call.whole or any(copy is not None and copy.numel > SAMPLE for copy in (call.input, call.output))
+            self.put(call, MOST if is_large else _MOST_LIGHT)
+
+    def _end(self, call: Call, failed: bool, end_ns: int) -> None:
+        """What it has brought is kept, and its tensors are let go."""
+        call.end_ns = end_ns
+        call.state = FAILED if failed else DONE
+        if call.shapes is None:
+            if self.level == VALUES and not failed and (at := call.kernel.at_output) is not None:
+                call.output = self._copy(call, 1, call.arguments[at])
+            call.compact()
+
+    def _copy(self, call: Call, side: int, value: Any) -> previews.Copy | None:
+        try:
+            tensors = flat(value)
+            if HAS_DEVICES and torch.cuda.is_current_stream_capturing():
+                return None  # what is done now would become a part of the graph, or break it
+            if self.full_bytes:
+                call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))
+            return previews.copy(tensors)
+        except RuntimeError:  # of a tensor that cannot be copied: the user's call must go on
+            return None
+
+
+def _note_end(call: Call, _: Any) -> None:
+    """In a thread of gloo's."""
+    call.end_ns = time.monotonic_ns()
+
+
+HAS_DEVICES = torch.cuda.is_available()
+
+
+def _marks(value: Any) -> Marks | None:
+    """Events on the device's stream around an operation on tensors of a GPU."""
+    tensors = flat(value)
+    if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
+        return None
+    return Marks()

@@ -1,0 +1,125 @@
+"""Which gradients a bucket of DDP holds, and which call synchronises it.
+
+DDP's reducer launches its buckets in order, so the next all_reduce in a backward that has the size of a model's next
+bucket is that bucket.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import NamedTuple
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.rank.group.calls import Call, nbytes
+
+
+class Layout(NamedTuple):
+    """A model's buckets have changed."""
+
+    time_ns: int
+    model: str
+    buckets: str
+    is_rebuilt: bool
+
+
+class Model:
+    """What is known of one model in DDP."""
+
+    def __init__(self, model: DistributedDataParallel, name: str) -> None:
+        self.name = name
+        self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
+        self.at = 0  # its next bucket
+        self.left = 0  # bytes that it has yet to synchronise in this backward
+        ignored = set(model.parameters_to_ignore)
+        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
+        self._names = [name for name, _ in named]
+        self._nbytes = [parameter.numel() * parameter.element_size() for _, parameter in named]
+        self._is_rebuilt: bool | None = None
+
+    def prepare(self, model: DistributedDataParallel) -> Layout | None:
+        """The next backward will synchronise its gradients. Returns its layout if that has changed."""
+        self.at, self.left = 0, sum(self._nbytes)
+        is_rebuilt = bool(model._has_rebuilt_buckets)
+        if is_rebuilt == self._is_rebuilt and self.sizes:
+            return None
+        if model.logger is None:  # it synchronises none in buckets
+            return None
+        facts = model._get_ddp_logging_data()  # 15 us
+        if is_rebuilt and not facts.get("rebuilt_bucket_sizes"):
+            model.logger.set_runtime_stats_and_log()  # else it tells of them one step later
+            facts = model._get_ddp_logging_data()
+        sizes = str(facts.get("rebuilt_bucket_sizes" if is_rebuilt else "bucket_sizes", ""))
+        self.sizes = [int(size) for size in sizes.split(",") if size.strip()]
+        if not self.sizes:
+            return None
+        if is_rebuilt:
+            order = str(facts.get("rebuilt_per_bucket_param_indices", ""))
+            buckets = [[int(number) for number in one.split()] for one in order.split(",")]
+        else:
+            buckets = self._first_buckets()
+        self._is_rebuilt = is_rebuilt
+        words = [
+            {"nbytes": size, "parameters": [self._names[number] for number in numbers if number < len(self._names)]}
+            for size, numbers in zip(self.sizes, buckets, strict=False)
+        ]
+        return Layout(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
+
+    def _first_buckets(self) -> list[list[int]]:
+        """The parameters of each bucket, as torch has them before it knows in which order gradients become ready: from
+        the last to the first. No names where they are of several types, which do not share a bucket."""
+        buckets: list[list[int]] = []
+        end = len(self._nbytes)
+        for size in self.sizes:
+            begin, filled = end, 0
+            while begin and filled < size:
+                begin -= 1
+                filled += self._nbytes[begin]
+            if filled != size:
+                return [[] for _ in self.sizes]
+            buckets.append(list(range(begin, end)))
+            end = begin
+        return buckets
+
+    def takes(self, size: int) -> bool:
+        """Whether its next bucket has this size, as far as it is known."""
+        return self.at < len(self.sizes) and self.sizes[self.at] == size
+
+    def take(self, size: int) -> tuple[str, int]:
+        """Count its next bucket."""
+        self.at += 1
+        self.left -= size
+        return self.name, self.at - 1
+
+
+class Backward:
+    """One backward under way.
+
+    Args:
+        number: of its span.
+        prepared: models whose gradients it may synchronise, in the order of their forwards.
+    """
+
+    __slots__ = ("_prepared", "calls", "end_ns", "number")
+
+    def __init__(self, number: int, prepared: list[Model]) -> None:
+        self.number = number
+        self.end_ns = 0  # once it is over
+        self.calls: list[Call] = []  # that reducers have begun in it
+        self._prepared = prepared
+
+    def bucket_of(self, call: Call) -> tuple[str, int] | None:
+        """The model and the bucket that this call of a reducer synchronises, if it does."""
+        dtype, shapes, _ = call.kernel.shapes_of(call.arguments)
+        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # which parameters were used
+            return None
+        size = nbytes(shapes, dtype)
+        for model in reversed(self._prepared):  # gradients come from the last forward to the first
+            if model.takes(size):
+                return model.take(size)
+        for model in reversed(self._prepared):  # its buckets are not known yet, or a hook has made them smaller
+            if size <= model.left and (not model.sizes or model.at < len(model.sizes)):
+                return model.take(size)
+        return None

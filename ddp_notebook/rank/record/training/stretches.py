@@ -1,0 +1,402 @@
+"""The stretches of a training step: input, forward, backward, optimizer.
+
+Nothing of the user's is replaced: loaders, models in DDP or FSDP, backwards and optimizers are seen where torch runs
+them. What is done before and after is not for torch.compile, which would trace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Container
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import dataloader
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ddp_notebook.rank.record import previews
+from ddp_notebook.rank.record.tape import MOST, OFF, Moment, Tape
+from ddp_notebook.rank.record.training.buckets import Backward, Model
+from ddp_notebook.rank.record.training.comm_hooks import around_register
+
+CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT = range(5)  # of `records.SPANS`
+_log = logging.getLogger(__name__)
+
+
+class Span(NamedTuple):
+    """A stretch of a step that is over."""
+
+    span: int
+    kind: int
+    name: str
+    moment: Moment
+    start_ns: int
+    end_ns: int
+    samples: int
+    thread: int
+
+
+class _Stepping(NamedTuple):
+    """An optimizer in its step."""
+
+    optimizer: int
+    depth: int  # of its frame
+    began_ns: int
+
+
+class Gradient(NamedTuple):
+    """What the gradient of the chosen parameter was, here and after the ranks' were averaged."""
+
+    span: int
+    name: str
+    side: int
+    copy: previews.Copy
+
+
+class Training:
+    """Sees the training in this process, from `install` on.
+
+    Args:
+        tape: where the spans are left.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
+        self.gradient = ""  # the name of the parameter whose gradients are looked at
+        self._has_gradient = False  # one of them was kept
+        self._tape = tape
+        self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
+        self._prepared: list[Model] = []
+        self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: when they began, and the batch
+        self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
+        self._naming = threading.Lock()  # of models and optimizers, which may be new in several threads
+        self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._gradients: list[tuple[int, str, torch.Tensor]] = []  # of the backward under way, to be averaged
+        self._hooked = WeakTensorKeyDictionary()  # parameters
+
+    def install(self) -> None:
+        """Look at what torch runs. What this torch does not let be seen is left out, with a message."""
+        with contextlib.suppress(ImportError, AttributeError):
+            trace_rules = importlib.import_module("torch._dynamo.trace_rules")
+            trace_rules.add("ddp_notebook")  # else torch.compile traces all of this package that runs beside a model
+        unseen = []
+        for what, look in (
+            ("models in DDP", self._look_at_ddp),
+            ("models in FSDP", self._look_at_fsdp),
+            ("data loaders", self._look_at_loaders),
+            ("backwards", self._look_at_backwards),
+        ):
+            try:
+                look()
+            except (AttributeError, ImportError):
+                unseen.append(what)
+        if unseen:
+            print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(unseen)} be seen", file=sys.stderr)
+        register_optimizer_step_pre_hook(_uncompiled(self._before_step))
+        register_optimizer_step_post_hook(_uncompiled(self._after_step))
+
+    def _look_at_ddp(self) -> None:
+        _around(DistributedDataParallel, "__init__", self._around_init)
+        _around(DistributedDataParallel, "forward", self._around_forward)
+        hooks = around_register(self._tape, lambda model: self._model(model).name)
+        _around(DistributedDataParallel, "register_comm_hook", hooks)
+
+    def _look_at_fsdp(self) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+        _around(FSDPState, "_pre_forward", self._around_pre_forward)
+        _around(FSDPState, "_post_forward", self._around_post_forward)
+
+    def _look_at_loaders(self) -> None:
+        _around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
+
+    def _look_at_backwards(self) -> None:
+        _is_in_backward()  # or an AttributeError now, not in the user's backward
+        for module in (torch.autograd, torch.autograd.graph):
+            _around(module, "_engine_run_backward", self._around_backward)
+
+    def put(
+        self,
+        kind: int,
+        name: str,
+        start_ns: int,
+        samples: int = -1,
+        *,
+        number: int = 0,
+        end_ns: int = 0,
+        moment: Moment | None = None,
+    ) -> None:
+        """Leave a span that ends now, or at another time; of this moment, or of another one."""
+        tape = self._tape
+        tape.put(
+            Span(
+                number or tape.next_span(),
+                kind,
+                name,
+                moment or tape.moment,
+                start_ns,
+                end_ns or time.monotonic_ns(),
+                samples,
+                threading.get_ident(),
+            )
+        )
+
+    # ---- forward
+
+    def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
+            original(model, *args, **named)
+            self._model(model)  # its buckets number the parameters that want gradients now
+
+        return __init__
+
+    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        after = _uncompiled(self._after_forward)
+
+        def forward(model: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
+            if self._tape.level == OFF:
+                return original(model, *inputs, **named)
+            began_ns, has_failed = time.monotonic_ns(), True
+            try:
+                out = original(model, *inputs, **named)
+                has_failed = False
+                return out
+            finally:
+                try:
+                    after(model, began_ns, (*inputs, *named.values()), has_failed)
+                except Exception:  # the user's forward must go on
+                    _log.info("a forward was not recorded", exc_info=True)
+                    self._tape.dropped += 1
+
+        return _disable_dynamo(forward, recursive=False)  # torch.compile calls it as it is
+
+    def _after_forward(
+        self, model: DistributedDataParallel, began_ns: int, inputs: tuple[Any, ...], has_failed: bool
+    ) -> None:
+        known = self._model(model)
+        self.put(FORWARD, known.name, began_ns, _samples(inputs))
+        if has_failed or not (model.require_backward_grad_sync and torch.is_grad_enabled()):
+            return
+        if (layout := known.prepare(model)) is not None:
+            self._tape.put(layout)
+        if known in self._prepared:
+            self._prepared.remove(known)
+        self._prepared.append(known)
+        if self.gradient:
+            self._look_at_gradient(model)
+
+    def _model(self, model: DistributedDataParallel) -> Model:
+        with self._naming:
+            known = self._models.get(model)
+            if known is None:
+                name = _new_name(model.module, {one.name for one in self._models.values()})
+                known = self._models[model] = Model(model, name)
+        return known
+
+    def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _pre_forward(state: Any, module: Any, args: Any, named: Any) -> Any:
+            began_ns = time.monotonic_ns()
+            out = original(state, module, args, named)
+            if self._tape.level != OFF and state._state_ctx.iter_forward_root is state:
+                self._roots[id(state)] = began_ns, _samples((*args, *named.values()))
+            return out
+
+        return _disable_dynamo(_pre_forward, recursive=False)
+
+    def _around_post_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _post_forward(state: Any, module: Any, *rest: Any) -> Any:
+            root = self._roots.pop(id(state), None)
+            out = original(state, module, *rest)
+            if root is not None:
+                self.put(FORWARD, type(module).__name__.removeprefix("FSDP"), *root)
+            return out
+
+        return _disable_dynamo(_post_forward, recursive=False)
+
+    # ---- backward
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(*args: Any, **named: Any) -> Any:
+            tape = self._tape
+            if tape.level == OFF or _is_in_backward():
+                return original(*args, **named)
+            if tape.moment.backward is not None:  # another thread's, whose buckets these are: here only the time
+                return self._time_backward(original, *args, **named)
+            began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
+            tape.go_back(backward)
+            failed = True
+            try:
+                out = original(*args, **named)
+                failed = False
+                while self._gradients:
+                    span, name, parameter = self._gradients.pop()
+                    if parameter.grad is not None:
+                        self._put_gradient(span, name, 3, parameter.grad)
+                return out
+            finally:
+                backward.end_ns = time.monotonic_ns()
+                tape.end_backward(backward, failed)
+                self._gradients.clear()
+                self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
+                self._prepared[:] = [model for model in self._prepared if not model.at]
+                tape.go_back(None)
+
+        return _engine_run_backward
+
+    def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        began_ns = time.monotonic_ns()
+        try:
+            return original(*args, **named)
+        finally:
+            self.put(BACKWARD, "", began_ns)
+
+    # ---- gradients of one parameter
+
+    def _look_at_gradient(self, model: DistributedDataParallel) -> None:
+        for name, parameter in model.module.named_parameters():
+            if name == self.gradient and parameter.requires_grad and parameter not in self._hooked:
+                self._hooked[parameter] = True
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, name))
+
+    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        """Before DDP averages it: its own hook comes later."""
+        backward = self._tape.moment.backward
+        if name != self.gradient or backward is None or parameter.grad is None:
+            return
+        span = backward.number
+        self._put_gradient(span, name, 2, parameter.grad)
+        self._gradients.append((span, name, parameter))
+
+    def _put_gradient(self, span: int, name: str, side: int, gradient: torch.Tensor) -> None:
+        copy = previews.copy([gradient])
+        if copy is not None:
+            self._has_gradient = True
+            self._tape.put(Gradient(span, name, side, copy), MOST)
+
+    # ---- optimizer and input
+
+    def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        if self._tape.level == OFF:
+            return
+        stack, depth = self._stepping.setdefault(threading.get_ident(), []), _depth()
+        while stack and stack[-1].depth >= depth:  # it has raised: another one's step inside it would be deeper
+            stack.pop()
+        stack.append(_Stepping(id(optimizer), depth, time.monotonic_ns()))
+
+    def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        stack = self._stepping.get(threading.get_ident(), [])
+        while stack and stack[-1].optimizer != id(optimizer):
+            stack.pop()
+        if not stack:
+            return
+        began_ns = stack.pop().began_ns
+        if stack:  # inside another one's
+            return
+        with self._naming:
+            name = self._optimizers.get(optimizer)
+            if name is None:
+                name = self._optimizers[optimizer] = _new_name(optimizer, set(self._optimizers.values()))
+        self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
+        for call in self.on_step:
+            call()
+
+    def begin_cell(self, gradient: str = "") -> None:
+        """What an interrupted cell has left half done is over.
+
+        Args:
+            gradient: the name of the parameter whose gradients are to be looked at.
+        """
+        self.gradient, self._has_gradient = gradient, False
+        self._roots.clear()
+        self._stepping.clear()
+        self._tape.bucket = None
+
+    def end_cell(self) -> None:
+        """Say so if the gradient that was asked for was not seen."""
+        if not self.gradient or self._has_gradient:
+            return
+        models = [model.module for model in self._models]
+        names = {name: None for model in models for name, one in model.named_parameters() if one.requires_grad}
+        known = f"the models in DDP have {', '.join(names)}" if names else "there is no model in DDP"
+        if self._tape.level == OFF:
+            known = "nothing is recorded, see %ddp_record"
+        elif self.gradient in names:
+            known = "it was in no backward that averages gradients"
+        print(f"ddp_notebook: --gradient {self.gradient} has shown nothing: {_short(known)}", file=sys.stderr)
+
+    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            if self._tape.level == OFF:
+                return original(iterator)
+            began_ns = time.monotonic_ns()
+            data = original(iterator)
+            self.put(INPUT, "", began_ns, _samples(data if isinstance(data, list | tuple) else (data,)))
+            return data
+
+        return __next__
+
+
+def _around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _is_in_backward() -> bool:
+    """Whether this thread runs a backward already, one of autograd's own threads for another one included."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:
+    """The same as a function that torch.compile leaves alone; it wants one that takes attributes."""
+
+    def call(*args: Any) -> None:
+        method(*args)
+
+    return _disable_dynamo(call)
+
+
+def _short(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else text[:most].rpartition(",")[0] + ", ..."
+
+
+def _samples(values: Any) -> int:
+    """The size of the batch: the first dimension of the first tensor; -1: there is none."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim():
+            try:
+                return int(value.size(0))
+            except RuntimeError:  # of a nested tensor
+                return -1
+    return -1
+
+
+def _new_name(one: object, taken: Container[str]) -> str:
+    """ "Net", then "Net 2": of those that live no two have the same."""
+    kind = type(one).__name__
+    names = itertools.chain([kind], (f"{kind} {number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def _depth() -> int:
+    """How many frames are below the caller's."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth

@@ -1,0 +1,82 @@
+"""A rank's variables for another rank: one pickle, in which an optimizer still holds its model's parameters."""
+
+from __future__ import annotations
+
+import io
+import types
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.record.metrics import is_log
+from ddp_notebook.rank.variables.values import CannotSendError
+from ddp_notebook.wire import bulk
+
+_EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "In", "Out"})
+
+
+def read(
+    namespace: Mapping[str, Any], names: Sequence[str], hidden: Collection[str] = ()
+) -> tuple[bytes, list[str], dict[str, str]]:
+    """Variables in one pickle.
+
+    Args:
+        namespace: where they are.
+        names: which of them; none: all that can be pickled.
+        hidden: names that are not the user's.
+
+    Returns:
+        The pickle of a dict, the names in it, and why which others are not in it.
+
+    Raises:
+        CannotSendError: one that was named is not there, or cannot be pickled.
+    """
+    if unknown := [name for name in names if name not in namespace]:
+        raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
+    chosen = names or [name for name in namespace if not (name.startswith("_") or name in hidden)]
+    values = {name: namespace[name] for name in chosen if names or name not in _EVERY_RANK_HAS}
+    values = {name: value for name, value in values.items() if not is_log(value)}
+    # what is told of them are the first ones
+    values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], types.ModuleType | types.FunctionType)))
+    left: dict[str, str] = {}
+    try:
+        return _dumps(values), list(values), left
+    except Exception:  # of one or several: find out which
+        for name, value in list(values.items()):
+            try:
+                _dumps(value)
+            except Exception as error:
+                if names:
+                    raise CannotSendError(f"{name!r} ({type(value).__name__}) cannot be pickled: {error}") from error
+                del values[name]
+                why = (str(error) or type(error).__name__).splitlines()[0]
+                left[name] = f"a {type(value).__name__} cannot be pickled ({why})"
+    return _dumps(values), list(values), left
+
+
+class _Pickler(bulk.Pickler):
+    """Tensors of a GPU go to the GPU of whoever unpickles them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.is_cuda and not vars(obj):
+            return _to_gpu, (obj.detach().cpu(), obj.requires_grad)
+        if isinstance(obj, types.ModuleType):
+            return NotImplemented if obj.__name__ == "__main__" else (_import, (obj.__name__,))
+        return super().reducer_override(obj)
+
+
+def _to_gpu(values: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    return values.cuda().requires_grad_(requires_grad)
+
+
+def _import(name: str) -> types.ModuleType:
+    import importlib
+
+    return importlib.import_module(name)
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()

@@ -1,0 +1,266 @@
+"""Which entries a rank's variables have, for a comparison with other ranks: `model.fc.weight`, `loader.batch_size`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import platform
+import random
+import re
+import types
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ddp_notebook.rank.variables.values import describe
+
+_DEEPEST = 4  # containers inside containers
+_MOST_ITEMS = 1000  # of a container
+_MOST_ENTRIES = 50_000  # of a variable
+_MOST_TEXT = 80
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # without `rank`, on purpose
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch.compile, FSDP, checkpointing
+_KINDS: dict[str, Any] = {  # in the order in which they are looked at
+    "module": torch.nn.Module,
+    "parameter": torch.nn.Parameter,
+    "optimizer": torch.optim.Optimizer,
+    "scheduler": torch.optim.lr_scheduler.LRScheduler,
+    "scaler": torch.amp.GradScaler,
+    "data": (DataLoader, Dataset, Sampler),
+}
+_IN_NAMES = re.compile(rf"\b({'|'.join(_WRAPPERS)})\.")
+
+
+class Leaf(NamedTuple):
+    """One entry."""
+
+    entry: str  # "model.fc.weight"
+    kind: str
+    value: Any = None
+    text: str = ""  # what is said instead of what `value` itself says
+    skipped: str = ""  # why there is no checksum
+
+
+def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]:
+    variables = dict(namespace)
+    walk = _Walk(variables)
+    if not names:
+        own = {name: _kind(value) for name, value in variables.items() if not name.startswith("_")}
+        for kind in _KINDS:
+            for name in [name for name in own if own[name] == kind]:
+                yield from walk.variable(name, variables[name], kind)
+        yield from _random("random")
+        yield from _versions()
+        return
+    for name in names:
+        if name == "random" and _is_of_library(variables.get(name)):
+            yield from _random("variable")
+        elif name in variables:
+            yield from walk.variable(name, variables[name], _kind(variables[name]) or "variable")
+        else:
+            yield Leaf(name, "missing")
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether `random` is not a variable of the user's own: nothing, the module, or a function of it."""
+    return _kind(value) is None and (value is None or callable(value) or issubclass(type(value), types.ModuleType))
+
+
+def _kind(value: Any) -> str | None:
+    """What a variable is. Asks for its type only, as an object may answer `isinstance` with anything."""
+    cls = type(value)
+    with contextlib.suppress(Exception):  # a tensor of a class that refuses its operations
+        if issubclass(cls, torch.Tensor) and value.requires_grad and value.is_leaf:  # else data, which may differ
+            return "parameter"
+    return next((kind for kind, base in _KINDS.items() if issubclass(cls, base)), None)
+
+
+class _Walk:
+    """One way through variables. A module or parameter that several of them hold is an entry of the first one."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._seen: set[int] = set()
+        self._around: set[int] = set()  # containers that the walk is inside
+        self._sharded: set[int] = set()  # by FSDP 1, whose shards are plain tensors
+        for value in variables.values():
+            if issubclass(type(value), torch.nn.Module):
+                with contextlib.suppress(Exception):
+                    for module in torch.nn.Module.modules(value):
+                        if type(module).__name__ == "FullyShardedDataParallel":
+                            self._sharded |= {id(p) for p in torch.nn.Module.parameters(module)}
+
+    def _is_sharded(self, parameter: Any) -> bool:
+        return id(parameter) in self._sharded or hasattr(parameter, "_is_flat_param")
+
+    def variable(self, name: str, value: Any, kind: str) -> Iterator[Leaf]:
+        found = self._value(name, value, kind, 0)
+        try:
+            yield from itertools.islice(found, _MOST_ENTRIES)
+            if next(found, None) is not None:
+                yield Leaf(f"{name}[...]", kind, text="more", skipped=f"after {_MOST_ENTRIES} entries")
+        except Exception as error:
+            yield unreadable(name, kind, error)
+
+    def _value(self, entry: str, value: Any, kind: str, depth: int) -> Iterator[Leaf]:
+        own = _kind(value)
+        if own == "module":
+            yield from self._module(entry, value)
+        elif own == "optimizer":
+            yield from self._optimizer(entry, value)
+        elif own == "data":
+            yield from self._data(entry, value)
+        elif own in ("scheduler", "scaler"):
+            yield Leaf(entry, own, text=type(value).__name__)
+            for key, part in value.state_dict().items():
+                yield from self._value(f"{entry}.{key}", part, own, depth + 1)
+        elif issubclass(type(value), torch.Tensor) or (parts := _parts(value)) is None:
+            if own != "parameter" or id(value) not in self._seen:
+                self._seen |= {id(value)} if own == "parameter" else set()
+                yield Leaf(entry, kind, value)
+        elif id(value) in self._around:
+            yield Leaf(entry, kind, text=f"the {type(value).__name__} around it")
+        elif depth == _DEEPEST:
+            yield Leaf(entry, kind, text=describe(value), skipped="nested too deep")
+        else:
+            yield Leaf(entry, kind, text=f"{type(value).__name__} of {len(parts)} items")
+            self._around.add(id(value))
+            for suffix, part in itertools.islice(parts.items(), _MOST_ITEMS):
+                yield from self._value(entry + suffix, part, kind, depth + 1)
+            self._around.discard(id(value))
+            if len(parts) > _MOST_ITEMS:
+                yield Leaf(f"{entry}[{_MOST_ITEMS}:]", kind, text="more", skipped=f"after {_MOST_ITEMS} items")
+
+    def _module(self, entry: str, module: torch.nn.Module) -> Iterator[Leaf]:
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        inner, name = _unwrapped(module)
+        yield Leaf(entry, "module", text=f"{name} in {_mode(inner)}")
+        # `Module`'s own, since a user's may do anything
+        parameters = torch.nn.Module.named_parameters(inner)
+        for key, tensor in itertools.chain(parameters, torch.nn.Module.named_buffers(inner)):
+            kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+            if id(tensor) not in self._seen:
+                self._seen.add(id(tensor))
+                name = f"{entry}.{_IN_NAMES.sub('', key)}"
+                if self._is_sharded(tensor):
+                    yield Leaf(name, kind, text="sharded by FSDP", skipped="sharded")
+                else:
+                    yield Leaf(name, kind, tensor)
+
+    def _optimizer(self, entry: str, optimizer: torch.optim.Optimizer) -> Iterator[Leaf]:
+        groups = optimizer.param_groups
+        count = sum(len(group["params"]) for group in groups)
+        yield Leaf(entry, "optimizer", text=f"{type(optimizer).__name__} of {count} parameters")
+        numbers = itertools.count()
+        for g, group in enumerate(groups):
+            for key in [key for key in group if key not in ("params", "param_names")]:
+                yield from self._value(f"{entry}.param_groups[{g}].{key}", group[key], "optimizer", 1)
+            for parameter, number in zip(group["params"], numbers, strict=False):
+                if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has the state of its own share
+                    continue
+                for key, part in optimizer.state.get(parameter, {}).items():
+                    name = f"{entry}.state[{number}].{key}"
+                    if self._is_sharded(parameter) and getattr(part, "shape", ()) == parameter.shape:
+                        yield Leaf(name, "optimizer", text="sharded by FSDP", skipped="sharded")
+                    else:
+                        yield from self._value(name, part, "optimizer", 1)
+
+    def _data(self, entry: str, data: Any) -> Iterator[Leaf]:
+        if id(data) in self._seen:
+            return
+        self._seen.add(id(data))
+        cls = type(data)
+        is_loader = issubclass(cls, DataLoader)
+        yield _length(entry, data, "batches" if is_loader else "items")
+        if is_loader:
+            yield Leaf(f"{entry}.batch_size", "data", data.batch_size)
+            yield _length(f"{entry}.dataset", data.dataset, "items")
+            self._seen.add(id(data.dataset))
+            yield from self._data(f"{entry}.sampler", data.sampler)
+        elif issubclass(cls, Sampler):
+            for key in _SAMPLER:
+                if isinstance(value := getattr(data, key, None), int):
+                    yield Leaf(f"{entry}.{key}", "data", value)
+
+
+def _length(entry: str, data: Any, unit: str) -> Leaf:
+    try:
+        return Leaf(entry, "data", text=f"{len(data)} {unit}")
+    except TypeError:  # of a stream; a loader of one has a `__len__` all the same
+        return Leaf(entry, "data", text=f"{type(data).__name__} without a length")
+    except Exception as error:
+        return unreadable(entry, "data", error)
+
+
+def unreadable(entry: str, kind: str, error: Exception) -> Leaf:
+    text = " ".join(f"unreadable: {type(error).__name__}: {error}".split())
+    return Leaf(entry, kind, text=text[: 2 * _MOST_TEXT], skipped="unreadable")
+
+
+def _unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
+    """What a module is called by its user, and what it is: `"DistributedDataParallel(Net)"`."""
+    parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    keys = ["module"] if issubclass(type(module), parallel) else [key for key in _WRAPPERS if key in module._modules]
+    inner = module._modules[keys[0]] if keys else None
+    if inner is None:
+        return module, type(module).__name__
+    inner, name = _unwrapped(inner)
+    return inner, f"{type(module).__name__}({name})"
+
+
+def _mode(module: torch.nn.Module) -> str:
+    modes = {key: part.training for key, part in torch.nn.Module.named_modules(module)}
+    others = [key for key, training in modes.items() if training != module.training]
+    most = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    return ("train" if module.training else "eval") + " mode" + (f" except {most}" if others else "")
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """What a container holds, by the end of its entry. None: it is no container, or one of a few plain values."""
+    cls = type(value)
+    if issubclass(cls, Mapping):
+        return {f"[{key!r}]": part for key, part in value.items()}
+    if issubclass(cls, list | tuple):
+        return None if is_plain(value) else {f"[{i}]": part for i, part in enumerate(value)}
+    repr_of_any: Any = object.__repr__  # says nothing about what is in an object
+    if cls.__repr__ is repr_of_any or dataclasses.is_dataclass(cls) or issubclass(cls, Namespace | SimpleNamespace):
+        return {f".{key}": part for key, part in getattr(value, "__dict__", {}).items()} or None
+    return None
+
+
+def is_plain(values: Any) -> bool:
+    return all(type(value) in _SCALARS for value in values)
+
+
+def _random(kind: str) -> Iterator[Leaf]:
+    yield Leaf("random state of torch", kind, torch.default_generator)
+    if torch.cuda.is_initialized():
+        yield Leaf("random state of CUDA", kind, torch.cuda.default_generators[torch.cuda.current_device()])
+    # What stands behind the functions of these modules can be had from their methods only.
+    yield Leaf("random state of NumPy", kind, np.random.get_state.__self__)  # type: ignore[attr-defined]
+    yield Leaf("random state of Python", kind, random.getstate.__self__)  # type: ignore[attr-defined]
+
+
+def _versions() -> Iterator[Leaf]:
+    versions = {"Python": platform.python_version(), "torch": torch.__version__, "NumPy": np.__version__}
+    versions |= {"CUDA": torch.version.cuda or "none"}
+    for name, version in versions.items():
+        yield Leaf(f"{name} version", "version", text=str(version))
+    settings = {
+        "default dtype": torch.get_default_dtype(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cuDNN deterministic": torch.backends.cudnn.deterministic,
+        "cuDNN benchmark": torch.backends.cudnn.benchmark,
+    }
+    with contextlib.suppress(RuntimeError):  # it was set by torch's older and newer interface
+        settings["float32 matmul precision"] = torch.get_float32_matmul_precision()
+    for name, setting in settings.items():
+        yield Leaf(name, "setting", text=str(setting).removeprefix("torch."))

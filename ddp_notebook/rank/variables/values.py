@@ -1,0 +1,122 @@
+"""A rank's variables on their way to the notebook and back: what is sent of them, and what is said about them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddp_notebook.wire import bulk
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # differs from rank to rank, and tells nothing in the notebook
+
+
+class CannotSendError(Exception):
+    """A variable that cannot be sent: says which, and why."""
+
+
+def read(namespace: Mapping[str, Any], name: str, *, force: bool = False) -> tuple[bytes, str]:
+    """A variable as a pickle, and what is said about it. Tensors of a GPU are moved to the CPU.
+
+    Args:
+        namespace: where it is.
+        name: its name.
+        force: send it even if it is large.
+
+    Raises:
+        CannotSendError: it is not there, too large, or cannot be pickled.
+    """
+    if name not in namespace:
+        raise CannotSendError(f"there is no variable {name!r}")
+    value = namespace[name]
+    kind = type(value).__name__
+    try:
+        nbytes = bulk.weigh(value)
+        if nbytes > bulk.MOST_BYTES and not force:
+            raise CannotSendError(
+                f"{name!r} ({kind}) has {nbytes / 1e9:.2f} GB; above {bulk.MOST_BYTES / 1e9:g} GB a value is sent with "
+                "--force (force=True) only"
+            )
+        return bulk.dumps(value), describe(value)
+    except CannotSendError:
+        raise
+    except Exception as error:
+        raise CannotSendError(f"{name!r} ({kind}) cannot be pickled: {error}") from error
+
+
+def describe(value: Any) -> str:
+    """A value in one line: shape, dtype, device and range of a tensor, else its repr, cut short.
+
+    Example:
+        >>> describe(torch.arange(6.0).reshape(2, 3))
+        'tensor float32 (2, 3) on cpu: min 0 mean 2.5 max 5'
+    """
+    if isinstance(value, torch.Tensor | np.ndarray):
+        with contextlib.suppress(Exception):  # a device or dtype that cannot count is still named
+            return f"{_name(value)}: {_range(value)}"
+        return _name(value)
+    text = _Short().repr(value)
+    return _ADDRESS.sub("", " ".join(text.split()))
+
+
+def _name(value: torch.Tensor | np.ndarray) -> str:
+    shape = tuple(value.shape)
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype} {shape}"
+    kind = type(value).__name__
+    return f"{kind[:1].lower()}{kind[1:]} {str(value.dtype).removeprefix('torch.')} {shape} on {value.device}"
+
+
+def _range(value: torch.Tensor | np.ndarray) -> str:
+    """Least, mean and greatest element, and how many are NaN."""
+    if isinstance(value, np.ndarray):
+        value = torch.tensor(value)  # a copy: torch warns about an array that is read-only
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise TypeError("an operation of a distributed tensor would wait for other ranks")
+    x = value.detach()
+    if x.numel() == 0:
+        return "empty"
+    if x.numel() == 1:
+        return _number(x)
+    if x.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64) or x.element_size() == 1:
+        x = x.float()  # torch cannot reduce these, 8-bit floats among them
+    low, high = x.aminmax()
+    note = ""
+    if low.isnan():
+        is_nan = x.isnan()
+        count = int(is_nan.sum())
+        if count == x.numel():
+            return f"all {count} NaN"
+        x, note = x[~is_nan], f", {count} NaN"
+        low, high = x.aminmax()
+    if x.is_floating_point():  # float64 would take 30 times as long, and is needed for none of six digits
+        mean = x.mean(dtype=torch.float32 if x.element_size() < 4 else None)
+    else:
+        mean = x.mean(dtype=torch.float64)
+    return f"min {_number(low)} mean {_number(mean)} max {_number(high)}{note}"
+
+
+def _number(x: torch.Tensor) -> str:
+    number = x.item()
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
+class _Short(reprlib.Repr):
+    """Values inside values; what is called `repr_X` is asked about types of the name X."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 80
+
+    def repr_Tensor(self, x: Any, _: int) -> str:
+        return _name(x) if isinstance(x, torch.Tensor) else self.repr_instance(x, 0)
+
+    repr_Parameter = repr_Tensor
+
+    def repr_ndarray(self, x: Any, _: int) -> str:
+        return _name(x) if isinstance(x, np.ndarray) else self.repr_instance(x, 0)

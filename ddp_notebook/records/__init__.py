@@ -1,0 +1,11 @@
+"""What is recorded, and the words and units in which both sides speak of it.
+
+    schema      what a rank records, as tables
+    codec       a batch of records as bytes, with its checksum
+    operation   a collective, send or receive in words and numbers
+    words       sets of ranks in words
+    units       numbers with their units
+    clocks      which clock a process has
+
+Both sides import this package; it imports neither.
+"""

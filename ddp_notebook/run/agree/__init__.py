@@ -1,0 +1,4 @@
+"""Whether ranks hold the same.
+
+agreement   what they said about their variables, side by side
+"""

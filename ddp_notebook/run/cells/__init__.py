@@ -1,0 +1,12 @@
+"""One cell after the other: sent to its ranks, waited for, and ended.
+
+cells       sends cells one after the other
+options     what a cell's magic line asks for
+turn        who has the ranks: one cell, transfer or healing at a time
+cell        one cell under way: collects what comes back
+watch       the thread that waits for one
+interrupt   the kernel's interrupt, as a flag
+unended     ends cells that nobody waits for any more
+outcome     how a cell ended: the error that the notebook raises
+result      what a cell left behind, by rank
+"""

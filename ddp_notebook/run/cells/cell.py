@@ -1,0 +1,183 @@
+"""One cell under way on a set of ranks: collects what comes back, from I/O threads, for one who waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.run.cells.result import CellResult, RankResult
+from ddp_notebook.wire.events import Ask, CellDone, Display
+
+_HIGH_WATER_CHARS = 4_000_000  # text that waits to be shown, above which the ranks have to wait with theirs
+_LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
+STREAMS = {1: "stdout", 2: "stderr"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Something to show: text of a stream, a page, what a rank displayed, or a question of its `input()`."""
+
+    rank: int
+    text: str = ""
+    stream: str = "stdout"
+    display: Display | None = None
+    ask: Ask | None = None
+
+
+class CellRun:
+    """A cell that was sent to ranks.
+
+    `shown` is a queue of what is to be shown, with None as a mere wake-up: when the cell is over, or when something
+    needs the waiting thread's attention.
+    """
+
+    def __init__(self, number: int, ranks: list[int], hold_text: Callable[[bool], None]) -> None:
+        self.number = number
+        self._hold_text = hold_text
+        self._held = False
+        self._unshown_chars = 0
+        self.is_watched = True  # somebody waits for it
+        self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown
+        self.is_cut_off = False  # no text of ranks comes, and so no mark of its end
+        self.has_failed = False  # on a rank, or a rank's process has died, while others go on
+        self.result = CellResult({rank: RankResult() for rank in ranks})
+        self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open = {rank: {"text", "done"} for rank in ranks}  # what is still to come, by rank
+
+    @property
+    def pending(self) -> list[int]:
+        """Ranks on which the cell has not ended."""
+        with self._lock:
+            return sorted(self._open)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._open
+
+    def reads(self, rank: int) -> bool:
+        """Whether text of this rank is still to come."""
+        return "text" in self._open.get(rank, ())
+
+    def wake(self) -> None:
+        """Wake the thread that waits. May be called from a signal handler."""
+        self.shown.put(None)
+
+    def on_text(self, rank: int, fd: int, text: str) -> None:
+        """Text that a rank wrote in this cell."""
+        stream = STREAMS[fd]
+        self.result[rank].text[stream].append(text)
+        self._show(Shown(rank, text, stream))
+
+    def _show(self, item: Shown) -> None:
+        with self._lock:  # also around `_hold_text`: the last word that goes out must be the last that was meant
+            if not self.is_watched:
+                return
+            self._unshown_chars += len(item.text)
+            if not self._held and self._unshown_chars > _HIGH_WATER_CHARS:
+                self._held = True
+                self._hold_text(True)
+            self.shown.put(item)
+
+    def take(self, timeout_s: float) -> Shown | None:
+        """The next thing to show, or None: a wake-up, or nothing in time."""
+        try:
+            item = self.shown.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if item is not None:
+            with self._lock:
+                self._unshown_chars -= len(item.text)
+                if self._held and self._unshown_chars < _HIGH_WATER_CHARS // 4:
+                    self._held = False
+                    self._hold_text(False)
+        return item
+
+    def leave(self) -> None:
+        """Nobody waits any more: keep what still comes, and queue nothing."""
+        with self._lock:
+            self.is_watched = False
+            if self._held:
+                self._held = False
+                self._hold_text(False)
+
+    def on_text_end(self, rank: int, duration_s: float | None) -> None:
+        """All text of this cell has come. With a duration the cell ended well, and nothing else is to come."""
+        if duration_s is not None:
+            self.result[rank].status, self.result[rank].duration_s = "ok", duration_s
+            self._close(rank, "done")
+        self._close(rank, "text")
+
+    def cut_off(self) -> None:
+        """Text does not come any more: what ranks say by the wire has to do for the end of the cell."""
+        self.is_cut_off = True
+
+    def on_unheard_end(self, rank: int) -> None:
+        """The rank is not in the cell any more, or never was, and how it ended was not heard."""
+        if rank in self._open and self.result[rank].status == "running":
+            self.result[rank].status, self.result[rank].place = "interrupted", "a place that was not heard"
+        for what in ("text", "done"):
+            self._close(rank, what)
+
+    def on_display(self, rank: int, display: Display) -> None:
+        """Something that a rank displayed in this cell."""
+        data = display.content.get("data") or {}
+        if display.msg_type == "execute_result" and data:
+            self.result[rank].result = data.get("text/plain")
+        else:
+            handle = (display.content.get("transient") or {}).get("display_id")
+            self.result[rank].displays.take(display.msg_type, data, handle)
+        self._show(Shown(rank, display=display))
+
+    def on_done(self, rank: int, done: CellDone) -> None:
+        """The cell ended on a rank; its text may still be on its way."""
+        one = self.result[rank]
+        one.status, one.duration_s, one.has_group = done.status, done.duration_s, done.has_group
+        one.place, one.was_freed, one.group = done.place, done.was_freed, done.group
+        one.trains_apart = done.trains_apart
+        if done.operation is not None:
+            one.operation = Operation.from_json(done.operation)
+        if done.status != "ok":
+            self.has_failed = True
+            one.error = f"{done.ename}: {done.evalue}" if done.evalue else done.ename
+            one.ename = done.ename
+            one.traceback = done.traceback
+        for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
+            text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
+            self._show(Shown(rank, text + "\n"))
+        self._close(rank, "done")
+        if self.is_cut_off:
+            self._close(rank, "text")
+        if done.status != "ok":
+            self.wake()
+
+    def on_died(self, rank: int, how: str, last_words: str = "") -> bool:
+        """The rank's process ended. Its text has come. Whether the cell's error tells its last words."""
+        if rank not in self.result.by_rank:
+            return False  # it does not run this cell
+        one = self.result[rank]
+        is_told = rank in self._open and one.status == "running"
+        if is_told:
+            one.status, one.error = "died", how
+            self.has_failed = True
+            one.traceback = [f"the rank's process ended: {how}", *last_words.splitlines()[-_LAST_LINES:]]
+        for what in ("text", "done"):
+            self._close(rank, what)
+        self.wake()
+        return is_told
+
+    def _close(self, rank: int, what: str) -> None:
+        with self._lock:
+            left = self._open.get(rank)
+            if left is None:
+                return
+            left.discard(what)
+            if left:
+                return
+            del self._open[rank]
+            over = not self._open
+        if over:
+            self.wake()

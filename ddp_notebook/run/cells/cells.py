@@ -1,0 +1,397 @@
+"""The cells of a session: sends each to its ranks, one after the other, and keeps the rest of what they write."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ddp_notebook.errors import SessionBrokenError, StartError
+from ddp_notebook.launch.cluster import Cluster, describe_status
+from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
+from ddp_notebook.run.cells import outcome
+from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
+from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.turn import Turn
+from ddp_notebook.run.cells.watch import Beside, Watch
+from ddp_notebook.run.groups.diagnosis import Views
+from ddp_notebook.run.groups.looks import Looks
+from ddp_notebook.run.groups.mend import Mend
+from ddp_notebook.run.output.log import RankLog
+from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output.screen import Screen, display_id_of
+from ddp_notebook.run.output.text import CellEnd, Ordered, Piece, TextSplitter
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.wire.events import Answer, Ask, CellDone, Display, Interrupt, Probe, RunCell, Vitals
+from ddp_notebook.wire.signals import RELEASE
+
+_CODES = 50  # cells whose code is kept
+_UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
+_ANSWER_S = 0.3  # to answer a question
+_POLL_S = 0.02
+_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
+
+
+class Cells:
+    """Runs cells on ranks.
+
+    Args:
+        cluster: the ranks, which need not have been started.
+        world_size: how many they will be.
+        questions: to ask them.
+        check: raises when the ranks cannot take a cell.
+        grace_s, hang_after_s, heals: see `StartOptions`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        world_size: int,
+        questions: Questions,
+        check: Callable[[], object],
+        *,
+        grace_s: float | None,
+        hang_after_s: float | None,
+        heals: bool,
+    ) -> None:
+        self.turn = Turn()
+        self._cluster = cluster
+        self._questions = questions
+        self.looks = Looks(cluster, questions)
+        self.mend = Mend(cluster, questions, self._on_replaced, heals=heals)
+        self._check = check
+        self._grace_s = grace_s
+        self._hang_after_s = hang_after_s
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self._codes: dict[int, str] = {}  # of the last cells
+        self._watched: tuple[CellRun, Interrupts] | None = None
+        self._closed = False
+        self._between: dict[tuple[int, int], str] = {}  # text written between cells
+        ranks = range(world_size)
+        self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
+        self._ordered = {rank: Ordered() for rank in ranks}
+        self._order_lock = threading.Lock()  # text and displays come in two threads
+        self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
+
+    # ---- running one
+
+    def run(
+        self,
+        code: str,
+        ranks: list[int],
+        *,
+        timeout_s: float | None = None,
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+        notes: Sequence[str] = (),
+        record: Mapping[str, Any] = MappingProxyType({}),
+        beside: Beside | None = None,
+    ) -> CellResult:
+        """Run a cell in its turn, after these notes. See `Session.run`.
+
+        Args:
+            beside: what is shown beside its output, where that is shown.
+        """
+        with self.turn:
+            self._check()
+            self.check_idle(ranks)
+            run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
+            with Interrupts(run.wake) as interrupts:
+                notes = [*notes, *self._form_what_was_left(interrupts)]
+                screen = None
+                if not quiet and threading.current_thread() is threading.main_thread():
+                    screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
+                    self._show_text_between_cells(screen)
+                    for note in notes:
+                        screen.note(note)
+                    run.note = screen.note
+                self._codes[run.number] = code
+                self._codes.pop(run.number - _CODES, None)
+                cell = RunCell(
+                    cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record)
+                )
+                beside = beside if screen is not None else None
+                watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside)
+                self._runs[run.number] = run
+                self._watched = run, interrupts
+                if self._closed:
+                    self.close()
+                self._cluster.tell(cell, ranks)
+                for rank in ranks:  # who died since they were chosen has not been told to this cell
+                    process = self._cluster.process(rank)
+                    if not process.is_alive:
+                        run.on_died(rank, describe_status(process.status), process.last_words)
+                try:
+                    watch.follow()
+                finally:
+                    self._watched = None
+                    run.leave()
+                    if beside is not None:
+                        beside.end(run.number)
+                pending = run.pending
+                notes = []
+                if self._cluster.is_running and not self._closed:
+                    busy = self._cluster.ranks if run.is_cut_off else self.busy
+                    notes = self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
+            if screen is not None:
+                self._note_lost_groups(run.result, screen)
+                apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
+                if len(apart) > 1:
+                    screen.note(train_apart(apart))
+                for note in notes:
+                    screen.note(note)
+            if not self._cluster.is_running:
+                self._check()
+            outcome.raise_if_bad(
+                run.result,
+                pending,
+                bool(interrupts.count),
+                watch.killed,
+                timeout_s if watch.timed_out else None,
+                watch.views,
+            )
+            return run.result
+
+    def _form_what_was_left(self, interrupts: Interrupts) -> list[str]:
+        try:
+            return self.mend.what_was_left(self.busy, interrupts.check)
+        except KeyboardInterrupt:
+            pass  # told below, without our frames behind it
+        raise keyboard_interrupt("interrupted while the group was formed again: the cell was not run")
+
+    def _note_lost_groups(self, result: CellResult, screen: Screen) -> None:
+        lost = [rank for rank, one in result.by_rank.items() if not one.has_group]
+        if lost:
+            screen.note(
+                f"{name_ranks(lost)}: no default process group after this cell; dist.init_process_group() on all ranks "
+                "forms it again, and so does ddp_notebook.current().reform()"
+            )
+
+    @property
+    def under_way(self) -> CellRun | None:
+        """The cell that has not ended everywhere: the one that somebody waits for, or else the last one."""
+        return next(reversed(self.unended()), None)
+
+    @property
+    def watched(self) -> tuple[CellRun, Interrupts] | None:
+        """The cell that somebody waits for, and how to press stop for it."""
+        return self._watched
+
+    def unended(self) -> list[CellRun]:
+        """The cells that have not ended everywhere, the oldest first."""
+        for run in list(self._runs.values()):
+            if run.is_over:
+                self._runs.pop(run.number, None)
+        return list(self._runs.values())
+
+    @property
+    def busy(self) -> list[int]:
+        """Ranks on which a cell has not ended."""
+        return sorted({rank for run in self.unended() for rank in run.pending})
+
+    def run_later(self, run: Callable[[], CellResult]) -> Future[CellResult]:
+        """Run a cell in a thread of its own."""
+        future: Future[CellResult] = Future()
+
+        def wait() -> None:
+            try:
+                future.set_result(run())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=wait, name="ddp-cell", daemon=True).start()
+        return future
+
+    def check_idle(self, ranks: Sequence[int] | None = None) -> None:
+        """See to it that no earlier cell is under way on these ranks.
+
+        Args:
+            ranks: None: all of them.
+
+        Raises:
+            SessionBrokenError: one is; says what can be done.
+        """
+        all_busy = self.busy
+        busy = all_busy if ranks is None else [rank for rank in all_busy if rank in ranks]
+        if not busy:
+            return
+        idle = [rank for rank in self._cluster.alive if rank not in all_busy]
+        others = ""
+        if ranks is not None and idle:
+            others = f". Until then name the others: %%on_ranks {format_ranks(idle)}, or --ranks {format_ranks(idle)}"
+        raise SessionBrokenError(
+            f"an earlier cell has not ended on {list_ranks(busy)} (%ddp_status says where it is): wait, or end it "
+            f"there with %ddp_interrupt, which keeps all variables{others}"
+        )
+
+    def forget_text(self) -> None:
+        """What ranks wrote while they started is nobody's."""
+        self._between.clear()
+
+    def code_of(self, cell: int) -> str | None:
+        """The code of one of the last cells."""
+        return self._codes.get(cell)
+
+    def log(self, rank: int) -> str:
+        """What is kept on disk of a rank's text."""
+        return self._logs[rank].read()
+
+    def close(self) -> None:
+        """The session ends: nobody waits for ever."""
+        self._closed = True
+        for run in list(self._runs.values()):
+            for rank in run.pending:
+                run.on_died(rank, "the session was stopped")
+        for log in self._logs.values():
+            log.close()
+
+    def _show_text_between_cells(self, screen: Screen) -> None:
+        with self._order_lock:
+            between, self._between = self._between, {}
+        if between:
+            screen.show_between_cells({(rank, STREAMS[fd]): text for (rank, fd), text in sorted(between.items())})
+
+    # ---- what can be done about one under way (`watch.Controls`)
+
+    @property
+    def is_running(self) -> bool:
+        return self._cluster.is_running
+
+    def interrupt(self, run: CellRun) -> None:
+        """Interrupt the cell on every rank that has not ended it.
+
+        The signals come from the host server, or where it does not answer from this process, so they reach a rank
+        whatever its agent does; ranks have them when `signal` returns, so they cannot hit a later cell. The message
+        stops a cell that has not begun.
+        """
+        pending = run.pending
+        signals = (signal.SIGINT,) if RELEASE is None else (signal.SIGINT, RELEASE)
+        with contextlib.suppress(StartError):  # the host server is gone: the watch sees that
+            answers = self._cluster.signal(pending, *signals, value=run.number)
+            for rank in pending:
+                self._cluster.send(rank, Interrupt(cell=run.number))
+            if not answers and (trouble := self._cluster.trouble()):
+                run.note(trouble)
+                self._end_unheard(run)
+
+    def _end_unheard(self, run: CellRun) -> None:
+        """Without the host server no text comes, and with it no mark of a cell's end: ask the ranks themselves."""
+        run.cut_off()
+        until = time.monotonic() + _UNHEARD_S
+        while run.pending and time.monotonic() < until:
+            answers: dict[int, Vitals] = self._questions.ask_for(run.pending, lambda n: Probe(request=n), _ANSWER_S)
+            for rank, vitals in answers.items():
+                if vitals.running_cell != run.number:
+                    run.on_unheard_end(rank)
+            time.sleep(_POLL_S)
+
+    def look(self, run: CellRun) -> Views:
+        """What every rank of the session does, as far as the cell is concerned."""
+        return self.looks.look(run)
+
+    def kill(self, ranks: list[int]) -> None:
+        """End ranks that do not answer."""
+        with contextlib.suppress(StartError):
+            self._cluster.signal(ranks, signal.SIGKILL)
+
+    def answer(self, rank: int, answer: Answer) -> None:
+        """What was typed for a rank's `input()`."""
+        self._cluster.send(rank, answer)
+
+    # ---- what ranks say (I/O threads)
+
+    def on_message(self, rank: int, message: CellDone | Display | Ask) -> None:
+        """A message about a cell."""
+        if isinstance(message, Display):
+            with self._order_lock:
+                for fd, ready in self._ordered[rank].arrived(message):
+                    self._on_piece(rank, fd, ready)
+            return
+        run = self._runs.get(message.cell)
+        if isinstance(message, Ask) and (run is None or not run.is_watched):
+            self.answer(rank, Answer(request=message.request, error="nobody waits for this cell any more"))
+        elif run is None:
+            return
+        elif isinstance(message, Ask):
+            run.shown.put(Shown(rank, ask=message))
+        else:
+            run.on_done(rank, message)
+
+    def on_text(self, rank: int, fd: int, data: bytes) -> None:
+        """Text of a rank."""
+        with self._order_lock:
+            for piece in self._splitters[rank, fd].feed(data):
+                for its_fd, ready in self._ordered[rank].add(fd, piece):
+                    self._on_piece(rank, its_fd, ready)
+
+    def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
+        if isinstance(piece, Display) and piece.msg_type == "error":
+            fd, piece = 2, str(piece.content["text"])
+        if isinstance(piece, str):
+            self._logs[rank].write(piece)
+            if (run := self._cell_of(rank)) is not None:
+                run.on_text(rank, fd, piece)
+            if run is None or not run.is_watched:  # nobody waits for that cell any more
+                self._keep(rank, fd, piece)
+        elif isinstance(piece, CellEnd):
+            if (ended := self._runs.get(piece.cell)) is not None:
+                ended.on_text_end(rank, piece.duration_s)
+        elif isinstance(piece, Display):
+            self._on_display(rank, piece)
+
+    def _on_display(self, rank: int, display: Display) -> None:
+        if (run := self._runs.get(display.cell)) is not None:
+            run.on_display(rank, display)
+        elif display.msg_type == "update_display_data":  # by a thread or a widget's callback, after its cell
+            _update(rank, display)
+        elif text := (display.content.get("data") or {}).get("text/plain"):
+            self._keep(rank, 1, f"{text}\n")
+
+    def _keep(self, rank: int, fd: int, text: str) -> None:
+        """Keep text for the head of the next cell."""
+        kept = self._between.get((rank, fd), "") + text
+        self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
+
+    def _cell_of(self, rank: int) -> CellRun | None:
+        """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
+        return next((run for run in list(self._runs.values()) if run.reads(rank)), None)
+
+    def on_ended(self, rank: int, status: int, last_words: str) -> bool:
+        """A rank's process ended. Whether the error of a cell tells its last words."""
+        with self._order_lock:
+            for fd, piece in self._ordered[rank].give_up():
+                self._on_piece(rank, fd, piece)
+        return any([run.on_died(rank, describe_status(status), last_words) for run in list(self._runs.values())])
+
+    def _on_replaced(self, rank: int) -> None:
+        """A new process has this rank: its text and displays begin anew."""
+        with self._order_lock:
+            for fd in (1, 2):
+                self._splitters[rank, fd] = TextSplitter(self._cluster.mark_token)
+            self._ordered[rank] = Ordered()
+
+    def on_gone(self) -> None:
+        """The host server ended, and all with it."""
+        for run in list(self._runs.values()):
+            for rank in run.pending:
+                run.on_died(rank, "the fork server ended")
+
+
+def _update(rank: int, display: Display) -> None:
+    """Change what a cell that has ended displayed, in this I/O thread: the main thread shows cells only."""
+    outlet = Outlet()
+    if outlet.can_update:
+        content = display.content
+        display_id = display_id_of(rank, content["transient"]["display_id"])
+        outlet.update(content["data"], content.get("metadata"), display_id)
+        outlet.drain()

@@ -1,0 +1,73 @@
+"""How a cell ended, in words: the error that the notebook raises."""
+
+from __future__ import annotations
+
+import re
+
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
+from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
+from ddp_notebook.run.cells.interrupt import keyboard_interrupt
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do
+from ddp_notebook.run.kernel import ipython
+
+_UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
+
+
+def raise_if_bad(
+    result: CellResult, pending: list[int], interrupted: bool, killed: list[int], timeout_s: float | None, views: Views
+) -> None:
+    """Raise what the cell's end calls for; nothing if it ended well on every rank.
+
+    Args:
+        result: what it left behind.
+        pending: ranks on which it has not ended.
+        interrupted: whether somebody pressed stop.
+        killed: ranks that did not answer that, and were ended.
+        timeout_s: the limit that it has exceeded; None: it has not.
+        views: what the ranks were doing when the limit was reached.
+
+    Raises:
+        RankDiedError, CellTimeoutError, KeyboardInterrupt, RankError
+    """
+    by_rank = result.by_rank
+    bad = {rank for rank, one in by_rank.items() if one.status in ("error", "interrupted", "died")}
+    culprits = {rank for rank in bad if by_rank[rank].failed_by_itself} - set(killed)
+    if interrupted and not culprits:
+        raise keyboard_interrupt("\n  ".join(["the cell was stopped", *_acts(result, set(by_rank))]))
+    if timeout_s is not None and (views or bad) and not culprits:
+        lines = [f"  {list_ranks(ranks)}: {doing}" for ranks, doing in by_what_they_do(views, lambda view: view.doing)]
+        left = f"\n{name_ranks(pending)} not stopped yet; {_NOT_YET}" if pending else ""
+        raise CellTimeoutError(
+            f"the cell took longer than {timeout_s:g} s and was stopped; then\n" + "\n".join(lines) + left, result
+        )
+    shown = culprits or bad
+    if not shown:
+        return
+    errors = {rank: by_rank[rank].error for rank in shown}
+    kind = RankDiedError if any(by_rank[rank].status == "died" for rank in shown) else RankError
+    tracebacks = {rank: by_rank[rank].traceback for rank in shown}
+    others = {rank for rank in by_rank if rank not in shown and by_rank[rank].status != "ok"}
+    hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", _hint(errors)]))
+    raise kind(tracebacks, errors, result, hint=hint, others=_acts(result, others))
+
+
+_NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"
+
+
+def _acts(result: CellResult, ranks: set[int]) -> list[str]:
+    """A line for each set of these ranks that did the same: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
+    acts = group_by_value({rank: result[rank].last_act for rank in sorted(ranks)})
+    return [act.of(those) for act, those in acts.items()]
+
+
+def _hint(failed: dict[int, str]) -> str:
+    """What to do about a name that the notebook has and the ranks do not."""
+    shell = ipython()
+    if shell is None:
+        return ""
+    names = {found[1] for error in failed.values() if (found := _UNDEFINED.match(error))}
+    here = sorted(name for name in names if name in shell.user_ns)
+    if not here:
+        return ""
+    return f"The notebook has {' and '.join(map(repr, here))}: %ddp_push {' '.join(here)} sends it to the ranks."

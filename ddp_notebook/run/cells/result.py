@@ -1,0 +1,164 @@
+"""What a cell left behind, by rank."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.words import list_ranks, name_ranks
+
+
+class Text:
+    """Text as it came; of a flood the last part is kept."""
+
+    def __init__(self, limit_chars: int = 5_000_000) -> None:
+        self._parts: deque[str] = deque()
+        self._chars = self._dropped = 0
+        self._limit_chars = limit_chars
+
+    def append(self, part: str) -> None:
+        self._parts.append(part)
+        self._chars += len(part)
+        while self._chars > self._limit_chars and len(self._parts) > 1:
+            dropped = len(self._parts.popleft())
+            self._chars -= dropped
+            self._dropped += dropped
+
+    def __str__(self) -> str:
+        note = f"... {self._dropped} characters before this were not kept ...\n" if self._dropped else ""
+        return note + "".join(self._parts)
+
+
+class Displays(list[dict[str, Any]]):
+    """MIME bundles in order; one that was updated is there in its last form, and what was cleared is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handles: dict[str, int] = {}  # display id -> place
+
+    def take(self, msg_type: str, data: dict[str, Any], handle: str | None) -> None:
+        """Take what a rank displayed."""
+        if msg_type == "clear_output":
+            self.clear()
+            self._handles.clear()
+        elif data and msg_type == "update_display_data":
+            if (place := self._handles.get(handle or "")) is not None:
+                self[place] = data
+        elif data:
+            if handle is not None:
+                self._handles[handle] = len(self)
+            self.append(data)
+
+
+_AUXILIARIES = {"": ("", ""), "be": ("was ", "were "), "have": ("has ", "have ")}  # for one rank, for several
+
+
+class Act(NamedTuple):
+    """What a rank did last: words to follow its name.
+
+    Example:
+        >>> Act("not ended yet", "have").of([2]), Act("not ended yet", "have").of([0, 1])
+        ('rank 2 has not ended yet', 'ranks 0,1 have not ended yet')
+    """
+
+    words: str
+    auxiliary: str = ""
+
+    def of(self, ranks: Sequence[int]) -> str:
+        """The sentence about these ranks."""
+        return f"{list_ranks(ranks)} {_AUXILIARIES[self.auxiliary][len(ranks) > 1]}{self.words}"
+
+
+@dataclass(slots=True, repr=False)
+class RankResult:
+    """What a cell left behind on one rank."""
+
+    status: str = "running"  # then "ok", "error", "interrupted" or "died"
+    duration_s: float = 0.0
+    text: dict[str, Text] = field(default_factory=lambda: {"stdout": Text(), "stderr": Text()})
+    displays: Displays = field(default_factory=Displays)
+    result: str | None = None  # plain text of the last expression's value
+    error: str = ""  # "ValueError: message"
+    ename: str = ""  # "ValueError"
+    traceback: list[str] = field(default_factory=list)
+    has_group: bool = True  # False: the cell has destroyed the default group and formed no other
+    place: str = ""  # where it failed or was ended: "cell line 7, in all_reduce"
+    operation: Operation | None = None  # that it failed in, or was freed from
+    was_freed: bool = False  # it did not fail by itself, but for want of others
+    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups after a cell that did not end well
+    trains_apart: bool = False  # its optimizers have stepped, and nothing was sent to other ranks
+
+    @property
+    def failed_by_itself(self) -> bool:
+        return self.status == "died" or (self.status == "error" and not self.was_freed)
+
+    @property
+    def last_act(self) -> Act:
+        """What it was in when the cell ended there, for a sentence about its rank."""
+        if self.status == "running":
+            return Act("not ended yet", "have")
+        if self.status == "ok":
+            return Act("had ended")
+        if self.status == "died":
+            return Act(f"died: {self.error}")
+        if self.operation is not None:
+            inside = ", ".join(filter(None, [self.operation.what, self.place.partition(", in ")[0]]))
+            return Act(f"waited in {self.operation}" + (f" ({inside})" if inside else ""))
+        if self.status == "interrupted":
+            return Act(f"interrupted at {self.place or 'the start of the cell'}", "be")
+        if self.was_freed:
+            return Act(f"stopped at {self.place or 'the start of the cell'}", "be")
+        return Act(f"{self.error}" + (f", at {self.place}" if self.place else ""))
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{self.status} after {self.duration_s:.3f} s",
+            self.error,
+            f"result {self.result}" * bool(self.result),
+        ]
+        parts += [f"{self.stdout.count(chr(10))} lines of stdout"] if self.stdout else []
+        return f"<RankResult: {'; '.join(filter(None, parts))}>"
+
+    @property
+    def stdout(self) -> str:
+        return str(self.text["stdout"])
+
+    @property
+    def stderr(self) -> str:
+        return str(self.text["stderr"])
+
+
+@dataclass(slots=True)
+class CellResult:
+    """What a cell left behind on every rank that ran it.
+
+    Example:
+        >>> result = session.run("print('hi')")
+        >>> result[0].stdout, result.ok
+        ('hi\\n', True)
+    """
+
+    by_rank: dict[int, RankResult]
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.by_rank)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the cell ended well on every rank."""
+        return all(one.status == "ok" for one in self.by_rank.values())
+
+    def __getitem__(self, rank: int) -> RankResult:
+        return self.by_rank[rank]
+
+    def __repr__(self) -> str:
+        groups: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            groups.setdefault(self.by_rank[rank].status, []).append(rank)
+        slowest = max((one.duration_s for one in self.by_rank.values()), default=0.0)
+        states = ", ".join(f"{status} on {name_ranks(ranks)}" for status, ranks in groups.items())
+        return f"<CellResult: {states}; {slowest:.3f} s>"

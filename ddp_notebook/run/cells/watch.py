@@ -1,0 +1,256 @@
+"""Waiting for a cell: showing what comes, answering `input()`, and ending the cell where it would not end by itself.
+
+A cell is ended, by freeing and interrupting the ranks that are still in it, when
+
+- somebody presses stop: at once;
+- a rank has failed or died: after a grace, or as soon as the others can only wait for it;
+- its time is up.
+"""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ddp_notebook.run.cells.cell import CellRun, Shown
+from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
+from ddp_notebook.run.groups.diagnosis import Views, stuck
+from ddp_notebook.run.output.screen import Screen
+from ddp_notebook.wire.events import Answer, Ask
+
+# A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
+# handler runs at the timeout.
+_LOOK_S = 0.2
+_REFRESH_S = 0.1  # what a flood brings is shown at least so often
+_PIPES_S = 0.05  # what text gets to come through the pipes
+_END_S = 2.0  # what ranks get to end a cell when they were told to
+_END_EACH_S = 0.125  # where they are many
+_WAITING_S = 0.1  # between two looks whether the others can only wait
+_CARD_S = 1.0  # between two states of the card
+
+
+class Controls(Protocol):
+    """What can be done about a cell under way."""
+
+    @property
+    def is_running(self) -> bool: ...
+    def interrupt(self, run: CellRun) -> None: ...
+    def look(self, run: CellRun) -> Views: ...
+    def kill(self, ranks: list[int]) -> None: ...
+    def answer(self, rank: int, answer: Answer) -> None: ...
+
+
+class Beside(Protocol):
+    """What is shown beside a cell's output, by the main thread."""
+
+    def look(self, cell: int) -> None:
+        """The cell goes on; called often."""
+
+    def end(self, cell: int) -> None:
+        """It is over, or left."""
+
+
+class Watch:
+    """Follows one cell to its end.
+
+    Args:
+        run: the cell.
+        controls: the session's.
+        interrupts: presses of the stop button.
+        screen: where to show what comes; None: nowhere, and nobody can be asked for input.
+        timeout_s: seconds after which the cell is stopped; None: no limit.
+        grace_s: seconds that the others get when a rank has failed; None: no limit.
+        hang_after_s: seconds that a rank waits in an operation before it is shown who waits for whom; None: never.
+        beside: what is shown beside the cell's output.
+    """
+
+    def __init__(
+        self,
+        run: CellRun,
+        controls: Controls,
+        interrupts: Interrupts,
+        screen: Screen | None,
+        timeout_s: float | None = None,
+        grace_s: float | None = None,
+        hang_after_s: float | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        self.views: Views = {}  # what the ranks were doing when the time was up
+        self.timed_out = False
+        self.killed: list[int] = []  # ranks that did not answer, and were given up
+        self._run = run
+        self._controls = controls
+        self._interrupts = interrupts
+        self._screen = screen
+        self._beside = beside
+        self._grace_s = grace_s
+        self._end_s = max(_END_S, _END_EACH_S * len(run.result.ranks))
+        self._hang_after_s = hang_after_s
+        now = time.monotonic()
+        self._stop_at = float("inf") if timeout_s is None else now + timeout_s
+        self._card_at = float("inf") if hang_after_s is None else now + hang_after_s
+        self._grace_ends_at = float("inf")
+        self._look_at = float("inf")  # whether the others can only wait
+        self._stuck: dict[int, tuple[str, int]] = {}  # at the last look
+        self._give_up_at = float("inf")
+        self._handled = 0  # interrupts
+        self._released_at = float("inf")
+        self._told = False
+        self._asked: deque[tuple[int, Ask, float]] = deque()  # and since when
+
+    def follow(self) -> None:
+        """Return when the cell is over, or when nothing more can be done about it."""
+        run, screen = self._run, self._screen
+        pause: float | None = None
+        refreshed_s = time.monotonic()
+        while True:
+            now = time.monotonic()
+            left = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at) - now
+            if self._asked:  # a question overtakes the text before it
+                left = min(left, _PIPES_S)
+            item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
+            if item is not None:
+                self._take(item)
+            if self._asked and time.monotonic() - self._asked[0][2] > _PIPES_S:
+                rank, ask, _ = self._asked.popleft()
+                if rank in run.pending:
+                    self._answer(rank, ask)
+            now = time.monotonic()
+            talking = run.pending  # before the look whether all is shown: who is not in it has said everything
+            if screen is not None and run.shown.empty():
+                pause, refreshed_s = screen.refresh(talking), now
+            elif screen is not None and now - refreshed_s > _REFRESH_S:
+                pause, refreshed_s = screen.refresh(run.result.ranks), now
+            if run.is_over and run.shown.empty():
+                break
+            now = time.monotonic()
+            if now > self._give_up_at or not self._controls.is_running:
+                break
+            if not run.is_over:
+                self._act(now)
+                if self._beside is not None:
+                    self._beside.look(run.number)
+        if screen is not None:
+            screen.card.remove()
+            screen.finish()
+
+    def _act(self, now: float) -> None:
+        """End the cell if it is time, or say why it does not end."""
+        if self._interrupts.count > self._handled:
+            self._on_press(now)
+        if now > self._stop_at:
+            self._on_timeout(now)
+        if self._run.has_failed:
+            self._on_failure(now)
+        if self._handled and not self._told and now - self._released_at > ONE_PRESS_S:
+            self._tell_who_is_silent()
+        if now > self._card_at:
+            self._card_at = time.monotonic() + self._on_no_progress()
+
+    def _take(self, item: Shown) -> None:
+        if item.ask is not None:
+            self._asked.append((item.rank, item.ask, time.monotonic()))
+        elif self._screen is not None:
+            self._screen.show(item)
+
+    # ---- ending it
+
+    def _release(self, now: float) -> None:
+        self._asked.clear()
+        self._look_at = self._grace_ends_at = self._stop_at = float("inf")
+        if self._released_at == float("inf"):
+            self._released_at = now
+            self._controls.interrupt(self._run)
+
+    def _on_press(self, now: float) -> None:
+        """Somebody pressed stop: the first time to end the cell, later to replace the ranks that do not end it."""
+        # By when it was pressed: this thread may have been looking at the ranks meanwhile.
+        again = self._handled and self._interrupts.pressed_s - self._released_at > ONE_PRESS_S
+        self._handled = self._interrupts.count
+        if again:
+            self.killed = self._run.pending
+            self._controls.kill(self.killed)
+            self._give_up_at = now + self._end_s
+        else:
+            if self._screen is not None:
+                self._screen.hurry()
+            self._release(now)
+
+    def _on_timeout(self, now: float) -> None:
+        self.views = self._controls.look(self._run)
+        self.timed_out = True
+        self._release(now)
+        self._give_up_at = min(self._give_up_at, now + self._end_s)
+
+    def _on_failure(self, now: float) -> None:
+        """A rank has failed: the others get a grace, unless they can only wait for it."""
+        if self._released_at != float("inf"):
+            if self._give_up_at == float("inf") and not self._handled:
+                self._give_up_at = now + self._end_s
+            return
+        if self._grace_s is None:
+            return
+        if self._look_at == float("inf"):
+            self._look_at = now + _WAITING_S / 2
+            self._grace_ends_at = now + self._grace_s
+            return
+        if now >= self._look_at:
+            found = stuck(self._controls.look(self._run))
+            before, self._stuck = self._stuck, found
+            if set(found) >= set(self._run.pending) and found == before:
+                self._grace_ends_at = 0.0
+            self._look_at = time.monotonic() + _WAITING_S
+        if now >= self._grace_ends_at:
+            self._release(now)
+            self._give_up_at = now + self._end_s
+
+    # ---- saying why it does not end
+
+    def _tell_who_is_silent(self) -> None:
+        self._told = True
+        if self._screen is None:
+            return
+        views = self._controls.look(self._run)
+        states = [
+            f"rank {rank}: {view.doing}"
+            for rank, view in views.items()
+            if view.state not in ("ended", "outside", "died")
+        ]
+        if not states:
+            return
+        them = "it, whose variables are lost" if len(states) == 1 else "them, whose variables are lost"
+        self._screen.note(f"not ended yet: {'; '.join(states)}. Wait, or press stop again to replace {them}")
+
+    def _on_no_progress(self) -> float:
+        """Show who waits for whom, if somebody does for long enough. Returns the seconds until the next look."""
+        if self._screen is None or self._released_at != float("inf") or self._asked:
+            return _CARD_S
+        views = self._controls.look(self._run)
+        longest = max((view.since_s for view in views.values()), default=0.0)
+        assert self._hang_after_s is not None
+        if longest >= self._hang_after_s:
+            self._screen.card.show(views, longest)
+            return _CARD_S
+        self._screen.card.remove()
+        return max(_REFRESH_S, min(_CARD_S, self._hang_after_s - longest))
+
+    def _answer(self, rank: int, ask: Ask) -> None:
+        """Have the user answer a rank's `input()`."""
+        text, error = "", ""
+        if self._screen is None:
+            error = "input() can be answered only while a cell of the notebook waits, without --quiet"
+        else:
+            self._screen.finish()
+            read: Callable[[str], str] = getpass.getpass if ask.password else input
+            try:
+                with self._interrupts.raised():
+                    text = read(f"[{rank}] {ask.prompt}")
+            except KeyboardInterrupt:
+                self._interrupts.press()
+                return
+            except Exception as failure:  # nobody is there: nbclient, a script without a terminal
+                error = f"nobody can type here: {failure}"
+        self._controls.answer(rank, Answer(request=ask.request, text=text, error=error))

@@ -1,0 +1,253 @@
+"""Who waits for whom: what the ranks of a cell are in, which of them cannot go on, and why, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.words import group_by_value, list_ranks
+
+State = Literal["waiting", "running", "silent", "failed", "ended", "outside", "died"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """What one rank does, as the notebook knows it."""
+
+    rank: int
+    state: State  # in an operation, in code, in something that does not answer, about to end, done with the cell, gone
+    place: str = ""  # "cell line 7, in all_reduce"; how it failed or died
+    operation: Operation | None = None  # that it waits in
+    thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
+
+    @property
+    def since_s(self) -> float:
+        return 0.0 if self.operation is None else self.operation.since_s
+
+    @property
+    def doing(self) -> str:
+        """In words, behind `"rank 3: "`."""
+        match self.state:
+            case "waiting":
+                assert self.operation is not None
+                operation = self.operation
+                size = operation.size if operation.shapes else ""
+                inside = ", ".join(filter(None, [operation.what, size, _bare(self.place)]))
+                return f"waiting in {operation}" + (f" ({inside})" if inside else "")
+            case "running":
+                beside = f", and {self.thread} is waiting in {self.operation}" if self.thread else ""
+                return f"at {self.place or _NOWHERE}{beside}"
+            case "silent":
+                return f"no answer: {self.place}" if self.place else "no answer"
+            case "failed":
+                return f"has failed, and formats its traceback: {self.place}"
+            case "ended":
+                return "ended the cell"
+            case "outside":
+                return "not in this cell"
+            case "died":
+                return f"gone: {self.place}"
+
+
+_NOWHERE = "no line of the cell"
+
+
+Views = Mapping[int, RankView]
+
+
+def stuck(views: Views) -> dict[int, tuple[str, int]]:
+    """The ranks that cannot go on whatever the running ones do, and the operation that each waits in.
+
+    A waiting rank is stuck as long as some rank that it needs has ended the cell, is gone, or is stuck itself. All are
+    taken for stuck at first; who needs nobody of them is taken out, until nothing changes.
+    """
+    gone = {rank for rank, view in views.items() if view.state in ("failed", "ended", "outside", "died")}
+    held = {rank for rank, view in views.items() if view.state == "waiting"}
+    while True:
+        free = {rank for rank in held if not _needs_any(views, rank, gone | held)}
+        if not free:
+            break
+        held -= free
+    return {rank: (op.group, op.number) for rank in held if (op := views[rank].operation) is not None}
+
+
+def _needs_any(views: Views, rank: int, unable: set[int]) -> bool:
+    operation = views[rank].operation
+    assert operation is not None
+    needed = absent(views, rank)
+    if operation.name == "recv" and operation.root is None:  # any of them will do
+        return bool(needed) and needed <= unable
+    return bool(needed & unable)
+
+
+def absent(views: Views, rank: int) -> set[int]:
+    """The ranks that a waiting rank waits for."""
+    operation = views[rank].operation
+    assert operation is not None
+    if operation.is_point_to_point:
+        others = set(operation.ranks) - {rank} if operation.root is None else {operation.root}
+        return {other for other in others if not _answers(views, other, rank, operation)}
+    return {other for other in operation.ranks if other != rank and not _takes_part(views, other, operation)}
+
+
+def _takes_part(views: Views, other: int, operation: Operation) -> bool:
+    theirs = views[other].operation if other in views else None
+    if theirs is None or theirs.is_point_to_point or theirs.group != operation.group:
+        return False
+    if theirs.number > operation.number:  # it is through with this one
+        return True
+    return theirs.number == operation.number and theirs.name == operation.name
+
+
+def _answers(views: Views, other: int, rank: int, operation: Operation) -> bool:
+    theirs = views[other].operation if other in views else None
+    wanted = "send" if operation.name == "recv" else "recv"
+    return theirs is not None and theirs.name == wanted and theirs.root in (rank, None)
+
+
+def verdict(views: Views) -> str:
+    """Why ranks wait, in one sentence, or `""` where nothing is certain.
+
+    Example:
+        >>> verdict(views)
+        'rank 2 is in broadcast #5, the others in all_reduce #5 of group default'
+    """
+    waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
+    if not waiting:
+        return ""
+    for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
+        if sentence := find(views, waiting):
+            return sentence
+    return ""
+
+
+Waiting = Mapping[int, Operation]
+
+
+def _awaited(views: Views, waiting: Waiting, states: set[str]) -> tuple[list[int], list[int], Operation | None]:
+    """The awaited ranks in these states, who waits for them, and in what."""
+    missing: set[int] = set()
+    waiters = []
+    operation = None
+    for rank in waiting:
+        found = {other for other in absent(views, rank) if other in views and views[other].state in states}
+        if found:
+            missing |= found
+            waiters.append(rank)
+            operation = operation or waiting[rank]
+    return sorted(missing), waiters, operation
+
+
+def _gone(views: Views, waiting: Waiting) -> str:
+    missing, waiters, operation = _awaited(views, waiting, {"died"})
+    if operation is None:
+        return ""
+    how = "; ".join(views[rank].place for rank in missing)
+    return f"{list_ranks(missing)} {_is(missing)} gone ({how}), and {list_ranks(waiters)} {_wait(waiters)} for it"
+
+
+def _mismatch(views: Views, waiting: Waiting) -> str:
+    for group in {op.group for op in waiting.values()}:
+        there = {r: op for r, op in waiting.items() if op.group == group and not op.is_point_to_point}
+        first = min((op.number for op in there.values()), default=0)
+        names = {rank: op.short for rank, op in there.items() if op.number == first}
+        if len(set(names.values())) > 1:
+            return f"{_odd_ones(names)} of group {group}"
+    return ""
+
+
+def _odd_ones(names: Mapping[int, str]) -> str:
+    """`"rank 2 is in broadcast #5, the others in all_reduce #5"`: the smaller sets first."""
+    sets = sorted(group_by_value(names).items(), key=lambda item: len(item[1]))
+    parts = [f"{list_ranks(ranks)} {_is(ranks)} in {name}" for name, ranks in sets]
+    if len(sets) == 2 and len(sets[1][1]) > len(sets[0][1]):
+        parts[1] = f"the others in {sets[1][0]}"
+    return ", ".join(parts)
+
+
+def _different_tensors(_: Views, waiting: Waiting) -> str:
+    uneven = ("all_to_all", "all_to_all_single")
+    for key in {(op.group, op.number, op.name) for op in waiting.values()}:
+        there = {
+            r: op.what for r, op in waiting.items() if (op.group, op.number, op.name) == key and key[2] not in uneven
+        }
+        if len(set(there.values())) > 1:
+            sets = sorted(group_by_value(there).items(), key=lambda item: len(item[1]))
+            parts = [f"{what} on {list_ranks(ranks)}" for what, ranks in sets]
+            return f"{key[2]} #{key[1]} of group {key[0]} has {', '.join(parts)}"
+    return ""
+
+
+def _failed(views: Views, waiting: Waiting) -> str:
+    missing, waiters, operation = _awaited(views, waiting, {"failed"})
+    if operation is None:
+        return ""
+    errors = group_by_value({rank: views[rank].place for rank in missing})
+    told = ", ".join(f"{list_ranks(ranks)} {_has(ranks)} failed ({error})" for error, ranks in errors.items())
+    return f"{told}, and {list_ranks(waiters)} {_wait(waiters)} in {operation.short}"
+
+
+def _ended(views: Views, waiting: Waiting) -> str:
+    missing, waiters, operation = _awaited(views, waiting, {"ended"})
+    if operation is None:
+        return ""
+    who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
+    return f"{list_ranks(missing)} {_has(missing)} ended the cell without {operation.short}, which {who_waits}"
+
+
+def _outside(views: Views, waiting: Waiting) -> str:
+    missing, waiters, operation = _awaited(views, waiting, {"outside"})
+    if operation is None:
+        return ""
+    do = "does" if len(missing) == 1 else "do"
+    who_waits = f"{list_ranks(waiters)} {_wait(waiters)} for it in {operation}"
+    return f"{list_ranks(missing)} {do} not run this cell, and {who_waits}"
+
+
+def _each_other(views: Views, waiting: Waiting) -> str:
+    held = stuck(views)
+    if not held:
+        return ""
+    parts = []
+    for rank in sorted(held):
+        others = sorted(absent(views, rank) & set(held))
+        whom = "" if waiting[rank].is_point_to_point else f" for {list_ranks(others)}"
+        parts.append(f"rank {rank} in {waiting[rank]}{whom}")
+    more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+    return "they wait for each other: " + ", ".join(parts[:4]) + more
+
+
+def _not_arrived(views: Views, waiting: Waiting) -> str:
+    missing, _, operation = _awaited(views, waiting, {"running", "silent"})
+    if operation is None:
+        return ""
+    acts = group_by_value({rank: views[rank].doing for rank in missing})
+    parts = [
+        f"{list_ranks(ranks)} {_is(ranks)} {act}" if act[:3] == "at " else f"{list_ranks(ranks)}: {act}"
+        for act, ranks in acts.items()
+    ]
+    return f"not arrived at {operation.short}: " + ", ".join(parts)
+
+
+def by_what_they_do(views: Views, describe: Callable[[RankView], str]) -> list[tuple[list[int], str]]:
+    """Ranks that do the same, with the words for it."""
+    return [(ranks, text) for text, ranks in group_by_value({r: describe(view) for r, view in views.items()}).items()]
+
+
+def _bare(place: str) -> str:
+    """`"cell line 7"` of `"cell line 7, in all_reduce"`: the operation says the rest."""
+    return place.partition(", in ")[0]
+
+
+def _is(ranks: list[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _has(ranks: list[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _wait(ranks: list[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"

@@ -1,0 +1,117 @@
+"""Replacing ranks that have died, and giving the new ones the variables of a living rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
+from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.groups.mend import replaced_in_words
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.values.exchange import check_name
+from ddp_notebook.run.values.transfers import Transfers
+from ddp_notebook.wire.events import Pull, Pulled, Push, Pushed
+
+_MOST_NAMED = 8
+
+
+class Healing:
+    """Heals a session.
+
+    Args:
+        cluster: the ranks.
+        cells: whose turn it may be.
+        questions: to ask the ranks.
+        transfers: for what is large.
+        check: raises when there is no session to heal any more.
+    """
+
+    def __init__(
+        self, cluster: Cluster, cells: Cells, questions: Questions, transfers: Transfers, check: Callable[[], object]
+    ) -> None:
+        self._cluster = cluster
+        self._cells = cells
+        self._questions = questions
+        self._transfers = transfers
+        self._check = check
+
+    def heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
+        """See `Session.heal`."""
+        for name in names:
+            check_name(name)
+        with self._cells.turn:
+            self._check()
+            self._cells.check_idle()
+            if trouble := self._cluster.trouble():
+                raise SessionBrokenError(trouble)
+            gone = self._cluster.gone
+            new = gone or self._cells.mend.replaced
+            self._check_source(from_rank, names, new)
+            done = "nothing was changed"
+            with Interrupts(lambda: None) as interrupts:
+                try:
+                    read = None if from_rank is None else self._read(from_rank, names, interrupts.check)
+                    if gone:
+                        done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
+                    notes = self._cells.mend.heal(interrupts.check) if gone else []
+                    if from_rank is None or read is None:
+                        return [replaced_in_words(gone), *notes] if gone else ["no rank has died"]
+                    replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
+                    not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
+                    done = ", ".join([*replaced, not_all])
+                    return [*replaced, *notes, *self._copy(from_rank, read, new, interrupts.check)]
+                except KeyboardInterrupt:
+                    pass  # told below, without our frames behind it
+            raise keyboard_interrupt(f"the healing was interrupted: {done}")
+
+    def _check_source(self, from_rank: int | None, names: Sequence[str], new: Sequence[int]) -> None:
+        if from_rank is None:
+            if names:
+                raise UsageError(f"{' '.join(names)}: copied from which rank? Write --from RANK before the names")
+            return
+        if from_rank not in self._cluster.ranks:
+            raise UsageError(f"there is no rank {from_rank}; the ranks are 0 to {len(self._cluster.ranks) - 1}")
+        if from_rank in new:
+            raise UsageError(f"rank {from_rank} has died itself, and its variables with it; name another one")
+        if not new:
+            raise UsageError("no rank has died or was replaced, so none needs the variables of another")
+
+    def _read(self, from_rank: int, names: Sequence[str], check: Check) -> tuple[Pulled, bytes]:
+        """All in one pickle: an optimizer goes on with the parameters of its model."""
+        asked = self._questions.ask(from_rank, lambda n: Pull(request=n, name="", names=list(names)))
+        try:
+            answer: Pulled = self._questions.wait_for(from_rank, asked, check)
+        except KeyboardInterrupt:
+            asked.add_done_callback(partial(self._transfers.drop_answer, from_rank))
+            raise
+        if answer.error:
+            raise DDPNotebookError(f"rank {from_rank}: {answer.error}")
+        data = bytes(self._transfers.fetch(from_rank, answer))
+        check()
+        return answer, data
+
+    def _copy(self, from_rank: int, read: tuple[Pulled, bytes], to: Sequence[int], check: Check) -> list[str]:
+        answer, data = read
+        answers: dict[int, Pushed] = {}
+        for rank in to:
+            check()
+            push = partial(Push, pickle=data)
+            if answer.transfer:
+                push = partial(Push, transfer=self._transfers.put(rank, data))
+            asked = self._questions.ask(rank, lambda n, push=push: push(request=n))  # type: ignore[misc]
+            answers[rank] = self._questions.wait_for(rank, asked, check)
+        for rank, said in answers.items():
+            if said.error:
+                raise DDPNotebookError(f"rank {rank} could not take the variables of rank {from_rank}: {said.error}")
+        about = json.loads(answer.about)
+        copied, left = about["names"], about["left"]
+        shown = ", ".join(copied[:_MOST_NAMED]) + (", ..." if len(copied) > _MOST_NAMED else "")
+        variables = "1 variable" if len(copied) == 1 else f"{len(copied)} variables"
+        lines = [f"{variables} of rank {from_rank} copied to {list_ranks(list(to))}: {shown}"]
+        lines += [f"{name} was not copied: {why}" for name, why in left.items()]
+        return lines

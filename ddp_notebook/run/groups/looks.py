@@ -1,0 +1,141 @@
+"""What the ranks of a cell do, asked of those that can answer, and found out about those that cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+import psutil
+
+from ddp_notebook.errors import StartError
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.groups.diagnosis import RankView, State, Views
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.wire.events import Probe, Vitals
+from ddp_notebook.wire.signals import STACK
+
+_ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
+_STACK_S = 0.3  # what a rank gets to write its stack
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S+)')
+_CELL_FILE = re.compile(r"ipykernel_\d+|<ipython-input")
+
+
+class Looks:
+    """Looks at ranks.
+
+    Args:
+        cluster: the ranks.
+        questions: to ask them.
+    """
+
+    def __init__(self, cluster: Cluster, questions: Questions) -> None:
+        self._cluster = cluster
+        self._questions = questions
+
+    def look(self, run: CellRun) -> Views:
+        """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
+        pending = self._pending(run)
+        answers: dict[int, Vitals] = self._questions.ask_for(pending, lambda n: Probe(request=n), _ANSWER_S)
+        return self.views(run, answers, self._why_silent([rank for rank in pending if rank not in answers]))
+
+    def ask(self, run: CellRun) -> dict[int, Future[Vitals]]:
+        """Ask those in the cell, without a wait. `views` takes the answers."""
+        return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in self._pending(run)}
+
+    def views(self, run: CellRun, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
+        """What these answers say.
+
+        Args:
+            silent: ranks that do not answer, and why.
+        """
+        views = {}
+        for rank in self._cluster.ranks:
+            process = self._cluster.process(rank)
+            if not process.is_alive:
+                views[rank] = RankView(rank=rank, state="died", place=process.how_it_ended().partition("\n")[0])
+            elif rank in answers and answers[rank].running_cell == run.number:
+                views[rank] = _of_vitals(rank, answers[rank])
+            elif rank in silent:
+                views[rank] = RankView(rank=rank, state="silent", place=silent[rank])
+            elif rank not in run.result.by_rank:
+                views[rank] = RankView(rank=rank, state="outside")
+            elif rank in answers and rank in run.pending:
+                views[rank] = RankView(rank=rank, state="running", place="the start of the cell")
+            else:
+                views[rank] = RankView(rank=rank, state="ended")
+        return views
+
+    def gone(self) -> dict[int, str]:
+        """Ranks that have died, and how."""
+        processes = {rank: self._cluster.process(rank) for rank in self._cluster.gone}
+        return {rank: process.how_it_ended().partition("\n")[0] for rank, process in processes.items()}
+
+    def _pending(self, run: CellRun) -> list[int]:
+        return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
+
+    def _why_silent(self, ranks: list[int]) -> dict[int, str]:
+        """A rank's agent cannot answer when the process is stopped, or while its main thread holds the interpreter's
+        lock in one long call. Its stack is then written by a signal handler, which needs no lock."""
+        why = {}
+        for rank in ranks:
+            pid = self._cluster.process(rank).pid
+            why[rank] = ""
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                    why[rank] = f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
+        for rank, place in self._stacks([rank for rank in ranks if not why[rank]]).items():
+            why[rank] = f"{place}, in one long call that lets no other thread run" if place else ""
+        return why
+
+    def _stacks(self, ranks: list[int]) -> dict[int, str]:
+        """The innermost line of each main thread that is not a library's."""
+        if STACK is None or not ranks:
+            return {}
+        files = {rank: Path(self._cluster.process(rank).stack_file) for rank in ranks}
+        texts = dict.fromkeys(ranks, "")
+        try:
+            before = {rank: file.stat().st_size for rank, file in files.items()}
+            self._cluster.signal(ranks, STACK)
+            until = time.monotonic() + _STACK_S
+            seen: dict[int, str] = {}
+            while time.monotonic() < until and not (all(texts.values()) and texts == seen):  # written whole
+                seen = texts
+                time.sleep(0.01)
+                texts = {rank: file.read_text()[before[rank] :] for rank, file in files.items()}
+        except (OSError, StartError):
+            pass
+        return {
+            rank: describe_stack(text.strip().split("\n\n")[-1]) for rank, text in texts.items()
+        }  # the main thread's
+
+
+def describe_stack(text: str) -> str:
+    """The line of the cell in what `faulthandler` wrote of a thread, or the innermost of a file of the user's.
+
+    Example:
+        >>> describe_stack('  File "/tmp/ipykernel_7/123.py", line 3 in <module>')
+        'cell line 3'
+    """
+    for frame in _FRAME.finditer(text):
+        if _CELL_FILE.search(frame["file"]):
+            inside = "" if frame["function"] == "<module>" else f" in {frame['function']}"
+            return f"cell line {frame['line']}{inside}"
+        if "site-packages" not in frame["file"] and "/lib/python" not in frame["file"]:
+            return f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
+    return ""
+
+
+def _of_vitals(rank: int, vitals: Vitals) -> RankView:
+    if vitals.failed:
+        return RankView(rank=rank, state="failed", place=vitals.failed)
+    if vitals.operation is None:
+        return RankView(rank=rank, state="running", place=vitals.where)
+    state: State = "running" if vitals.thread else "waiting"
+    operation = Operation.from_json(vitals.operation)
+    return RankView(rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread)

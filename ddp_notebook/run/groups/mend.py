@@ -1,0 +1,178 @@
+"""After a cell that did not end well: are the ranks still in step, and if not, forming their group anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ddp_notebook.errors import StartError
+from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.wire.events import Probe, Vitals
+
+_ASK_S = 2.0  # what idle ranks get to say how they are
+_FORM_S = 60.0
+
+
+class Mend:
+    """Brings the ranks together again.
+
+    Args:
+        cluster: the ranks.
+        questions: to ask them.
+        on_replaced: told of each rank that has a new process.
+        heals: whether ranks that have died are replaced by themselves.
+    """
+
+    def __init__(
+        self, cluster: Cluster, questions: Questions, on_replaced: Callable[[int], None], *, heals: bool
+    ) -> None:
+        self.replaced: list[int] = []  # by the last healing
+        self._cluster = cluster
+        self._questions = questions
+        self._on_replaced = on_replaced
+        self._heals = heals
+        self._is_due = False  # the group has to be formed, once the ranks are idle and alive
+
+    def after(
+        self, result: CellResult, pending: list[int], killed: list[int], busy: Collection[int], check: Check
+    ) -> list[str]:
+        """Do what the end of a cell calls for. Returns what the user has to know.
+
+        Args:
+            result: of the cell.
+            pending: ranks on which it has not ended.
+            killed: ranks that were ended since they did not answer; they are replaced.
+            busy: ranks that are in this cell or an earlier one: no group forms with them.
+            check: called often while the group forms; a KeyboardInterrupt that it raises leaves that for later.
+        """
+        bad = [rank for rank, one in result.by_rank.items() if one.status not in ("ok", "running")]
+        is_broken = any(one.group.get("is_cut") for one in result.by_rank.values())  # the cell may have caught it
+        if not bad and not pending and not is_broken:
+            return []
+        if gone := self._cluster.gone:
+            self._is_due = True
+            if killed and not set(gone) - set(killed) and not busy:
+                try:
+                    notes = self.heal(check)
+                except StartError as error:
+                    return [f"{error}. %ddp_heal tries again"]
+                except KeyboardInterrupt:
+                    return [f"{list_ranks(gone)} died, and replacing was interrupted. %ddp_heal replaces what has died"]
+                return [replaced_in_words(gone), *notes]
+            it = "it" if len(gone) == 1 else "them"
+            if self._heals:
+                return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
+            return [
+                f"{list_ranks(gone)} died. %ddp_heal replaces {it}; until then cells run on the remaining ranks, which "
+                "cannot communicate"
+            ]
+        if busy:
+            self._is_due = True
+            return []
+        states = self._states(result)
+        diverged = _divergence({rank: state for rank, state in states.items() if rank in result.by_rank})
+        if len(states) < len(self._cluster.ranks) or not are_in_step(states):
+            try:
+                return [*self._try_to_form(check), *diverged]
+            except KeyboardInterrupt:
+                return ["the group was not formed again, since that was interrupted: the next cell forms it", *diverged]
+        return diverged
+
+    def what_was_left(self, busy: Collection[int], check: Check) -> list[str]:
+        """Before the next cell: form the group if an earlier one was in the way of it. Returns what `form` does.
+
+        Raises:
+            KeyboardInterrupt: `check` has raised it.
+        """
+        return self._try_to_form(check) if self._is_due and not self._cluster.gone and not busy else []
+
+    def _try_to_form(self, check: Check) -> list[str]:
+        try:
+            return self.form(check=check)
+        except StartError as error:
+            return [f"the group could not be formed again, and collectives cannot run: {error}"]
+
+    def form(self, timeout_s: float = _FORM_S, check: Check = lambda: None) -> list[str]:
+        """Form the group anew. Returns what could not be had again.
+
+        Raises:
+            StartError: it did not form.
+            whatever `check` raises: the next cell forms it.
+        """
+        self._is_due = True
+        notes = self._cluster.form(time.monotonic() + timeout_s, check)
+        self._is_due = False
+        return notes
+
+    def heal(self, check: Check) -> list[str]:
+        """Replace the ranks that are gone, and form the group of all. Returns what could not be had again.
+
+        Raises:
+            StartError: a process or the group did not come up.
+            whatever `check` raises: they are gone as before.
+        """
+        gone = self._cluster.gone
+        for rank in gone:
+            self._on_replaced(rank)
+        self._is_due = True
+        notes = self._cluster.replace(gone, time.monotonic() + _FORM_S, check)
+        self.replaced = gone
+        self._is_due = False
+        return notes
+
+    def _states(self, result: CellResult) -> dict[int, dict[str, Any]]:
+        """The state of the groups by rank: what ranks said at the end of the cell, or say now."""
+        states = {rank: one.group for rank, one in result.by_rank.items() if one.group}
+        others = [rank for rank in self._cluster.ranks if rank not in states]
+        answers: dict[int, Vitals] = self._questions.ask_for(others, lambda n: Probe(request=n), _ASK_S)
+        return states | {rank: vitals.group for rank, vitals in answers.items()}
+
+
+def replaced_in_words(ranks: list[int]) -> str:
+    """What has happened to ranks that got a new process, and what to do."""
+    one = len(ranks) == 1
+    whose = f"{list_ranks(ranks)} {'was' if one else 'were'} replaced and begin{'s' * one} without variables"
+    return f"{whose}: run the cells that define them again, or copy them with %ddp_heal --from RANK"
+
+
+def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether the groups can be used as they are: none was cut, nothing is under way, all ranks have made as many,
+    every collective was begun by all members, and every message has its receive.
+
+    Args:
+        states: of the groups, by rank, see `rank.group.network`.
+    """
+    if any(state["is_cut"] or state["is_busy"] for state in states.values()):
+        return False
+    if len({state["made"] for state in states.values()}) > 1:
+        return False
+    if not any(state["has_communicated"] for state in states.values()):
+        return True
+    if any(state["has_models"] for state in states.values()):  # a backward may have been left half done
+        return False
+    groups: dict[str, dict[int, Any]] = {}
+    for rank, state in states.items():
+        for name, counts in state["counts"].items():
+            groups.setdefault(name, {})[rank] = counts
+    return all(_is_even(counts) for counts in groups.values())
+
+
+def _is_even(counts: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Of one group."""
+    if len({one["collective"] for one in counts.values()}) > 1:
+        return False
+    sent_to = {rank: sum(one["sent"].get(str(rank), 0) for one in counts.values()) for rank in counts}
+    return all(sent_to[rank] == one["recv"] for rank, one in counts.items())
+
+
+def _divergence(states: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Ranks that have taken different numbers of optimizer steps."""
+    steps = group_by_value({rank: str(state["steps"]) for rank, state in states.items()})
+    if len(steps) < 2:
+        return []
+    parts = [f"{count} on {list_ranks(ranks)}" for count, ranks in steps.items()]
+    return [f"optimizer steps in this cell: {', '.join(parts)}. Parameters may differ now: %ddp_check says where"]

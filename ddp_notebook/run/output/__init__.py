@@ -1,0 +1,12 @@
+"""What a cell's ranks write and display, on its way to the front end.
+
+text        the bytes of a rank's pipes, cut at their marks and put in order with its displays
+screen      output in the notebook ──► fold (equal lines of several ranks)
+                                   ──► unfinished (lines still being written) ──► outlet
+fold        lines that several ranks wrote, shown once
+unfinished  bars, dots and other lines that change in their place
+outlet      the way to the front end: batches, and no more than Jupyter takes
+card        the hang card: who waits where, and why
+log         all that a rank wrote, on disk
+comms       widgets of ranks
+"""

@@ -1,0 +1,94 @@
+"""The card of a cell that does not come on: who waits where, and why. A display that changes in its place."""
+
+from __future__ import annotations
+
+import html
+
+from ddp_notebook.records.words import format_ranks, list_ranks
+from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, verdict
+from ddp_notebook.run.output.outlet import Outlet
+
+_ROWS = 12  # at most
+
+
+class Card:
+    """Shows, updates and removes the card.
+
+    Args:
+        outlet: the cell's.
+    """
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self._display_id = ""
+        self._said = ""  # in a terminal
+
+    def show(self, views: Views, seconds: float) -> None:
+        """Show what the ranks do.
+
+        Args:
+            views: by rank.
+            seconds: for how long the one that has waited longest has done so.
+        """
+        why = verdict(views)
+        if not self._outlet.can_update:
+            if why != self._said:
+                self._said = why
+                self._outlet.write("stderr", _text(views, seconds, why) + "\n")
+                self._outlet.drain()
+            return
+        data = {"text/plain": _text(views, seconds, why), "text/html": _html(views, seconds, why)}
+        if self._display_id:
+            self._outlet.update(data, None, self._display_id)
+        else:
+            self._display_id = self._outlet.new_id()
+            self._outlet.show(data, display_id=self._display_id)
+        self._outlet.drain()
+
+    def remove(self) -> None:
+        """The cell goes on, or is over."""
+        if self._display_id:
+            self._outlet.update({"text/plain": "", "text/html": ""}, None, self._display_id)
+            self._outlet.drain()
+            self._display_id = ""
+
+
+def _rows(views: Views) -> list[tuple[list[int], str, str]]:
+    """Ranks, what they do, and for how long."""
+    rows = []
+    for ranks, doing in by_what_they_do(views, lambda view: view.doing):
+        longest = max(views[rank].since_s for rank in ranks)
+        rows.append((ranks, doing, f"{longest:.0f} s" if longest else ""))
+    return rows[:_ROWS]
+
+
+def _title(seconds: float, why: str) -> str:
+    return f"no progress for {seconds:.0f} s" + (f": {why}" if why else "")
+
+
+def _text(views: Views, seconds: float, why: str) -> str:
+    rows = [
+        f"  {list_ranks(ranks)}: {doing}" + (f", for {since}" if since else "") for ranks, doing, since in _rows(views)
+    ]
+    return "\n".join([_title(seconds, why), *rows, f"  {_what_to_do(views)}"])
+
+
+def _what_to_do(views: Views) -> str:
+    if any(view.state == "silent" for view in views.values()):
+        return "The stop button ends the cell on ranks that answer, which keep every variable."
+    return "The stop button ends the cell; every variable is kept."
+
+
+def _html(views: Views, seconds: float, why: str) -> str:
+    cell = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
+    rows = "".join(
+        f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code></td>'
+        f'<td style="{cell}">{html.escape(doing)}</td><td style="{cell}">{since}</td></tr>'
+        for ranks, doing, since in _rows(views)
+    )
+    return (
+        '<div role="status" style="border-left:3px solid #d9822b;padding:4px 10px;margin:4px 0">'
+        f"<div><b>{html.escape(_title(seconds, why))}</b></div>"
+        f'<table style="border:none;margin:2px 0;font-size:inherit">{rows}</table>'
+        f'<div style="opacity:.75">{_what_to_do(views)}</div></div>'
+    )

@@ -1,0 +1,122 @@
+"""Widgets of the ranks in the notebook: each comm of a rank has a stand-in in the notebook's kernel."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddp_notebook.run.kernel import kernel
+from ddp_notebook.wire.events import Comm
+
+_CONTROL = "jupyter.widget.control"
+_BURST = 500  # messages that may go at once; then so many a second: a front end's socket drops what is beyond 1000,
+_PER_S = 2000  # also the word that a cell has ended (5000 a second of two ranks were too many, measured)
+
+
+class Comms:
+    """Passes on what widgets and the browser say to each other. Without a kernel, as in a terminal, it does nothing.
+
+    What a rank says goes to the front end at once, in the I/O thread: so a widget's model is there before its view,
+    which is displayed by the main thread. An answer names the message that it answers, as a page that is loaded again
+    expects; everything else belongs to the cell that runs.
+
+    Args:
+        send: hands a message to a rank, in order with the cells; from any thread.
+    """
+
+    def __init__(self, send: Callable[[int, Comm], None]) -> None:
+        self._send = send
+        self._stand_ins: dict[str, Any] = {}  # by comm id, which is the same on both sides
+        self._lock = threading.Lock()
+        self._kernel = kernel()
+        self._control: Any = None  # what answered a page that asked for all widgets at once
+        self._ahead = 0.0  # messages sent above the pace
+        self._sent_s = time.monotonic()
+
+    def on_message(self, rank: int, message: Comm) -> None:
+        """A rank's end of a comm says something."""
+        comm_id = message.content["comm_id"]
+        with self._lock:
+            if self._kernel is None:
+                return
+            if message.msg_type == "comm_open":
+                self._stand_ins[comm_id] = self._make(rank, message.content)
+            elif comm_id not in self._stand_ins:  # the browser has closed it
+                return
+            if message.msg_type == "comm_close":
+                self._stand_ins.pop(comm_id).close(message.content.get("data"), message.metadata)
+            else:
+                self._publish(self._stand_ins[comm_id], message)
+        self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Let the ranks wait with further messages, if there are too many."""
+        now = time.monotonic()
+        self._ahead = max(0.0, self._ahead - _PER_S * (now - self._sent_s)) + 1
+        self._sent_s = now
+        if self._ahead > _BURST:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """The ranks end. Their widgets stay on the page as they are, finished bars among them; nothing moves them."""
+        with self._lock:
+            self._stand_ins.clear()  # the kernel keeps them: a comm that is collected tells the page to drop its widget
+            if self._control is not None:
+                self._kernel.comm_manager.register_target(_CONTROL, self._control)
+            self._kernel = None
+
+    def _publish(self, stand_in: Any, message: Comm) -> None:
+        self._kernel.session.send(
+            self._kernel.iopub_socket,
+            message.msg_type,
+            message.content,
+            metadata=message.metadata,
+            parent=message.asked_by or self._kernel.get_parent(),
+            ident=stand_in.topic,
+            buffers=[base64.b64decode(buffer) for buffer in message.buffers],
+        )
+
+    def _make(self, rank: int, content: dict[str, Any]) -> Any:
+        from comm import create_comm
+
+        stand_in = create_comm(
+            comm_id=content["comm_id"],
+            target_name=content.get("target_name", ""),
+            target_module=content.get("target_module"),
+            primary=False,  # so that it is not opened yet: the browser may answer at once
+        )
+        stand_in.on_msg(functools.partial(self._to_rank, rank))
+        stand_in.on_close(functools.partial(self._to_rank, rank))
+        manager = self._kernel.comm_manager
+        manager.register_comm(stand_in)
+        if manager.targets.get(_CONTROL) is not _refuse:
+            self._control = manager.targets.get(_CONTROL)
+            manager.register_target(_CONTROL, _refuse)
+        return stand_in
+
+    def _to_rank(self, rank: int, message: dict[str, Any]) -> None:
+        """The browser says something. Called by the kernel, in whatever thread it reads comms."""
+        header, content = message["header"], message["content"]
+        if header["msg_type"] == "comm_close":
+            with self._lock:
+                self._stand_ins.pop(content["comm_id"], None)
+        self._send(
+            rank,
+            Comm(
+                msg_type=header["msg_type"],
+                content=content,
+                metadata=message.get("metadata") or {},
+                buffers=[base64.b64encode(buffer).decode() for buffer in message.get("buffers") or ()],
+                asked_by={**header, "date": str(header.get("date", ""))},
+            ),
+        )
+
+
+def _refuse(comm: Any, _: dict[str, Any]) -> None:
+    """A page that is loaded again asks ipywidgets for the state of all widgets at once, which knows those of the kernel
+    only. Refused, it asks each comm, and so the ranks too."""
+    comm.close()

@@ -1,0 +1,386 @@
+"""Output of a cell's ranks in the notebook: live, folded, each line labelled with the ranks that it comes from.
+
+    [0-3] epoch 1
+    [0] loss 0.51
+    [1-3] loss 0.48
+
+All text goes out as text: nothing that a rank prints is taken as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.records.words import format_ranks
+from ddp_notebook.run.cells.cell import Shown
+from ddp_notebook.run.output.card import Card
+from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
+from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output.unfinished import UPDATE_S, Live
+from ddp_notebook.wire.events import Display
+
+_PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
+_TAIL_CHARS = 4000  # that may be sent again with another label
+_MOST_CHARS = 5_000_000  # of a cell's text are shown, without labels; what is beyond is a flood
+_MOST_SENT_BYTES = 10_000_000  # of text, with its labels
+_MOST_DISPLAY_CHARS = 5_000_000  # of displays that take no other's place
+_LABEL_BYTES = 8  # of a line on iopub: its label and its end
+_HURRY_CHARS = 100_000  # what is still shown when stop was pressed
+_LONGEST_LINE_CHARS = 100_000  # shown in one piece
+_LAST_LINES = 10  # of a flood, from each rank
+_LONGEST_LABEL = 20
+_LONGEST_PAUSE_S = 64.0
+
+
+class Screen:
+    """Shows what comes from the ranks of one cell.
+
+    Args:
+        ranks: the ranks that run it.
+        is_stopped: tells whether somebody has pressed stop, while the rest is shown of a cell that is over.
+    """
+
+    def __init__(self, ranks: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> None:
+        self._outlet = Outlet()
+        self._is_stopped = is_stopped
+        self.card = Card(self._outlet)
+        self._fold = Fold()
+        self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
+        self._live = Live(self._outlet, label)
+        self._tail: Tail | None = None
+        self._tail_id = ""
+        self._tail_updated_s = 0.0
+        self._tail_began_s = 0.0
+        self._no_tail_until_s = 0.0
+        self._no_tail_for_s = 1.0  # doubled each time that nobody has joined: displays are dear
+        self._slots: dict[int, list[str]] = {}  # by rank: ids of what it displays
+        self._reuse: dict[int, list[str]] = {}  # by rank: of what it has cleared
+        self._display_of_tail = ""
+        self._clears = 0
+        self._chars = self._display_chars = 0  # shown
+        self._sent_bytes = 0  # of text, about
+        self._received_chars = 0  # of text, before it is folded
+        self._hurries_at = float("inf")
+        self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
+        self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
+        self._hidden_displays = 0
+        self._last_lines: dict[int, deque[str]] = {}
+
+    # ---- what comes
+
+    def show(self, item: Shown) -> None:
+        """Show a piece of text or a display."""
+        now = time.monotonic()
+        if item.display is not None:
+            self._on_display(item.rank, item.display, now)
+            return
+        if self._is_flood():
+            self._hide(item.rank, item.text)
+            return
+        key = (item.rank, item.stream)
+        text, since = self._partial.pop(key, ("", now))
+        *lines, rest = (text + item.text).replace("\r\n", "\n").split("\n")
+        for line in lines:
+            for piece in _pieces(line):
+                self._add_line(item.rank, item.stream, piece, now)
+        *pieces, rest = _pieces(rest)
+        for piece in pieces:
+            self._add_line(item.rank, item.stream, piece, now)
+        if rest:
+            self._partial[key] = _redrawn(rest), now if lines else since
+
+    def show_between_cells(self, texts: Mapping[tuple[int, str], str]) -> None:
+        """Show text that ranks wrote while no cell ran, by rank and stream."""
+        for (rank, stream), text in texts.items():
+            for line in text.splitlines():
+                self._fold.add(rank, Item.line(stream, f"(between cells) {_visible(line)}"), 0.0)
+        self._emit(self._fold.take_all())
+
+    def refresh(self, talking: Collection[int]) -> float | None:
+        """Bring what may be shown to the front end. Seconds until this is to be called again; None: not at all.
+
+        Args:
+            talking: ranks from which more can come.
+        """
+        now = time.monotonic()
+        self._emit(self._take(now, talking), now, talking)
+        waits = [self._fold.wait_s(now), self._update_tail(now), self._update_live(now), self._outlet.flush(now)]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+    def hurry(self) -> None:
+        """Somebody has pressed stop: show what is there, and of a flood no more than its end."""
+        self._hurries_at = self._received_chars + _HURRY_CHARS
+        self._outlet.hurry()
+
+    def _is_flood(self) -> bool:
+        return (
+            self._chars > _MOST_CHARS
+            or self._sent_bytes > _MOST_SENT_BYTES
+            or self._received_chars > min(self._most_received_chars, self._hurries_at)
+        )
+
+    def note(self, text: str) -> None:
+        """Show a line of our own."""
+        self.finish()
+        self._outlet.write("stderr", text + "\n")
+        self._outlet.drain()
+
+    def finish(self) -> None:
+        """The cell is over: show all that is left, and end the last line."""
+        for (rank, stream), (text, _) in self._partial.items():
+            self._add_line(rank, stream, text, 0.0)
+        self._partial.clear()
+        self._emit(self._take(float("inf"), ()))
+        self._update_tail(float("inf"))
+        self._live.refresh(float("inf"))
+        self._live.close()
+        self._tail = None
+        if self._hidden or self._hidden_displays:
+            self._tell_hidden()
+        self._outlet.drain(self._is_stopped)
+
+    # ---- lines
+
+    def _take(self, now: float, talking: Collection[int]) -> list[Folded]:
+        entries = self._fold.take(now, talking, self._tail)
+        if self._tail is not None and self._tail.changed and (last := self._tail.entries[-1]).item.display is not None:
+            for rank in last.ranks:
+                if self._display_of_tail not in self._slots.setdefault(rank, []):
+                    self._slots[rank].append(self._display_of_tail)
+        return entries
+
+    def _add_line(self, rank: int, stream: str, line: str, now: float) -> None:
+        line = _visible(line)
+        self._received_chars += len(line) + 1
+        if not self._live.end_line(rank, stream, line):
+            self._fold.add(rank, Item.line(stream, line), now)
+
+    def _emit(self, entries: list[Folded], now: float = 0.0, talking: Collection[int] = ()) -> None:
+        if not entries:
+            return
+        tail = self._new_tail(entries, now, talking)
+        if self._tail is not None and self._goes_on(tail, entries, now):
+            self._tail.extend(entries)
+            self._tail.changed = True
+            return
+        self._close_tail()
+        for entry in entries:
+            self._chars += len(entry.item.text) + 1
+            self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
+        for entry in entries[: len(entries) - len(tail)]:
+            if entry.item.display is None:
+                self._outlet.write(entry.item.stream, _labelled(entry) + "\n")
+            elif entry.item.display.msg_type == "clear_output":
+                [rank] = entry.ranks
+                self._reuse[rank] = self._slots.pop(rank, [])
+            else:
+                self._show_display(entry, entry.item.display)
+        if tail:
+            self._tail, self._tail_id, self._tail_updated_s = Tail(), self._outlet.new_id(), now
+            self._tail.extend(tail)
+            self._tail_began_s = now
+            self._outlet.show(_plain(tail), display_id=self._tail_id)
+            if tail[-1].item.display is not None:
+                self._show_display(tail[-1], tail[-1].item.display, is_labelled=True)
+
+    def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
+        """The last entries, if late twins may be expected and the front end can change what it shows."""
+        if not self._outlet.can_update or not talking:
+            return []
+        last = entries[-1]
+        if last.item.display is not None:
+            is_new = last.item.display.msg_type in ("display_data", "execute_result")
+            is_open = is_new and set(talking) - set(last.ranks) and not self._reused_id(last.ranks)
+            return [last] if is_open else []
+        if now < self._no_tail_until_s:
+            return []
+        tail: list[Folded] = []
+        chars = 0
+        for entry in reversed(entries):
+            chars += len(entry.item.text) + _LONGEST_LABEL
+            is_open = bool(set(talking) - set(entry.ranks))
+            if entry.item.display is not None or entry.item.stream != "stdout" or not is_open or chars > _TAIL_CHARS:
+                break
+            tail.insert(0, entry)
+        return tail
+
+    def _goes_on(self, tail: list[Folded], entries: list[Folded], now: float) -> bool:
+        """Whether these lines belong to the tail that was begun a moment ago: lines of one burst, cut by chance."""
+        assert self._tail is not None
+        chars = sum(len(entry.item.text) + _LONGEST_LABEL for entry in [*self._tail.entries, *entries])
+        plain = self._tail.entries[-1].item.display is None and len(tail) == len(entries)
+        return plain and chars < _TAIL_CHARS and now - self._tail_began_s < UPDATE_S
+
+    def _close_tail(self) -> None:
+        if self._tail is None:
+            return
+        self._update_tail(float("inf"))
+        tail, self._tail = self._tail, None
+        if tail.joined:
+            self._no_tail_for_s = 1.0
+        else:
+            self._no_tail_until_s = time.monotonic() + self._no_tail_for_s
+            self._no_tail_for_s = min(_LONGEST_PAUSE_S, 2 * self._no_tail_for_s)
+
+    def _update_tail(self, now: float) -> float | None:
+        if self._tail is None or not self._tail.changed:
+            return None
+        if (wait_s := self._tail_updated_s + UPDATE_S - now) > 0:
+            return wait_s
+        self._tail.changed = False
+        self._tail_updated_s = now if now != float("inf") else 0.0
+        self._outlet.update(_plain(self._tail.entries), None, self._tail_id)
+        return None
+
+    def _update_live(self, now: float) -> float | None:
+        """Show lines that have not ended for a while: bars that are redrawn, dots, questions."""
+        soonest: float | None = None
+        for (rank, stream), (text, since) in self._partial.items():
+            if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
+                soonest = wait_s if soonest is None else min(soonest, wait_s)
+            elif self._outlet.can_update:
+                self._live.set_line(rank, stream, _visible(text))
+        waits = [wait for wait in (soonest, self._live.refresh(now)) if wait is not None]
+        return min(waits, default=None)
+
+    # ---- displays
+
+    def _on_display(self, rank: int, display: Display, now: float) -> None:
+        for stream in ("stdout", "stderr"):
+            if (rank, stream) in self._partial:
+                self._add_line(rank, stream, self._partial.pop((rank, stream))[0], now)
+        if display.msg_type == "clear_output":
+            self._live.clear(rank)
+            if self._outlet.can_update:
+                self._clears += 1
+                self._fold.add(rank, Item(f"clear:{self._clears}", display=display), now)
+            return
+        data: dict[str, Any] = display.content.get("data") or {}
+        has_handle = (display.content.get("transient") or {}).get("display_id") is not None
+        if (set(data) == {"text/plain"} and not has_handle) or not self._outlet.can_update:
+            text = data.get("text/plain", "a display without text")
+            if not data or _is_update(display):
+                return
+            if self._is_flood():
+                self._hide(rank, text + "\n")
+                return
+            self._received_chars += len(text) + 1
+            self._fold.add(rank, Item.line("stdout", text), now)
+            return
+        if data:
+            self._fold.add(rank, Item.displayed(rank, display), now)
+
+    def _show_display(self, entry: Folded, display: Display, is_labelled: bool = False) -> None:
+        content, ranks = display.content, entry.ranks
+        data, metadata = content["data"], content.get("metadata") or {}
+        handle = (content.get("transient") or {}).get("display_id")
+        if handle is not None and display.msg_type == "update_display_data":
+            self._outlet.update(data, metadata, display_id_of(ranks[0], handle))
+            return
+        display_id = self._reused_id(ranks) if handle is None else None
+        if display_id is not None:
+            for left in self._reuse.values():
+                if display_id in left:
+                    left.remove(display_id)
+            self._outlet.update(data, metadata, display_id)
+        elif self._display_chars > _MOST_DISPLAY_CHARS:
+            self._hidden_displays += 1
+            return
+        else:
+            display_id = self._outlet.new_id() if handle is None else display_id_of(ranks[0], handle)
+            self._display_chars += sum(len(str(value)) for value in data.values())
+            if not is_labelled:
+                self._outlet.write("stdout", _labelled(entry) + "\n")
+            self._outlet.show(data, metadata, display_id)
+        self._display_of_tail = display_id
+        for rank in ranks:
+            self._slots.setdefault(rank, []).append(display_id)
+
+    def _reused_id(self, ranks: list[int]) -> str | None:
+        """The display that these ranks have cleared and that the next one is to replace, if they share it."""
+        firsts = {self._reuse[rank][0] if self._reuse.get(rank) else None for rank in ranks}
+        return firsts.pop() if len(firsts) == 1 else None
+
+    # ---- floods
+
+    def _hide(self, rank: int, text: str) -> None:
+        self._hidden[rank] = self._hidden.get(rank, 0) + len(text)
+        kept = self._last_lines.setdefault(rank, deque([""], maxlen=_LAST_LINES))
+        first, *lines = text.rsplit("\n", _LAST_LINES)
+        kept[-1] = (kept[-1] + first)[-_TAIL_CHARS:].rpartition("\n")[2]
+        kept.extend(line[-_TAIL_CHARS:] for line in lines)
+
+    def _tell_hidden(self) -> None:
+        """Say how much of a flood is missing, and show its end."""
+        parts = [f"{chars / 1e6:.1f} MB of rank {rank}" for rank, chars in sorted(self._hidden.items())]
+        if len(parts) > 4:
+            parts = [f"{sum(self._hidden.values()) / 1e6:.1f} MB of {len(parts)} ranks"]
+        if self._hidden_displays:
+            parts.append(f"{self._hidden_displays} displays")
+        where = "; session.log(rank) has the text" if self._hidden else ""
+        self._outlet.write("stderr", f"... not shown: {', '.join(parts)}{where}\n")
+        for rank, lines in self._last_lines.items():
+            for line in lines:
+                if line:
+                    self._fold.add(rank, Item.line("stdout", _visible(line)), 0.0)
+        for entry in self._fold.take_all():
+            self._outlet.write("stdout", _labelled(entry) + "\n")
+        self._hidden.clear()
+        self._last_lines.clear()
+        self._hidden_displays = 0
+
+
+def label(ranks: list[int]) -> str:
+    """The label of a line.
+
+    Example:
+        >>> label([0, 1, 2, 5])
+        '[0-2,5] '
+    """
+    short = format_ranks(ranks)
+    if len(short) > _LONGEST_LABEL:
+        short = f"{len(ranks)} ranks: {short[: _LONGEST_LABEL - 8].rpartition(',')[0]},…"
+    return f"[{short}] "
+
+
+def _labelled(entry: Folded) -> str:
+    """A line with its label; the further lines of a value stand below its first."""
+    prefix = label(entry.ranks)
+    if not entry.item.text:
+        return prefix.rstrip()
+    return prefix + entry.item.text.replace("\n", "\n" + " " * len(prefix))
+
+
+def _is_update(display: Display | None) -> bool:
+    return display is not None and display.msg_type == "update_display_data"
+
+
+def _plain(entries: list[Folded]) -> dict[str, Any]:
+    return {"text/plain": "\n".join(map(_labelled, entries))}
+
+
+def display_id_of(rank: int, handle: str) -> str:
+    """The notebook's id for a display that has a handle on a rank."""
+    return f"rank{rank}-{handle}"
+
+
+def _redrawn(text: str) -> str:
+    """Of a line that is not at its end, what the next redraw needs: the last state."""
+    return _visible(text) + ("\r" if text.endswith("\r") else "")
+
+
+def _pieces(line: str) -> list[str]:
+    """A line in pieces that are shown as lines, cut at the same places on every rank."""
+    if len(line) <= _LONGEST_LINE_CHARS or "\r" in line:
+        return [line]
+    return [line[at : at + _LONGEST_LINE_CHARS] for at in range(0, len(line), _LONGEST_LINE_CHARS)]
+
+
+def _visible(line: str) -> str:
+    """What a terminal shows of a line that was redrawn."""
+    if "\r" not in line:
+        return line
+    return next((part for part in reversed(line.split("\r")) if part), "")

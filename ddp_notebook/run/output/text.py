@@ -1,0 +1,135 @@
+"""The bytes of a rank's pipes, cut at the marks in them, and put into one order with what comes by the wire."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddp_notebook.wire.events import Display
+
+
+@dataclass(frozen=True, slots=True)
+class CellEnd:
+    """The end of a cell's text. With a duration the cell ended well and nothing else of it is to come."""
+
+    cell: int
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something was displayed: the display of this number comes by the wire."""
+
+    number: int
+
+
+Piece = str | CellEnd | Place
+
+
+class TextSplitter:
+    """Cuts one pipe's stream into text (`str`), the cells that end there (`CellEnd`) and the places of displays.
+
+    Marks and characters may be split across reads.
+
+    Args:
+        token: the session's mark token.
+
+    Example:
+        >>> from ddp_notebook.rank.streams import mark
+        >>> splitter = TextSplitter("ab12")
+        >>> stream = b"hello" + mark("ab12", 7) + b"later"
+        >>> list(splitter.feed(stream[:9])), list(splitter.feed(stream[9:]))
+        (['hello'], [CellEnd(cell=7, duration_s=None), 'later'])
+    """
+
+    def __init__(self, token: str) -> None:
+        self._mark = re.compile(rb"\x1e" + token.encode() + rb":(d?)(\d+):(\d*)\x1e\n")
+        self._unfinished = re.compile(rb"\x1e(" + token.encode() + rb"(:[d\d:]*(\x1e)?)?|[^\x1e]{0,15})$")
+        self._begin = b"\x1e" + token.encode()
+        self._held = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> Iterator[Piece]:
+        """What these bytes complete."""
+        data = self._held + data
+        at = 0
+        for mark in self._mark.finditer(data):
+            if mark[1]:
+                yield from self._text(data[at : mark.start()])
+                yield Place(int(mark[2]))
+            else:
+                yield from self._text(data[at : mark.start()], final=True)
+                yield CellEnd(int(mark[2]), int(mark[3]) / 1e6 if mark[3] else None)
+            at = mark.end()
+        end = self._complete_until(data, at)
+        self._held = data[end:]
+        yield from self._text(data[at:end])
+
+    def _text(self, data: bytes, final: bool = False) -> Iterator[str]:
+        """The text; with `final` also what was begun of a character, so that it does not reach the next cell."""
+        text = self._decoder.decode(data, final)
+        if text:
+            yield text
+
+    def _complete_until(self, data: bytes, at: int) -> int:
+        """Where a mark begins that the data does not complete; the data's end if there is none."""
+        found = self._unfinished.search(data, max(at, len(data) - 64))
+        if found is None:
+            return len(data)
+        start = found.start()
+        tail = data[start:]
+        return start if tail.startswith(self._begin) or self._begin.startswith(tail) else len(data)
+
+
+class Ordered:
+    """What one rank writes and displays, in the order in which it did: text waits for the display before it.
+
+    Example:
+        >>> ordered = Ordered()
+        >>> list(ordered.add(1, "a")), list(ordered.add(1, Place(1))), list(ordered.add(1, "b"))
+        ([(1, 'a')], [], [])
+        >>> display = Display(cell=1, msg_type="display_data", content={}, place=1)
+        >>> list(ordered.arrived(display)) == [(1, display), (1, "b")]
+        True
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Piece]] = deque()
+        self._displays: dict[int, Display] = {}
+
+    def add(self, fd: int, piece: Piece) -> Iterator[tuple[int, Piece | Display]]:
+        """A piece of a pipe has come: what can be handled now, as `(fd, piece)`."""
+        if not self._waiting and not isinstance(piece, Place):
+            yield fd, piece
+            return
+        self._waiting.append((fd, piece))
+        yield from self._release()
+
+    def arrived(self, display: Display) -> Iterator[tuple[int, Piece | Display]]:
+        """A display has come by the wire: what can be handled now."""
+        self._displays[display.place] = display
+        yield from self._release()
+
+    def give_up(self) -> Iterator[tuple[int, Piece | Display]]:
+        """No display will come any more: the rank has died."""
+        waiting, self._waiting = self._waiting, deque()
+        for fd, piece in waiting:
+            if not isinstance(piece, Place):
+                yield fd, piece
+            elif piece.number in self._displays:
+                yield fd, self._displays.pop(piece.number)
+
+    def _release(self) -> Iterator[tuple[int, Piece | Display]]:
+        while self._waiting:
+            fd, piece = self._waiting[0]
+            if not isinstance(piece, Place):
+                self._waiting.popleft()
+                yield fd, piece
+            elif piece.number in self._displays:
+                self._waiting.popleft()
+                yield fd, self._displays.pop(piece.number)
+            else:
+                return

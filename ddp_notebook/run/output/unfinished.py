@@ -1,0 +1,127 @@
+"""Lines that are still being written, in a display that changes in its place: bars, dots, text that clears itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddp_notebook.run.output.outlet import Outlet
+
+UPDATE_S = 0.1  # what was shown is changed at most so often
+_MOST_CHARS = 4000  # of one update
+_MOST_CHARS_OF_RANK = 2000
+Key = tuple[int, str]  # rank, stream
+
+
+class Live:
+    """One display with the unfinished line of each rank; equal ones are folded.
+
+    Its place is fixed when it first shows something. When all its lines have ended, or it is full, the next ones get a
+    new place. A rank that clears its output has its later text here, as long as it is short.
+
+    Args:
+        outlet: where it is displayed.
+        label: makes the label of a set of ranks.
+    """
+
+    def __init__(self, outlet: Outlet, label: Callable[[list[int]], str]) -> None:
+        self._outlet = outlet
+        self._label = label
+        self._above: list[tuple[int, str]] = []  # lines that have ended: rank, text
+        self._lines: dict[Key, str] = {}  # the last line of each, open or ended
+        self._open: set[Key] = set()
+        self._clearing: dict[int, bool] = {}  # ranks that clear their output -> whether to, before the next text
+        self._display_id = ""
+        self._shown = ""
+        self._updated_s = 0.0
+
+    def set_line(self, rank: int, stream: str, text: str) -> None:
+        """A line has no end yet, and this text."""
+        key = (rank, stream)
+        if key in self._lines and key not in self._open:
+            self._above.append((rank, self._lines[key]))
+        self._lines[key] = text
+        self._open.add(key)
+
+    def end_line(self, rank: int, stream: str, text: str) -> bool:
+        """A line has ended. Whether it is shown here, since it was begun here or its rank clears its output."""
+        key = (rank, stream)
+        if rank in self._clearing:
+            before = "" if self._clearing[rank] else self._lines.get(key, "") + "\n"
+            text = (before + text).lstrip("\n")
+            if len(text) > _MOST_CHARS_OF_RANK:  # it does not clear any more: the rest is text like any other
+                del self._clearing[rank]
+                self._open.discard(key)
+                return False
+            self._clearing[rank] = False
+            self._lines[key] = text
+            self._open.add(key)
+            return True
+        if key not in self._open:
+            return False
+        self._open.discard(key)
+        if len(text) > _MOST_CHARS_OF_RANK:  # of which not all could be shown here
+            del self._lines[key]
+            return False
+        self._lines[key] = text
+        return True
+
+    def clear(self, rank: int) -> None:
+        """What the rank shows next replaces what it has shown here."""
+        if self._outlet.can_update:
+            self._clearing[rank] = True
+
+    def refresh(self, now: float) -> float | None:
+        """Show what has changed. Seconds until the next change may be shown; None: there is none."""
+        text = self._render(self._above, self._lines)
+        if text == self._shown:
+            return None
+        if (wait_s := self._updated_s + UPDATE_S - now) > 0:
+            return wait_s
+        self._updated_s = now if now != float("inf") else 0.0
+        if self._above and len(text) > _MOST_CHARS // 2:
+            self._turn_page()
+            text = self._render([], self._lines)
+        self._show(text)
+        if not self._open:
+            self.close()
+        return None
+
+    def close(self) -> None:
+        """What is shown stays; the next line gets a new place."""
+        self._lines.clear()
+        self._open.clear()
+        self._above.clear()
+        self._display_id = self._shown = ""
+
+    def _turn_page(self) -> None:
+        """Leave what has ended where it is, and take the open lines to a new place."""
+        ended = {key: text for key, text in self._lines.items() if key not in self._open}
+        self._show(self._render(self._above, ended))
+        self._lines = {key: text for key, text in self._lines.items() if key in self._open}
+        self._above.clear()
+        self._display_id = self._shown = ""
+
+    def _show(self, text: str) -> None:
+        if not self._display_id:
+            self._display_id = self._outlet.new_id()
+            self._outlet.show({"text/plain": text}, display_id=self._display_id)
+        else:
+            self._outlet.update({"text/plain": text}, None, self._display_id)
+        self._shown = text
+
+    def _render(self, above: list[tuple[int, str]], lines: dict[Key, str]) -> str:
+        groups: dict[str, list[int]] = {}
+        texts = [*above, *((rank, text) for (rank, _), text in sorted(lines.items()))]
+        for rank, text in texts:
+            if text and rank not in groups.setdefault(text, []):
+                groups[text].append(rank)
+        shown: list[str] = []
+        left = _MOST_CHARS
+        for number, (text, ranks) in enumerate((text, ranks) for text, ranks in groups.items() if ranks):
+            prefix = self._label(sorted(ranks))
+            line = prefix + text.replace("\n", "\n" + " " * len(prefix))
+            left -= len(line) + 1
+            if left < 0 and shown:
+                return "\n".join([*shown, f"… and {len(groups) - number} more"])
+            shown.append(line[:_MOST_CHARS])
+        return "\n".join(shown)

@@ -1,0 +1,209 @@
+"""Variables between the notebook and its ranks: pulled from them by name, pushed to them by value."""
+
+from __future__ import annotations
+
+import keyword
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.records.words import group_by_value, name_ranks
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.values.transfers import Transfers
+from ddp_notebook.run.values.values import RankValues
+from ddp_notebook.wire import bulk
+from ddp_notebook.wire.events import Pull, Pulled, Push, Pushed
+
+
+class Exchange:
+    """Pulls and pushes variables, in turn with the cells.
+
+    Args:
+        cells: whose turn it may be.
+        questions: to ask the ranks.
+        transfers: for what is large.
+        check: raises when these ranks cannot answer.
+    """
+
+    def __init__(
+        self, cells: Cells, questions: Questions, transfers: Transfers, check: Callable[[Sequence[int]], object]
+    ) -> None:
+        self._cells = cells
+        self._questions = questions
+        self._transfers = transfers
+        self._check = check
+
+    # ---- from the ranks
+
+    def pull(self, name: str, ranks: list[int], *, force: bool) -> RankValues:
+        """See `Session.pull`."""
+        check_name(name)
+        with self._turn(ranks):
+            return self._pull(name, ranks, force)
+
+    def _pull(self, name: str, ranks: list[int], force: bool) -> RankValues:
+        asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
+        try:
+            with uninterrupted():
+                for rank in ranks:
+                    asked[rank] = self._questions.ask(rank, lambda n: Pull(request=n, name=name, force=force))
+            answers = {rank: self._questions.wait_for(rank, asked[rank]) for rank in ranks}
+            _raise_errors(answers)
+            values = {}
+            for rank, answer in answers.items():
+                data = self._transfers.fetch(rank, answer)
+                del asked[rank]
+                try:
+                    values[rank] = _loads(data)
+                except Exception as error:
+                    what = f"{name!r}, {answer.about}, cannot be unpickled here: {type(error).__name__}: {error}"
+                    raise DDPNotebookError(f"rank {rank}: {what}") from error
+            return RankValues(values, {rank: answer.about for rank, answer in answers.items()})
+        finally:
+            for rank, future in asked.items():  # now, or when the answer comes
+                future.add_done_callback(partial(self._transfers.drop_answer, rank))
+
+    # ---- to the ranks
+
+    def push(self, variables: Mapping[str, Any], ranks: list[int], *, force: bool) -> None:
+        """See `Session.push`."""
+        differ = False  # whether ranks get different values
+        for name, value in variables.items():
+            check_name(name)
+            if isinstance(value, RankValues):
+                differ = True
+                _check_has(name, value, ranks)
+        for rank in ranks if differ else ranks[:1]:
+            _check_can_be_sent(_of_rank(variables, rank), f"rank {rank}: " if differ else "", force)
+        with self._turn(ranks):
+            answers = self._push(variables, ranks, differ)
+        names = ", ".join(repr(name) for name in variables)
+        _raise_errors(answers, f"{names} could not be set: ")
+
+    def _push(self, variables: Mapping[str, Any], ranks: list[int], differ: bool) -> dict[int, Pushed]:
+        transfers: dict[int, int] = {}
+        try:
+            data = b""
+            messages: dict[int, Callable[[int], Push]] = {}
+            for rank in ranks:
+                if differ or not data:
+                    data = bulk.dumps(_of_rank(variables, rank))
+                if len(data) <= bulk.INLINE_BYTES:
+                    messages[rank] = _with_number(Push(request=0, pickle=data))
+                    continue
+                transfers[rank] = self._transfers.put(rank, data)
+                messages[rank] = _with_number(Push(request=0, transfer=transfers[rank]))
+            with uninterrupted():
+                asked = {rank: self._questions.ask(rank, message) for rank, message in messages.items()}
+            return {rank: self._questions.wait_for(rank, future) for rank, future in asked.items()}
+        except BaseException:
+            for rank, transfer in transfers.items():
+                self._transfers.drop(rank, transfer)
+            raise
+
+    # ---- both
+
+    @contextmanager
+    def _turn(self, ranks: list[int]) -> Iterator[None]:
+        try:
+            with self._cells.turn:
+                self._check(ranks)
+                self._cells.check_idle(ranks)
+                yield
+        except KeyboardInterrupt as error:
+            error.__traceback__ = None  # IPython keeps the last error: not the frames, and the data in them
+            raise keyboard_interrupt("interrupted: the transfer was dropped, the ranks go on") from None
+
+
+def check_name(name: object) -> str:
+    """The name, if a variable can have it.
+
+    Raises:
+        UsageError: none can.
+    """
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} is no name of a variable; give one such as 'x'")
+    return name
+
+
+def _of_rank(variables: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    return {name: value[rank] if isinstance(value, RankValues) else value for name, value in variables.items()}
+
+
+def _check_has(name: str, values: RankValues, ranks: list[int]) -> None:
+    if missing := [rank for rank in ranks if rank not in values]:
+        there = name_ranks(list(values)) if values else "no rank"
+        raise UsageError(
+            f"{name!r} has a value for {there} and none for {name_ranks(missing)}; give those one too, or name the "
+            "ranks that are to get theirs (--ranks, ranks=)"
+        )
+
+
+def _check_can_be_sent(variables: Mapping[str, Any], where: str, force: bool) -> None:
+    nbytes = 0
+    for name, value in variables.items():
+        try:
+            nbytes += bulk.weigh(value)
+        except Exception as error:
+            kind = type(value).__name__
+            raise DDPNotebookError(f"{where}{name!r} ({kind}) cannot be pickled: {error}") from error
+    if nbytes > bulk.MOST_BYTES and not force:
+        names = ", ".join(repr(name) for name in variables)
+        raise UsageError(
+            f"{where}{names}: {nbytes / 1e9:.2f} GB; more than {bulk.MOST_BYTES / 1e9:g} GB is sent with --force "
+            "(force=True) only"
+        )
+
+
+def _with_number(message: Push) -> Callable[[int], Push]:
+    return lambda number: replace(message, request=number)
+
+
+def _raise_errors(answers: Mapping[int, Pulled | Pushed], what: str = "") -> None:
+    errors = group_by_value({rank: what + answer.error for rank, answer in answers.items() if answer.error})
+    if errors:
+        raise DDPNotebookError("; ".join(f"{name_ranks(ranks)}: {error}" for error, ranks in errors.items()))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports what it needs without interruption: a torch that was imported by half cannot be imported again."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in sys.modules:
+            return super().find_class(module, name)
+        with uninterrupted():
+            return super().find_class(module, name)
+
+
+class _Reader:
+    """Bytes as a file to unpickle from. `io.BytesIO` would copy a bytearray first."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._rest = memoryview(data)
+
+    def read(self, size: int) -> bytes:
+        return bytes(self._take(size))
+
+    def readinto(self, target: memoryview) -> int:
+        piece = self._take(len(target))
+        target[: len(piece)] = piece
+        return len(piece)
+
+    def readline(self) -> bytes:
+        raise pickle.UnpicklingError("not a pickle of protocol 5")  # older ones have lines
+
+    def _take(self, size: int) -> memoryview:
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+
+def _loads(data: bytes | bytearray) -> Any:
+    return _Unpickler(_Reader(data)).load()

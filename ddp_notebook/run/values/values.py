@@ -1,0 +1,141 @@
+"""The values that a variable has on the ranks: a mapping that shows itself in one line per rank, and as a plot."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.records.words import format_ranks, group_by_value
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MARKED_POINTS = 50  # up to so many points of a line are shown as points too
+
+
+class RankValues(Mapping[int, Any]):
+    """A value for each rank. `Session.pull` makes one; one's own are for `Session.push`.
+
+    Args:
+        values: by rank.
+        about: by rank, what is said about the value; where nothing is, its own repr, cut short.
+
+    Example:
+        >>> session.pull("x")
+        [0-1] tensor float32 (2, 3) on cuda:0: min 0 mean 1.5 max 3
+        >>> session.push(seed=RankValues({0: 10, 1: 11}))
+    """
+
+    def __init__(self, values: Mapping[int, Any], about: Mapping[int, str] | None = None) -> None:
+        self._values = {rank: values[rank] for rank in sorted(values)}
+        self._about = dict(about or {})
+
+    def __getitem__(self, rank: int) -> Any:
+        return self._values[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        lines = {rank: self._about.get(rank) or _short(value) for rank, value in self._values.items()}
+        folded = (f"[{format_ranks(ranks)}] {line}" for line, ranks in group_by_value(lines).items())
+        return "\n".join(folded) or "<RankValues of no rank>"
+
+    def plot(self) -> Figure:
+        """Numbers as bars, 1-D tensors as a line per rank, 2-D ones as small maps: blue below 0, white at 0, red
+        above, on one scale for all ranks.
+
+        Raises:
+            UsageError: there is nothing to plot, or not the same kind on all ranks.
+
+        Example:
+            >>> session.pull("loss").plot().savefig("loss.png")
+        """
+        arrays = {rank: _array(rank, value) for rank, value in self._values.items()}
+        if not arrays:
+            raise UsageError("there is nothing to plot: these are the values of no rank")
+        dimensions = {rank: str(array.ndim) for rank, array in arrays.items()}
+        groups = group_by_value(dimensions)
+        if len(groups) > 1:
+            each = ", ".join(f"{ndim}-D on [{format_ranks(ranks)}]" for ndim, ranks in groups.items())
+            raise UsageError(f"these cannot be in one plot: {each}")
+        ndim = int(next(iter(groups)))
+        if ndim > 2:
+            raise UsageError(f"{ndim}-D tensors cannot be plotted; 0-D to 2-D ones can, such as x[0]")
+        return _maps(arrays) if ndim == 2 else _chart(arrays, _lines if ndim == 1 else _bars)
+
+
+def _short(value: Any) -> str:
+    return " ".join(reprlib.repr(value).split())
+
+
+def _array(rank: int, value: Any) -> np.ndarray:
+    """A value as an array of floats."""
+    import numpy as np
+
+    try:
+        if hasattr(value, "detach"):  # a tensor, perhaps of a kind that NumPy has not: bfloat16
+            value = value.detach().cpu()
+            value = value if value.is_complex() else value.double()
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError
+        return array.astype(float)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"{_short(value)} ({type(value).__name__})"
+        raise UsageError(f"rank {rank}: {what} cannot be plotted; real numbers and tensors of them can") from error
+
+
+def _chart(arrays: Mapping[int, np.ndarray], draw: Any) -> Figure:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3), layout="constrained")
+    draw(axes, arrays)
+    return _finished(figure)
+
+
+def _bars(axes: Axes, arrays: Mapping[int, np.ndarray]) -> None:
+    axes.bar([str(rank) for rank in arrays], [float(array) for array in arrays.values()])
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xlabel("rank")
+
+
+def _lines(axes: Axes, arrays: Mapping[int, np.ndarray]) -> None:
+    for rank, array in arrays.items():
+        axes.plot(array, label=f"rank {rank}", marker="." if len(array) <= _MARKED_POINTS else "")
+    axes.set_xlabel("index")
+    axes.legend()
+
+
+def _maps(arrays: Mapping[int, np.ndarray]) -> Figure:
+    import numpy as np
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    finite = [np.abs(array[np.isfinite(array)]).max(initial=0.0) for array in arrays.values()]
+    most = max(finite) or 1.0
+    figure, row = pyplot.subplots(
+        1, len(arrays), figsize=(0.8 + 2.2 * len(arrays), 2.5), squeeze=False, layout="constrained"
+    )
+    for axes, (rank, array) in zip(row[0], arrays.items(), strict=True):
+        image = axes.imshow(array, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+        axes.set_title(f"rank {rank}")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    figure.colorbar(image, ax=row[0].tolist())
+    return _finished(figure)
+
+
+def _finished(figure: Figure) -> Figure:
+    """The figure, out of pyplot's hands: else a notebook would show it at the end of the cell, and as its value."""
+    from matplotlib import pyplot
+
+    pyplot.close(figure)
+    return figure

@@ -1,0 +1,106 @@
+"""What a view asks for beside what it is told: a window of the timeline, a step, the values of a collective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.tables.matching import match_collectives, match_messages
+from ddp_notebook.records.schema import Rows
+from ddp_notebook.widgets.feed import outgoing as wire
+from ddp_notebook.widgets.feed.feed import Feed, Message
+from ddp_notebook.widgets.feed.tables import empty
+from ddp_notebook.widgets.feed.timeline import Timeline
+
+_SPANS = 4000  # of an answer
+_METRICS = 20_000
+_WHOLE_BYTES = 8 << 20  # of whole tensors, as float32
+
+
+def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> Message:
+    """The answer to a request.
+
+    Raises:
+        ValueError, KeyError, TypeError: the request makes no sense.
+    """
+    request = asked.get("request")
+    match asked["what"]:
+        case "spans":
+            spans, left_out = _spans(feed, float(asked["t0"]), float(asked["t1"]), asked.get("ranks"))
+            return feed.answer(request, now_ns, {"span": spans}, notes={"rows_left_out": left_out})
+        case "step":
+            return feed.answer(request, now_ns, _step(feed, int(asked["cell"]), int(asked["step"])))
+        case "values":
+            tables, data = _values(feed, *(int(asked[name]) for name in ("cell", "group", "number", "op")))
+            return feed.answer(request, now_ns, tables, data=data)
+        case "metrics":
+            rows, every = feed.metrics(_METRICS, asked.get("name"), asked.get("cell"))
+            return feed.answer(request, now_ns, {"metric": rows}, notes={"history_every": every})
+        case what:
+            raise ValueError(f"nobody can be asked for {what!r}")
+
+
+def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, int]:
+    """What overlaps a window; of too much the longest, which is what can be seen of it."""
+    begin_ns, end_ns = feed.start_ns + int(t0_ms * 1e6), feed.start_ns + int(t1_ms * 1e6)
+    recording = feed.recording
+    spans, calls = _rows(feed, "span"), _rows(feed, "call")
+    spans = spans[(spans["start_ns"] < end_ns) & ((spans["end_ns"] > begin_ns) | (spans["end_ns"] < 0))]
+    until_ns = np.maximum(calls["end_ns"], calls["issue_ns"] + calls["blocked_ns"])
+    calls = calls[(calls["issue_ns"] < end_ns) & (until_ns > begin_ns)]
+    waited = np.full(len(calls), -1, np.int64)
+    for matched in (match_collectives(recording, calls), match_messages(recording, calls)):
+        waited[matched.index] = matched.waited_ns
+    found = np.concatenate((wire.spans(spans, feed.start_ns), wire.calls(recording, calls, waited, feed.start_ns)))
+    if ranks is not None:
+        found = found[np.isin(found["rank"], ranks)]
+    left_out = max(0, len(found) - _SPANS)
+    if left_out:
+        longest = np.argpartition(-np.nan_to_num(found["end"] - found["start"], nan=np.inf), _SPANS)[:_SPANS]
+        found = found[np.sort(longest)]
+    return found, left_out
+
+
+def _step(feed: Feed, cell: int, step: int) -> dict[str, Rows]:
+    """A step of a cell on all ranks, with its buckets and what its timeline holds."""
+    spans, calls = _rows(feed, "span"), _rows(feed, "call")
+    timeline = Timeline(feed.recording, cell, feed.start_ns, None)
+    tables = timeline.all_of(step, spans[spans["cell"] == cell], calls[calls["cell"] == cell])
+    if not len(tables["step"]):
+        raise ValueError(f"step {step} of cell {cell} is not kept any more, or not over yet")
+    return tables
+
+
+def _values(feed: Feed, cell: int, group: int, number: int, op: int) -> tuple[dict[str, Rows], bytes]:
+    """What was in the tensors of a collective, whole ones where they were kept."""
+    recording = feed.recording
+    calls = _rows(feed, "call")
+    is_it = (calls["cell"] == cell) & (calls["group"] == group) & (calls["number"] == number) & (calls["op"] == op)
+    calls = calls[is_it]
+    rows = feed.values_of(calls)
+    data, whole, at = [], [], 0
+    shapes = {int(call["rank"]): int(call["shapes"]) for call in calls}
+    for row in rows:
+        rank, call, side = int(row["rank"]), int(row["call"]), int(row["side"])
+        for tensor in _whole(recording, rank, call, side):
+            if at + tensor.size <= _WHOLE_BYTES // 4:
+                whole.append((rank, side, int(row["dtype"]), shapes.get(rank, 0), at, tensor.size))
+                data.append(tensor.astype("<f4").tobytes())
+                at += tensor.size
+    table = empty("whole", len(whole))
+    for place, one in enumerate(whole):
+        table[place] = one
+    return {"value": rows, "whole": table}, b"".join(data)
+
+
+def _whole(recording: Recording, rank: int, call: int, side: int) -> list[Any]:
+    found = recording.tensor(rank, call, side)
+    return [np.abs(one).ravel() if one.dtype.kind == "c" else one.ravel() for one in found]
+
+
+def _rows(feed: Feed, table: str) -> Rows:
+    rows = feed.recording.rows(table)
+    rows = rows[rows["rank"] < feed.recording.world_size]
+    return rows if feed.only is None else rows[rows["cell"] == feed.only]

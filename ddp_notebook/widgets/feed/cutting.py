@@ -1,0 +1,192 @@
+"""The steps of one cell as they come: which are whole on all ranks, and what their time went into.
+
+What `observe.steps.cycles` and `observe.steps.steps` find out about a cell that is over, this does piece by piece and
+for all ranks at once, with the same parts. One thing is simpler: where several optimizers take turns, a step ends with
+the one that joined last, from its first turn on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.steps.cycles import outermost
+from ddp_notebook.observe.steps.steps import in_order, parts, samples_of
+from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.records.schema import SPANS, Rows
+from ddp_notebook.widgets.feed.outgoing import ms
+from ddp_notebook.widgets.feed.tables import empty
+
+_OPTIMIZER, _CELL = SPANS.index("optimizer"), SPANS.index("cell")
+_KEPT = 8  # steps behind the last one that was measured: of what comes late
+_GONE_S = 2.0  # for which ranks are waited for that have not taken a step
+_NEVER = np.iinfo(np.int64).max
+Numbers = npt.NDArray[np.int64]
+
+
+class Cutter:
+    """Where the steps of one cell begin and end on each rank.
+
+    Args:
+        recording: whose rows these are.
+        cell: its number.
+    """
+
+    def __init__(self, recording: Recorded, cell: int) -> None:
+        world_size = recording.world_size
+        self._cell = cell
+        self.skips_first = False  # rows of the first step were left out
+        self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps begin and end
+        self._first = [0] * world_size  # the number of the step that begins at the first of them
+        self._begin_ns = np.full(world_size, _NEVER)  # of what the rank has done at all
+        self._names: dict[tuple[int, int], list[int]] = {}  # of optimizers by rank and thread, as they joined
+        self._waits_since_s: float | None = None  # for ranks that have not taken a step which others have
+        self._next = 0  # the first step that was not measured
+
+    @property
+    def has_steps(self) -> bool:
+        return any(self._edges)
+
+    def add(self, spans: Rows) -> None:
+        """Take in spans that have come."""
+        spans = spans[(spans["end_ns"] >= 0) & (spans["kind"] != _CELL) & (spans["rank"] < len(self._edges))]
+        np.minimum.at(self._begin_ns, spans["rank"], spans["start_ns"])
+        ends = spans[spans["kind"] == _OPTIMIZER]
+        if (ends["name"] != ends["name"][:1]).any():  # one around another steps once
+            ranks = np.unique(ends["rank"]).tolist()
+            ends = np.concatenate([outermost(ends[ends["rank"] == rank]) for rank in ranks])
+        order = np.lexsort((ends["end_ns"], ends["rank"]))
+        ranks, firsts = np.unique(ends["rank"][order], return_index=True)
+        for rank, own in zip(ranks.tolist(), np.split(ends[order], firsts[1:]), strict=False):
+            self._step(rank, own)
+
+    def _step(self, rank: int, ends: Rows) -> None:
+        edges = self._edges[rank]
+        for thread, name, step, end_ns in ends[["thread", "name", "step", "end_ns"]].tolist():
+            names = self._names.setdefault((rank, thread), [])
+            if name not in names:
+                names.append(name)
+            if name != names[-1] or (edges and end_ns <= edges[-1]):
+                continue
+            if not edges and step >= len(names):  # the rows of the first steps were dropped
+                self._first[rank] = step // len(names) + 1
+            elif not edges:
+                edges.append(int(self._begin_ns[rank]))
+            edges.append(end_ns)
+
+    def _is_stepping(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """(n,) which of these spans or calls are of a thread that steps."""
+        stepping = np.array([rank << 32 | thread for rank, thread in self._names], np.int64)
+        return np.isin(rows["rank"].astype(np.int64) << 32 | rows["thread"], stepping)
+
+    def numbers(self, ranks: Numbers, times_ns: Numbers) -> Numbers:
+        """(n,) the step that each time lies in; of times before the first one the number before its."""
+        if not len(times_ns):
+            return np.zeros(0, np.int64)
+        ranks, low = ranks.astype(np.int64), int(times_ns.min())
+        counts = [len(edges) for edges in self._edges]
+        flat = np.array([edge for edges in self._edges for edge in edges], np.int64)
+        apart = max(int(times_ns.max()), int(flat.max(initial=low))) - low + 2
+        of_rank = np.repeat(np.arange(len(counts)), counts)
+        shifted = np.maximum(flat - low, -1) + of_rank * apart + 1
+        before = np.concatenate(([0], np.cumsum(counts)))[:-1]
+        found = np.searchsorted(shifted, times_ns - low + ranks * apart + 1, "right") - 1 - before[ranks]
+        return np.asarray(found + np.array(self._first)[ranks], np.int64)
+
+    def ready(self, now_s: float) -> range:
+        """The steps that are whole on all ranks of the cell, or on some for long enough, and were not measured."""
+        taken = [
+            first + max(len(edges) - 1, 0) if edges else 0
+            for first, edges, begin_ns in zip(self._first, self._edges, self._begin_ns.tolist(), strict=True)
+            if begin_ns < _NEVER
+        ]
+        until, furthest = min(taken, default=0), max(taken, default=0)
+        if until > self._next or furthest <= self._next:
+            self._waits_since_s = None
+        elif self._waits_since_s is None:
+            self._waits_since_s = now_s
+        elif now_s - self._waits_since_s > _GONE_S:
+            until = furthest
+        return range(max(self._next, int(self.skips_first)), until)
+
+    def measure(self, numbers: Numbers, spans: Rows, calls: Rows, waited: Numbers, start_ns: int) -> tuple[Rows, Rows]:
+        """Rows of `step` and of `bucket` for these steps on all ranks that have them.
+
+        They are in the order of the steps, each on all its ranks: so the last so many rows are the last steps.
+
+        Args:
+            spans, calls: of these steps; further ones do no harm.
+            waited: (n,) nanoseconds for which each call waited for other ranks.
+            start_ns: of the recording.
+        """
+        found = [
+            (rank, number, edges[number - first], edges[number - first + 1])
+            for number in numbers.tolist()
+            for rank, (edges, first) in enumerate(zip(self._edges, self._first, strict=True))
+            if first <= number < first + len(edges) - 1
+        ]
+        if not found:
+            return empty("step"), empty("bucket")
+        rank, number, begin_ns, end_ns = np.array(found, np.int64).T
+        low, high = np.full(len(self._edges), _NEVER), np.full(len(self._edges), -1)
+        np.minimum.at(low, rank, begin_ns)
+        np.maximum.at(high, rank, end_ns)
+        spans = spans[(spans["end_ns"] >= low[spans["rank"]]) & (spans["start_ns"] <= high[spans["rank"]])]
+        spans = spans[(spans["kind"] != _CELL) & self._is_stepping(spans)]
+        until_ns = np.maximum(calls["end_ns"], calls["issue_ns"] + calls["blocked_ns"])
+        overlaps = (until_ns >= low[calls["rank"]]) & (calls["issue_ns"] <= high[calls["rank"]])
+        calls, waited = calls[overlaps], waited[overlaps]
+
+        times = [begin_ns, end_ns, spans["start_ns"], spans["end_ns"], calls["issue_ns"], calls["end_ns"]]
+        origin = min(int(one[one >= 0].min(initial=_NEVER)) for one in times)
+        apart = max(int(one.max(initial=0)) for one in times) - origin + 1 + int(calls["blocked_ns"].max(initial=0))
+
+        def moved(of_rank: Numbers, times_ns: Numbers) -> Numbers:
+            """Ranks one behind the other, so that one sweep measures all."""
+            return np.where(times_ns < 0, -1, times_ns - origin + of_rank.astype(np.int64) * apart)
+
+        for column in ("start_ns", "end_ns"):
+            spans[column] = moved(spans["rank"], spans[column])
+        for column in ("issue_ns", "start_ns", "end_ns"):
+            calls[column] = moved(calls["rank"], calls[column])
+        calls, waited = in_order(calls, waited)
+        begins, ends = moved(rank, begin_ns), moved(rank, end_ns)
+        edges = np.unique(np.concatenate((begins, ends)))
+        at = np.searchsorted(edges, begins)
+        taken = parts(edges, spans, calls, waited, self._is_stepping(calls))
+        samples = samples_of(spans, edges)
+
+        steps = empty("step", len(at))
+        steps["rank"], steps["cell"], steps["step"] = rank, self._cell, number
+        steps["start"], steps["duration"] = ms(begin_ns, start_ns), (end_ns - begin_ns) / 1e6
+        for name in steps.dtype.names or ():
+            if name in taken:
+                steps[name] = taken[name][at] / 1e6
+        steps["samples"] = [-1 if (one := samples[place]) is None else one for place in at.tolist()]
+
+        of_edge = np.full(len(edges), -1, np.int64)
+        of_edge[at] = np.arange(len(at))
+        of_step = of_edge[np.maximum(np.searchsorted(edges, calls["issue_ns"], "right") - 1, 0)]
+        is_bucket = (calls["bucket"] >= 0) & (of_step >= 0)
+        calls, of_step = calls[is_bucket], of_step[is_bucket]
+        buckets = empty("bucket", len(calls))
+        back = origin - calls["rank"].astype(np.int64) * apart
+        for name in ("rank", "cell", "bucket"):
+            buckets[name] = calls[name]
+        buckets["step"], buckets["nbytes"], buckets["model"] = number[of_step], calls["nbytes_in"], calls["module"]
+        buckets["start"] = ms(calls["issue_ns"] + back, start_ns)
+        buckets["end"] = np.where(calls["end_ns"] < 0, np.nan, ms(calls["end_ns"] + back, start_ns))
+        return steps, buckets[np.argsort(buckets["step"], kind="stable")]
+
+    def done(self, before: int) -> npt.NDArray[np.int64]:
+        """All steps before this one were measured. Returns by rank the time before which nothing is needed."""
+        self._next = max(self._next, before)
+        needed = np.full(len(self._edges), -1, np.int64)
+        for rank, edges in enumerate(self._edges):
+            at = self._next - self._first[rank]
+            if edges and at > 0:
+                needed[rank] = edges[min(at, len(edges) - 1)]
+                if at > 2 * _KEPT:
+                    del edges[: at - _KEPT]
+                    self._first[rank] += at - _KEPT
+        return needed

@@ -1,0 +1,457 @@
+"""Follows a recording for the monitor: what is new since the last look, and all that is there for who comes late."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.tables.ring import Ring
+from ddp_notebook.observe.tables.store import keys_of
+from ddp_notebook.records.schema import CALL, RESOURCE, SPAN, TIMES, Rows
+from ddp_notebook.widgets.feed import outgoing as wire
+from ddp_notebook.widgets.feed.budget import Thinning
+from ddp_notebook.widgets.feed.tables import FIRST, TEXTS, WIRE, empty, pack
+from ddp_notebook.widgets.feed.timeline import Timeline
+
+# What may travel: with the headers and what the ranks do, less than 60 kB in any second.
+TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, VALUE_BYTES_PER_S = 27_000.0, 12_000.0, 5_000.0
+_BURST_BYTES = 8_000.0  # of the timeline that may go at once
+_TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, measured by tests/benchmarks/monitor.py
+OWN_TEXTS = 1 << 24  # texts that are not the recording's are numbered from here
+_METRIC_BYTES = 13.0  # of a row, measured by tests/benchmarks/monitor.py
+_VALUE_BYTES = 24.0  # and four for each first value
+_TIMELINE_PERIOD_S = 0.18  # it is looked at at every second message: each look costs the same
+_LOOKS = 6  # looks at values in which those of a call have come
+_HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
+_KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
+_SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
+_SNAPSHOT_VALUES = 1200  # first values of tensors in a snapshot
+_VALUES = ("cell", "kind", "group", "number")
+_COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}  # of whole ones
+_EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
+_OWN_TEXTS = 1 << 12  # that are known: one that comes again later gets another number
+_MOST_WAITING_S = 4.0  # that a row may wait
+_CELLS = 4  # whose rows may still come
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a view gets: JSON, and bytes."""
+
+    header: dict[str, Any]
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(json.dumps(self.header)) + len(self.data)
+
+
+class Feed:
+    """One recording's. To be used by one thread at a time.
+
+    Args:
+        recording: that may grow.
+        only: this cell only.
+        is_live: rows will come; otherwise nothing is left out but for what a snapshot has no room for.
+
+    Example:
+        >>> feed = Feed(Recording(world_size=2), is_live=False)
+        >>> feed.snapshot(0, {}).header["world_size"]
+        2
+    """
+
+    def __init__(self, recording: Recording, only: int | None = None, *, is_live: bool = True) -> None:
+        self.recording = recording
+        self.only = only
+        self.is_live = is_live
+        self.run = secrets.token_hex(4)
+        self.seq = 0
+        self.start_ns, self.end_ns = bounds_ns(recording)
+        self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
+        self.resources = np.zeros(recording.world_size, RESOURCE)  # and how it was
+        self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
+        self._late_values: tuple[Rows, int] = (
+            np.zeros(0, CALL),
+            0,
+        )  # calls whose values had to wait, and from where on
+        self._value_ends: deque[int] = deque([self._ends["value"]], maxlen=_LOOKS)
+        self._timelines: dict[int, Timeline] = {}
+        self._thin_metrics = Thinning(METRIC_BYTES_PER_S)
+        self._value_allowance = VALUE_BYTES_PER_S
+        self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
+        self._allowance = _BURST_BYTES
+        self._looked_s: float | None = None
+        self._timeline_s = 0.0
+        self._rows_left_out = 0
+        self._kept = {name: Ring(WIRE[name], count) for name, count in _KEPT.items()}
+        self._ranks: Rows = empty("rank")
+        self._told: set[int] = set()  # texts that every view knows
+        self._own_numbers: dict[str, int] = {}
+        self._own_texts: dict[int, str] = {}
+        self._next_own = OWN_TEXTS
+        self._layouts: list[dict[str, Any]] = []
+        self._said: dict[str, Any] = {}
+        self._read_history()
+
+    @property
+    def cell(self) -> int:
+        """The cell of the latest rows; 0: there are none."""
+        if self.only is not None:
+            return self.only
+        metrics, _, _ = self.recording.follow("metric", self._ends["metric"] - 1, 1)
+        return max(*self._timelines, int(metrics["cell"].max(initial=0)), 0)
+
+    # ---- what is new
+
+    def has_news(self) -> bool:
+        """Whether rows have come, or wait for those of other ranks. Of memory and load only `present` tells."""
+        rings = self.recording.store.rings
+        return (
+            any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "layout"))
+            or any(timeline.is_waiting for timeline in self._timelines.values())
+            or any(map(len, self._waiting.values()))
+            or len(self._late_values[0]) > 0
+        )
+
+    def delta(self, now_ns: int, head: Mapping[str, Any], ranks: Rows | None = None) -> Message | None:
+        """What has come since the last one; None: nothing.
+
+        Args:
+            now_ns: of the notebook's clock.
+            head: what the header says of the session: `state`, `cell`, `title`, ...
+            ranks: rows of `rank`, if they are new.
+        """
+        tables = self._look(now_ns / 1e9)
+        if ranks is not None:
+            self._ranks = tables["rank"] = ranks
+        said = {**head, "notes": self.notes(), "layouts": self._layouts}
+        new = {name: value for name, value in said.items() if self._said.get(name) != value}
+        if not new and not any(map(len, tables.values())):
+            return None
+        self._said = said
+        self.seq += 1
+        return self._message("delta", now_ns, new, tables, self._untold(tables, new.get("layouts", ())))
+
+    def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> Message:
+        """What a view begins with: the latest of everything, and the metrics from the beginning, thinned."""
+        tables = {name: self._latest(name) for name in _KEPT}
+        values = tables["value"]  # of many ranks not all of the first values have room; `count` says how many are there
+        values["count"] = np.minimum(values["count"], min(FIRST, 1 + _SNAPSHOT_VALUES // max(1, len(values))))
+        tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
+        tables["rank"] = self._ranks
+        said = {**head, "notes": {**self.notes(), "history_every": every}, "layouts": self._layouts}
+        self._told.clear()  # the new view knows the texts of its snapshot only
+        return self._message("snapshot", now_ns, said, tables, self._texts(_numbers(tables, self._layouts)))
+
+    def answer(self, request: Any, now_ns: int, tables: Mapping[str, Rows], **more: Any) -> Message:
+        """A message with rows that a view has asked for."""
+        data = more.pop("data", b"")
+        made = self._message("answer", now_ns, {"request": request, **more}, tables, self._texts(_numbers(tables, ())))
+        if data:
+            made.header["data"] = {"dtype": "f4", "offset": len(made.data), "count": len(data) // 4}
+        return Message(made.header, made.data + data)
+
+    def notes(self) -> dict[str, Any]:
+        """What is left out."""
+        latest = next(reversed(self._timelines.values()), None)
+        return {
+            "units_shown_of": latest.every if latest is not None else 1,
+            "metric_every": self._thin_metrics.every,
+            "rows_left_out": self._rows_left_out + sum(one.left_out for one in self._timelines.values()),
+            "dropped_rows": sum(self.recording.dropped.values()),
+        }
+
+    def own_text(self, text: str) -> int:
+        """The number of a text that is not the recording's."""
+        if not text:
+            return 0
+        number = self._own_numbers.get(text)
+        if number is None:
+            number, self._next_own = self._next_own, self._next_own + 1
+            self._own_numbers[text], self._own_texts[number] = number, text
+            if len(self._own_texts) > _OWN_TEXTS:
+                oldest = next(iter(self._own_texts))
+                del self._own_numbers[self._own_texts.pop(oldest)]
+        return number
+
+    def metrics(self, most: int, name: int | None = None, cell: int | None = None) -> tuple[Rows, int]:
+        """All that was logged, or every so many steps of it where that is more than so many rows."""
+        rows = self.recording.rows("metric")
+        for column, wanted in (("name", name), ("cell", cell if cell is not None else self.only)):
+            if wanted is not None:
+                rows = rows[rows[column] == wanted]
+        every = 1
+        kept = rows
+        while len(kept) > most and every < 1 << 30:
+            every *= 2
+            kept = rows[rows["step"] % every == 0]
+        return wire.metrics(kept, self.start_ns), every
+
+    def _look(self, now_s: float) -> dict[str, Rows]:
+        seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
+        self._looked_s = now_s
+        metrics = self._follow("metric")
+        if len(metrics):
+            numbers = metrics["step"].astype(np.int64)
+            self._thin_metrics.adapt(numbers, _METRIC_BYTES * len(metrics), seconds)
+            metrics = metrics[self._thin_metrics.keep(numbers)]
+        if now_s < self._timeline_s + _TIMELINE_PERIOD_S:
+            tables, whole = {name: empty(name) for name in _TIMELINE_BYTES}, np.zeros(0, CALL)
+        else:
+            self._timeline_s = now_s
+            spans = self._follow("span")  # before the calls: they have come before the spans that they lie in
+            calls = self._follow("call")
+            if self.recording.store.rings["layout"].end > self._ends["layout"]:
+                self._read_layouts()
+            self._read_resources()
+            tables, whole = self._timelines_take(spans, calls, now_s)
+        if self.is_live:
+            tables = self._paced(tables, seconds)
+        tables["metric"] = wire.metrics(metrics, self.start_ns)
+        tables["value"] = self._values(whole, seconds)
+        for name in _KEPT:
+            if len(tables[name]):
+                self._kept[name].append(tables[name])
+        return tables
+
+    def _follow(self, table: str) -> Rows:
+        rows, self._ends[table], _ = self.recording.follow(table, self._ends[table])
+        rows = rows[rows["rank"] < self.recording.world_size]
+        return rows if self.only is None else rows[rows["cell"] == self.only]
+
+    def _timelines_take(self, spans: Rows, calls: Rows, now_s: float) -> tuple[dict[str, Rows], Rows]:
+        if len(calls):
+            self.last[calls["rank"]] = calls  # of each rank the last one stays
+        cells = {*np.unique(spans["cell"]).tolist(), *np.unique(calls["cell"]).tolist()}
+        for cell in sorted(cells - set(self._timelines)):
+            self._timelines[cell] = self._timeline(cell, TIMELINE_BYTES_PER_S if self.is_live else None)
+        while len(self._timelines) > _CELLS:
+            self._rows_left_out += self._timelines.pop(next(iter(self._timelines))).left_out
+        found, whole = [], [np.zeros(0, CALL)]
+        for cell, timeline in self._timelines.items():
+            if cell in cells or timeline.is_waiting:
+                is_all = cells == {cell}
+                own_spans = spans if is_all else spans[spans["cell"] == cell]
+                own_calls = calls if is_all else calls[calls["cell"] == cell]
+                tables, calls_whole = timeline.take(own_spans, own_calls, now_s)
+                found.append(tables)
+                whole.append(calls_whole)
+        names = ("span", "step", "bucket")
+        if not found:
+            return {name: empty(name) for name in names}, whole[0]
+        return {name: np.concatenate([one[name] for one in found]) for name in names}, np.concatenate(whole)
+
+    def _paced(self, tables: dict[str, Rows], seconds: float) -> dict[str, Rows]:
+        """As much of the timeline as may go now, steps first; the rest waits: a whole step of many ranks is a lot."""
+        self._allowance = min(self._allowance + TIMELINE_BYTES_PER_S * seconds, _BURST_BYTES)
+        going = {}
+        for name, nbytes in _TIMELINE_BYTES.items():
+            rows = np.concatenate((self._waiting[name], tables[name])) if len(self._waiting[name]) else tables[name]
+            count = min(len(rows), max(0, int(self._allowance / nbytes)))
+            self._allowance -= count * nbytes
+            most = int(_MOST_WAITING_S * TIMELINE_BYTES_PER_S / nbytes)
+            self._rows_left_out += max(0, len(rows) - count - most)
+            going[name], self._waiting[name] = rows[:count], rows[count:][-most:]
+        return going
+
+    def _timeline(self, cell: int, bytes_per_s: float | None) -> Timeline:
+        before = next(reversed(self._timelines.values()), None)
+        return Timeline(self.recording, cell, self.start_ns, bytes_per_s, before.every if before is not None else 1)
+
+    # ---- values
+
+    def _values(self, calls: Rows, seconds: float) -> Rows:
+        """What was in the tensors of the newest collectives that are known on all ranks, as many as may travel."""
+        store = self.recording.store
+        since = self._value_ends[0]
+        self._value_ends.append(store.rings["value"].end)
+        self._value_allowance = min(self._value_allowance + VALUE_BYTES_PER_S * seconds, VALUE_BYTES_PER_S)
+        found = [empty("value")]
+        if not len(calls):
+            calls, since = self._late_values
+        while len(calls):
+            newest = calls[np.argmax(calls["issue_ns"])]
+            mine = (calls["group"] == newest["group"]) & (calls["number"] == newest["number"])
+            mine &= (calls["op"] == newest["op"]) & (calls["cell"] == newest["cell"])
+            is_last = len(found) == 1  # of all: it is told, if not now then later
+            if is_last:
+                self._late_values = (calls[mine], since) if self._value_allowance <= 0 else (calls[:0], 0)
+            if self._value_allowance <= 0:
+                break
+            rows = self.values_of(calls[mine], since)
+            calls = calls[~mine]
+            self._value_allowance -= len(rows) * _VALUE_BYTES + 4 * float(rows["count"].max(initial=0)) * len(rows)
+            found.append(rows)
+        return np.concatenate(found[::-1])
+
+    def values_of(self, calls: Rows, since: int = 0) -> Rows:
+        """Rows of `value` of these calls, in their order.
+
+        Args:
+            since: index in the table of values from which on they are.
+        """
+        store = self.recording.store
+        keys, end, _ = store.value_keys.since(since)
+        wanted = np.concatenate([keys_of(calls["rank"], calls["call"], np.uint64(side)) for side in (0, 1)])
+        places = np.flatnonzero(np.isin(keys, wanted)) + (end - len(keys))
+        rows = [row for at in places.tolist() if (row := store.rings["value"].row(at)) is not None]
+        if not rows:
+            return empty("value")
+        found = np.array(rows)
+        # A rank may have several of these calls.
+        names = keys_of(calls["rank"], calls["call"], np.uint64(0))
+        order = np.argsort(names)
+        of = order[np.searchsorted(names[order], keys_of(found["rank"], found["call"], np.uint64(0)))]
+        by_call = np.argsort(of, kind="stable")
+        return wire.values(self.recording, found[by_call], calls[of[by_call]])
+
+    # ---- what is there already
+
+    def _read_history(self) -> None:
+        """The last rows of a recording that was there before its feed."""
+        now_s = 0.0
+        found = {}
+        for table, begun in (("span", "start_ns"), ("call", "issue_ns")):
+            # What is live has just come; in a file, ranks may stand one behind the other.
+            since = max(0, self._ends[table] - _HISTORY) if self.is_live else 0
+            rows, self._ends[table], _ = self.recording.follow(table, since)
+            rows = rows[rows["rank"] < self.recording.world_size]
+            rows = rows if self.only is None else rows[rows["cell"] == self.only]
+            if len(rows) > _HISTORY:
+                rows = rows[rows[begun] >= np.partition(rows[begun], -_HISTORY)[-_HISTORY]]
+            found[table] = rows
+        self._read_layouts()
+        self._ends["resource"] = 0
+        self._read_resources()
+        spans, calls = found["span"], found["call"]
+        if len(calls):
+            self.last[calls["rank"]] = calls
+        for cell in np.union1d(spans["cell"], calls["cell"]).tolist():
+            history = self._timelines[cell] = self._timeline(cell, None)
+            tables, whole = history.take(spans[spans["cell"] == cell], calls[calls["cell"] == cell], now_s)
+            late, more = history.take(np.zeros(0, SPAN), np.zeros(0, CALL), now_s + 10.0)  # nothing is waited for
+            tables = {name: np.concatenate((rows, late[name])) for name, rows in tables.items()}
+            tables["span"] = tables["span"][np.argsort(tables["span"]["end"], kind="stable")]
+            tables["value"] = self.values_of(_by_collective(np.concatenate((whole, more)))[-_KEPT["value"] :])
+            for name in _KEPT:
+                self._kept[name].append(tables[name])
+            if self.is_live:
+                history.bound(TIMELINE_BYTES_PER_S)
+        while len(self._timelines) > _CELLS:
+            self._timelines.pop(next(iter(self._timelines)))
+
+    def _latest(self, table: str) -> Rows:
+        """The latest rows for a snapshot: whole steps, and whole collectives."""
+        kept = self._kept[table].all()
+        if self.only is not None and "cell" in (WIRE[table].names or ()):
+            kept = kept[kept["cell"] == self.only]
+        most = _SNAPSHOT[table] * (1 if self.recording.world_size > 1 else 2)
+        if table in _COUNTS and len(kept):
+            most = max(most, int(_is_same(kept, kept[-1], table).sum()))  # always one at least
+        if len(kept) <= most:
+            return kept
+        rows = kept[-most:]
+        return rows[~_is_same(rows, kept[-most - 1], table)] if table in _COUNTS else rows
+
+    def _read_resources(self) -> None:
+        rows, self._ends["resource"], _ = self.recording.follow("resource", self._ends["resource"])
+        rows = rows[rows["rank"] < self.recording.world_size]
+        if len(rows):
+            self.resources[rows["rank"]] = rows
+
+    def _read_layouts(self) -> None:
+        rows = self.recording.rows("layout")
+        self._ends["layout"] = self.recording.store.rings["layout"].end
+        found: dict[tuple[int, int], dict[str, Any]] = {}
+        for rank, time_ns, model, buckets in rows[["rank", "time_ns", "model", "buckets"]].tolist():
+            known = self.recording.store.texts.parsed(buckets)
+            if known:
+                time_ms = (time_ns - self.start_ns) / 1e6
+                one = found.setdefault(
+                    (model, buckets), {"model": model, "ranks": [], "time": time_ms, "buckets": known}
+                )
+                if rank not in one["ranks"]:
+                    one["ranks"].append(rank)
+        self._layouts = list(found.values())
+
+    # ---- messages
+
+    def _message(
+        self, kind: str, now_ns: int, head: Mapping[str, Any], tables: Mapping[str, Rows], texts: list[list[Any]]
+    ) -> Message:
+        packed, data = pack(tables)
+        header = {
+            "kind": kind,
+            "seq": self.seq,
+            "run": self.run,
+            "now_ms": round((now_ns - self.start_ns) / 1e6, 3),
+            "world_size": self.recording.world_size,
+            **head,
+            "texts": texts,
+            "tables": packed,
+        }
+        return Message(header, data)
+
+    def _untold(self, tables: Mapping[str, Rows], layouts: Any) -> list[list[Any]]:
+        """The texts of these rows that were not told to every view."""
+        new = [number for number in _numbers(tables, layouts) if number not in self._told]
+        self._told.update(new)
+        return self._texts(new)
+
+    def _texts(self, numbers: list[int]) -> list[list[Any]]:
+        return [[number, self.text(number)] for number in numbers]
+
+    def text(self, number: int) -> str:
+        """What a number in these tables stands for; of a group its title."""
+        if number >= OWN_TEXTS:
+            return self._own_texts.get(number, "")
+        text = self.recording.text(number)
+        return str(self.recording.group_of(number)["title"]) if text.startswith('{"name"') else text
+
+
+def _is_same(rows: Rows, one: Any, table: str) -> npt.NDArray[np.bool_]:
+    """(n,) of the same step, or of the same collective, as this one."""
+    return np.logical_and.reduce([rows[name] == one[name] for name in _COUNTS[table]])
+
+
+def _by_collective(calls: Rows) -> Rows:
+    """In the order in which collectives began on their last rank, and not one rank's after the other's."""
+    _, of = np.unique(calls[["cell", "group", "op", "number"]], return_inverse=True)
+    begun_ns = np.zeros(len(calls), np.int64)
+    np.maximum.at(begun_ns, of, calls["issue_ns"])
+    return calls[np.lexsort((calls["rank"], of, begun_ns[of]))]
+
+
+def _numbers(tables: Mapping[str, Rows], layouts: Any) -> list[int]:
+    """The numbers of all texts in these rows."""
+    columns: list[npt.NDArray[Any]] = [
+        np.unique(rows[name]) for table, rows in tables.items() for name in TEXTS[table] if len(rows)
+    ]
+    columns.append(np.array([one["model"] for one in layouts], np.uint32))
+    found = np.unique(np.concatenate(columns)).tolist()
+    return [number for number in found if number]
+
+
+def bounds_ns(recording: Recording) -> tuple[int, int]:
+    """The first and the last time that a recording knows, as far as its first and last rows tell; now, where it knows
+    none."""
+    found = []
+    for table, columns in TIMES.items():
+        end = recording.store.rings[table].end
+        for since in (0, max(0, end - _EDGE)) if columns else ():
+            rows, _, _ = recording.follow(table, since, _EDGE)
+            for column in columns:
+                times = rows[column][rows[column] >= 0]
+                if len(times):
+                    found += [int(times.min()), int(times.max())]
+    now_ns = time.monotonic_ns()
+    return min(found, default=now_ns), max(found, default=now_ns)

@@ -1,0 +1,111 @@
+"""Rows of a recording as rows of the tables that travel."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.tables.matching import arrivals
+from ddp_notebook.records.schema import DTYPES, FIRST_BYTES, Rows
+from ddp_notebook.widgets.feed.tables import FIRST, KINDS, empty
+
+Times = npt.NDArray[np.int64]
+_COLLECTIVE = KINDS.index("collective")
+
+
+class Texts(Protocol):
+    """What is asked of a recording here."""
+
+    def text(self, number: int) -> str: ...
+
+
+def ms(times_ns: Any, start_ns: int) -> npt.NDArray[np.float64]:
+    """(n,) milliseconds since the start; NaN where the time is not known."""
+    return np.where(times_ns >= 0, (times_ns - start_ns) / 1e6, np.nan)
+
+
+def metrics(rows: Rows, start_ns: int) -> Rows:
+    """Rows of `records.METRIC`."""
+    found = empty("metric", len(rows))
+    for name in ("rank", "name", "cell", "step", "value"):
+        found[name] = rows[name]
+    found["time"] = ms(rows["time_ns"], start_ns)
+    return found
+
+
+def spans(rows: Rows, start_ns: int) -> Rows:
+    """Rows of `records.SPAN`."""
+    found = empty("span", len(rows))
+    for name in ("rank", "kind", "name", "cell", "step", "thread"):
+        found[name] = rows[name]
+    found["start"], found["end"] = ms(rows["start_ns"], start_ns), ms(rows["end_ns"], start_ns)
+    found["wait"] = np.nan
+    return found
+
+
+def calls(recording: Texts, rows: Rows, waited_ns: npt.NDArray[Any], start_ns: int) -> Rows:
+    """Rows of `records.CALL`.
+
+    Args:
+        waited_ns: (n,) for the last rank; negative: not known.
+    """
+    found = empty("span", len(rows))
+    for name in ("rank", "cell", "step", "thread", "op", "group", "number", "call", "origin", "site", "state"):
+        found[name] = rows[name]
+    found["name"] = rows["module"]
+    found["kind"] = _kinds(recording, rows["op"])
+    found["nbytes"] = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
+    begun, ended = arrivals(rows), rows["end_ns"]
+    # gloo does not tell when a receive has ended, only for how long somebody waited for it.
+    ended = np.where((ended < 0) & (rows["blocked_ns"] > 0), begun + rows["blocked_ns"], ended)
+    found["start"], found["end"] = ms(begun, start_ns), ms(ended, start_ns)
+    found["wait"] = np.where(waited_ns >= 0, waited_ns / 1e6, np.nan)
+    return found
+
+
+def values(recording: Texts, rows: Rows, of_calls: Rows) -> Rows:
+    """Rows of `records.VALUE`.
+
+    Args:
+        of_calls: (n,) the row of `records.CALL` of each.
+    """
+    found = empty("value", len(rows))
+    for name in ("rank", "call", "side", "dtype", "numel", "looked_at", "low", "high", "mean", "nans", "infs"):
+        found[name] = rows[name]
+    for name in ("cell", "group", "number", "op"):
+        found[name] = of_calls[name]
+    found["kind"] = _kinds(recording, of_calls["op"])
+    found["shape"] = of_calls["shapes"]
+    for number in np.unique(rows["dtype"]).tolist():
+        mine = rows["dtype"] == number
+        first = _first(rows[mine], recording.text(number))  # (m, up to 32)
+        found["first"][mine, : first.shape[1]] = first
+        found["count"][mine] = np.minimum(rows["first_count"][mine], first.shape[1])
+    return found
+
+
+def _kinds(recording: Texts, ops: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """(n,) whether these are collectives, sends or receives."""
+    found = np.full(len(ops), _COLLECTIVE, np.uint8)
+    for number in np.unique(ops).tolist():
+        if (op := recording.text(number)) in KINDS:
+            found[ops == number] = KINDS.index(op)
+    return found
+
+
+def _first(rows: Rows, dtype: str) -> npt.NDArray[np.float32]:
+    """(n, up to 32) the first elements of tensors of one type; of complex ones their modulus."""
+    data = np.frombuffer(np.ascontiguousarray(rows["first"]).tobytes(), np.uint8).reshape(len(rows), FIRST_BYTES)
+    found = as_floats(data[:, :FIRST_BYTES].tobytes(), dtype).reshape(len(rows), -1)
+    return found[:, :FIRST]
+
+
+def as_floats(data: bytes, dtype: str) -> npt.NDArray[np.float32]:
+    """The elements of a tensor of torch from its bytes, as far as float32 has them."""
+    raw = np.frombuffer(data, DTYPES.get(dtype, "|u1"))
+    if dtype == "bfloat16":  # the upper half of a float32
+        return (raw.astype("<u4") << 16).view("<f4")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.abs(raw).astype("<f4") if raw.dtype.kind == "c" else raw.astype("<f4")

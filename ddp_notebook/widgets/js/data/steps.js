@@ -1,0 +1,168 @@
+/**
+ * What the bars of the steps and of the buckets are, in numbers. Pure.
+ */
+
+import { duration } from "../parts/format.js";
+import { COLLECTIVE, KINDS, PARTS } from "./tables.js";
+
+const SAME_MS = 5e-3; // times travel rounded
+const BACKWARD = KINDS.indexOf("backward");
+
+/**
+ * The parts of a row of the table of steps, in the order of PARTS, in ms. They add up to the step's duration: of the
+ * compute, what ran while data moved is `overlapped`.
+ * @param {Record<string, any>} columns
+ * @param {number} index
+ * @returns {number[]}
+ */
+export function partsOf(columns, index) {
+  const compute = columns.compute[index];
+  const hidden = Math.min(columns.overlapped[index], compute);
+  return PARTS.map((part) => (part === "compute" ? compute - hidden : part === "overlapped" ? hidden : columns[part][index]));
+}
+
+/**
+ * The mean of the ranks that have ended the step.
+ * @param {import("./store.js").Store} store
+ * @param {any} entry of `store.steps()`
+ * @param {Set<number>|null} ranks
+ * @returns {{cell: number, step: number, parts: number[], duration: number, ranks: number[]}|null} null: none has
+ */
+export function barOf(store, entry, ranks) {
+  const known = entry.bar;
+  if (known && known.revision === entry.revision && known.ranks === ranks && known.frozen === store.frozen) return known.value;
+  const value = newBar(store, entry, ranks);
+  // Those that are drawn again and again: of all ranks, or of the same choice.
+  entry.bar = { revision: entry.revision, ranks, frozen: store.frozen, value };
+  return value;
+}
+
+/** The same, computed anew. @param {import("./store.js").Store} store @param {any} entry @param {Set<number>|null} ranks */
+export function newBar(store, entry, ranks) {
+  const { columns } = store.tables.step;
+  const sum = PARTS.map(() => 0);
+  const found = [];
+  let duration = 0;
+  for (const [rank, index] of entry.indexes) {
+    if (ranks && !ranks.has(rank)) continue;
+    found.push(rank);
+    duration += columns.duration[index];
+    partsOf(columns, index).forEach((part, at) => (sum[at] += part));
+  }
+  if (!found.length) return null;
+  const count = found.length;
+  return { cell: entry.cell, step: entry.step, parts: sum.map((part) => part / count), duration: duration / count, ranks: found };
+}
+
+/**
+ * Stacked rectangles, from the bottom up.
+ * @param {{parts: number[]}[]} bars
+ * @param {{left: number, top: number, width: number, height: number, high: number, pitch: number, gap: number}} frame
+ *   pitch: from bar to bar; gap: between two; high: the value at the top
+ * @returns {{part: string, bar: number, x: number, y: number, width: number, height: number}[]}
+ */
+export function stack(bars, { left, top, height, high, pitch, gap }) {
+  const found = [];
+  bars.forEach(({ parts }, bar) => {
+    let base = 0;
+    parts.forEach((part, at) => {
+      if (!(part > 0)) return;
+      const [from, to] = [Math.min(base, high), Math.min(base + part, high)];
+      base += part;
+      if (to <= from) return;
+      const y = top + height * (1 - to / high);
+      found.push({ part: PARTS[at], bar, x: left + bar * pitch + gap / 2, y, width: pitch - gap, height: (height * (to - from)) / high });
+    });
+  });
+  return found;
+}
+
+/**
+ * The value at the top of the axis. A first step that is much longer than all others does not flatten them: it is cut,
+ * and labelled.
+ * @param {number[]} durations
+ */
+export function highest(durations) {
+  const sorted = durations.filter((one) => one > 0).sort((a, b) => a - b);
+  if (!sorted.length) return 1;
+  const largest = sorted[sorted.length - 1];
+  const usual = sorted[Math.min(sorted.length - 1, Math.floor(0.9 * sorted.length))];
+  return 1.08 * (sorted.length > 4 && largest > 1.6 * usual ? 1.15 * usual : largest);
+}
+
+/**
+ * How long the bars are that the axis cuts, in words: behind each bar, at the right edge before it; where there is no
+ * room, not at all.
+ * @param {{duration: number}[]} bars
+ * @param {{left: number, pitch: number, high: number}} frame
+ * @param {number} right
+ * @param {(words: string) => number} widthOf
+ * @returns {{words: string, x: number}[]}
+ */
+export function cutLabels(bars, { left, pitch, high }, right, widthOf) {
+  const found = [];
+  let free = -Infinity;
+  bars.forEach((bar, at) => {
+    if (bar.duration <= high) return;
+    const words = `${duration(bar.duration)} ↑`;
+    const width = widthOf(words);
+    const before = left + at * pitch - 3 - width, behind = left + (at + 1) * pitch + 3;
+    const x = behind + width <= right ? behind : before;
+    if (x < free) return;
+    free = x + width + 8;
+    found.push({ words, x });
+  });
+  return found;
+}
+
+/**
+ * The buckets of a step on one rank: when they were under way, and which part of that waited, was hidden behind the
+ * compute, and was exposed. After the last bucket has been issued a backward has nothing else to do than to wait for
+ * them, so from then on what moves is exposed.
+ * @param {import("./store.js").Store} store
+ * @param {{cell: number, step: number}} step
+ * @param {number} rank
+ */
+export function bucketsOf(store, step, rank) {
+  const rows = store.bucketsOf(step.cell, step.step).filter((row) => row.rank === rank);
+  if (!rows.length) return { backward: null, buckets: [], lastIssue: 0, from: 0, to: 0 };
+  const first = Math.min(...rows.map((row) => row.start));
+  const last = Math.max(...rows.map((row) => (Number.isNaN(row.end) ? row.start : row.end)));
+  let backward = null;
+  const lastIssue = Math.max(...rows.map((row) => row.start));
+  /** @type {[number, number][]} */
+  const waits = [];
+  const { kind, start, end, wait } = store.tables.span.columns;
+  for (const index of store.spansIn(first - 1e-3, last + 1e-3, rank)) {
+    if (kind[index] === BACKWARD) {
+      const to = Number.isNaN(end[index]) ? store.now : end[index];
+      backward = backward ? [Math.min(backward[0], start[index]), Math.max(backward[1], to)] : [start[index], to];
+    } else if (kind[index] === COLLECTIVE) waits.push([start[index], wait[index]]);
+  }
+  const buckets = rows
+    .sort((a, b) => a.start - b.start || a.bucket - b.bucket)
+    .map((row) => {
+      const isOpen = Number.isNaN(row.end);
+      const to = isOpen ? Math.max(store.now, row.start) : row.end;
+      const known = nearest(waits, row.start);
+      const arrived = Math.min(to, row.start + (known > 0 ? known : 0));
+      const hidden = Math.min(Math.max(arrived, lastIssue), to);
+      return {
+        bucket: row.bucket,
+        nbytes: row.nbytes,
+        names: store.parametersOf(row.model, row.bucket, row.start),
+        start: row.start,
+        end: to,
+        isOpen,
+        wait: known === undefined ? NaN : known,
+        arrived,
+        hidden,
+      };
+    });
+  return { backward, buckets, lastIssue, from: Math.min(backward?.[0] ?? first, first), to: Math.max(backward?.[1] ?? last, ...buckets.map((one) => one.end)) };
+}
+
+/** The wait of the call that begins with the bucket. @param {[number, number][]} waits @param {number} start */
+function nearest(waits, start) {
+  return waits.find(([its]) => Math.abs(its - start) < SAME_MS)?.[1];
+}

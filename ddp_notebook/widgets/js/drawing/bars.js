@@ -1,0 +1,287 @@
+/**
+ * From spans to rectangles: what of a lane is seen in a window, bar by bar where a bar is wide enough, and as shares of
+ * each pixel column where it is not. Pure; the canvas is in timeline_draw.js. Sizes are CSS pixels.
+ */
+
+import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "../data/lanes.js";
+
+/** The width of the columns into which short operations are merged; twice that in rows that are thin, too. */
+export const MERGE_PX = 2;
+const CROWDED_PX = 6, ROOMY_PX = 9; // per operation of a lane: below, and above which
+const LEAST_SINGLE_PX = 40; // what a bar of its own has in a crowded lane
+
+/**
+ * From which width on an operation is a bar of its own. In a crowded lane nearly all are merged: a picture half of bars
+ * and half of shares would not be read. Between the two limits it stays as it was, so that nothing flickers.
+ *
+ * @param {number} pixels
+ * @param {number} count operations in these pixels
+ * @param {number} before
+ */
+export function leastWidth(pixels, count, before) {
+  const each = pixels / Math.max(count, 1);
+  const isCrowded = each < (before === LEAST_SINGLE_PX ? ROOMY_PX : CROWDED_PX);
+  return isCrowded ? LEAST_SINGLE_PX : MERGE_PX;
+}
+
+/** What a rectangle means; `WAITING` is drawn as emptiness with an outline. */
+export const MEANINGS = ["cell", "forward", "backward", "optimizer", "input", "transfer", "send", "recv", "waiting", "failed", "under way"];
+export const TRANSFER = 5, WAITING = 8, FAILURE = 9, UNDER_WAY = 10; // kinds 0 to 7 are the first eight meanings
+const N = MEANINGS.length;
+const FIRST_OF = [0, 1, TRANSFER, N]; // meanings of each lane, behind those of the lane before
+
+/** Rectangles by meaning, in arrays that are used again for each picture. */
+export class Rectangles {
+  constructor() {
+    this.counts = new Int32Array(N);
+    this.quads = Array.from({ length: N }, () => new Float32Array(4 * 256)); // x, y, width, height
+    this.clear();
+  }
+
+  clear() {
+    this.counts.fill(0);
+    this.single = 0; // spans drawn as bars of their own
+    this.merged = 0; // spans drawn as shares of columns
+    this.columns = 0; // those columns
+    /** Bars that may hold words. @type {{lane: import("../data/lanes.js").Lane, at: number, x: number, y: number, w: number, h: number, meaning: number}[]} */
+    this.wide = [];
+    /** Right ends of bars that are not over. */
+    this.open = [];
+  }
+
+  push(meaning, x, y, w, h) {
+    const n = this.counts[meaning];
+    let quads = this.quads[meaning];
+    if (4 * n === quads.length) {
+      const grown = new Float32Array(2 * quads.length);
+      grown.set(quads);
+      this.quads[meaning] = quads = grown;
+    }
+    const i = 4 * n;
+    quads[i] = x;
+    quads[i + 1] = y;
+    quads[i + 2] = w;
+    quads[i + 3] = h;
+    this.counts[meaning] = n + 1;
+  }
+
+  get total() {
+    return this.counts.reduce((sum, count) => sum + count, 0);
+  }
+}
+
+/**
+ * Where rows and their lanes lie. Rows are as high as there is room for, between a least height, at which they scroll,
+ * and a most.
+ *
+ * @param {number} rows
+ * @param {number} height for all of them
+ * @param {number[]} depths slots of each lane
+ */
+export function layoutRows(rows, height, depths) {
+  const slots = depths[COMPUTE] + depths[COMMUNICATION];
+  const row = Math.min(Math.max(Math.floor(height / Math.max(rows, 1)), 7), 26 + 18 * slots);
+  const gap = row >= 40 ? 6 : row >= 16 ? 3 : 1;
+  const cell = row >= 40 ? 3 : row >= 16 ? 2 : 1;
+  const inner = row - gap - cell;
+  // Communication has the larger part where it has several slots.
+  const parts = 1 + Math.min(1.5, 0.5 * (depths[COMMUNICATION] - 1) + 0.4);
+  const compute = Math.max(2, Math.round(inner / parts));
+  const lanes = [
+    { y: 0, h: cell, slots: 1 },
+    { y: cell, h: compute, slots: depths[COMPUTE] },
+    { y: cell + compute, h: inner - compute, slots: depths[COMMUNICATION] },
+  ];
+  for (const lane of lanes) {
+    lane.h -= row >= 16 && lane !== lanes[0] ? 1 : 0; // air between lanes
+    if (lane.h / lane.slots < 3) lane.slots = 1; // too thin: they lie on each other
+    lane.slotH = lane.h / lane.slots;
+  }
+  return { row, gap, lanes, total: row * rows };
+}
+
+/**
+ * Adds what is seen of a lane.
+ *
+ * @param {Rectangles} into
+ * @param {import("../data/lanes.js").Lane} lane
+ * @param {{t0: number, t1: number}} view
+ * @param {{x: number, y: number, width: number, h: number, slots: number, slotH: number, column?: number}} box of the lane
+ * @param {number} now where open spans end
+ * @param {number} [pixel] the least that can be seen
+ * @param {number} [least] the width of the narrowest bar
+ */
+export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX) {
+  const { t0, t1 } = view;
+  const scale = box.width / (t1 - t0);
+  const right = box.x + box.width;
+  const until = lane.until(t1);
+  const { start, end, kind, wait, state, slot } = lane;
+  const air = box.slotH >= 6 ? 1 : 0;
+  let merging = false;
+  roomEnds.fill(-Infinity);
+  lastWide.fill(undefined);
+  for (let i = lane.from(t0); i < until; i++) {
+    const stop = end[i] === Infinity ? Math.max(now, start[i]) : end[i];
+    if (stop < t0) continue;
+    const length = (stop - start[i]) * scale;
+    const isWaitKnown = wait[i] > 0;
+    if (length < least && end[i] !== Infinity && state[i] !== FAILED) {
+      if (!merging) {
+        merging = true;
+        openShares(box);
+      }
+      const waited = isWaitKnown ? Math.min(wait[i], stop - start[i]) : 0;
+      if (waited) share(WAITING, (start[i] - t0) * scale, (start[i] + waited - t0) * scale);
+      share(kind[i], (start[i] + waited - t0) * scale, (stop - t0) * scale);
+      into.merged++;
+      continue;
+    }
+    into.single++;
+    let x = box.x + (start[i] - t0) * scale;
+    let w = length;
+    if (x < box.x - 2) {
+      w -= box.x - 2 - x; // an edge outside stays outside
+      x = box.x - 2;
+    }
+    w = Math.min(w, right + 2 - x);
+    // A fine gap tells two neighbours apart.
+    if (length >= 4) w -= pixel;
+    w = Math.max(w, pixel);
+    const y = box.y + (box.slots > 1 ? slot[i] * box.slotH : 0);
+    const h = Math.max(box.slotH - air, 1);
+    let meaning = kind[i];
+    // What is under way may be waiting or moving data: nobody knows before its end.
+    if (meaning >= TRANSFER) meaning = state[i] === FAILED ? FAILURE : end[i] === Infinity ? UNDER_WAY : meaning;
+    let bodyX = x, bodyW = w;
+    if (isWaitKnown && meaning === kind[i]) {
+      const edge = Math.min(box.x + (start[i] + wait[i] - t0) * scale, x + w);
+      if (edge > x) {
+        into.push(WAITING, x, y, edge - x, h);
+        bodyX = edge;
+        bodyW = x + w - edge;
+      }
+    }
+    // Send lies in the upper part of its slot, receive in the lower: a message goes down from one to the other.
+    const isHalf = h >= 6 && kind[i] > TRANSFER;
+    const bodyY = isHalf && kind[i] === TRANSFER + 2 ? y + h * 0.35 : y;
+    const bodyH = isHalf ? h * 0.65 : h;
+    if (bodyW > 0) into.push(meaning, bodyX, bodyY, bodyW, bodyH);
+    if (end[i] === Infinity) into.open.push({ x: x + w, y, h });
+    // Bars that share a slot may lie on each other: words have what is a bar's alone.
+    const place = box.slots > 1 ? slot[i] : 0;
+    const before = lastWide[place];
+    if (before) before.w = Math.min(before.w, x - before.x);
+    if (w >= 16 && bodyH >= 9) {
+      const isBody = bodyW >= w - bodyW;
+      const from = Math.max(isBody ? bodyX : x, roomEnds[place]);
+      const wide = { lane, at: i, x: from, y: isBody ? bodyY : y, w: (isBody ? x + w : bodyX) - from, h: isBody ? bodyH : h, meaning: isBody ? meaning : WAITING };
+      if (wide.w > 0) into.wide.push((lastWide[place] = wide));
+    }
+    roomEnds[place] = Math.max(roomEnds[place], x + w);
+  }
+  if (merging) closeShares(into, box, pixel, FIRST_OF[lane.which], FIRST_OF[lane.which + 1]);
+}
+
+/** By slot: where the bars so far end, and the last one that may hold words. */
+const roomEnds = new Float64Array(MOST_SLOTS);
+/** @type {(Rectangles["wide"][number]|undefined)[]} */
+const lastWide = new Array(MOST_SLOTS).fill(undefined);
+
+// ---- columns of merged spans: of each meaning how much of the column's time it has
+
+let shares = new Float32Array(0); // (columns, N)
+let firstColumn = 0, lastColumn = -1, columnCount = 0, columnWidth = MERGE_PX;
+
+function openShares({ width, column = MERGE_PX }) {
+  columnWidth = column;
+  columnCount = Math.ceil(width / columnWidth);
+  if (shares.length < columnCount * N) shares = new Float32Array(columnCount * N);
+  firstColumn = columnCount;
+  lastColumn = -1;
+}
+
+/** Adds to the columns from x0 to x1. */
+function share(meaning, x0, x1) {
+  const a = Math.max(x0, 0) / columnWidth;
+  const b = Math.min(x1 / columnWidth, columnCount);
+  let column = Math.min(Math.floor(a), columnCount - 1);
+  if (column < firstColumn) firstColumn = column;
+  // A span of no length is there, too.
+  shares[column * N + meaning] += Math.max(Math.min(b, column + 1) - a, 1e-6);
+  while (++column < b) shares[column * N + meaning] += Math.min(b - column, 1);
+  if (column - 1 > lastColumn) lastColumn = column - 1;
+}
+
+/** Stacks of equal height side by side become one rectangle. Meanings are those from `k0` to before `k1`. */
+function closeShares(into, box, pixel, k0, k1) {
+  const steps = Math.max(1, Math.round(box.h / pixel)); // heights are whole pixels
+  const heights = new Int32Array(N), before = new Int32Array(N);
+  let runStart = firstColumn;
+  for (let column = firstColumn; column <= lastColumn + 1; column++) {
+    const isInside = column <= lastColumn;
+    if (isInside && stack(column, steps, heights, k0, k1)) into.columns++;
+    let isSame = isInside && column > firstColumn;
+    for (let k = k0; k < k1 && isSame; k++) isSame = heights[k] === before[k];
+    if (isSame) continue;
+    if (column > firstColumn) emit(into, box, before, runStart, column, steps, k0, k1);
+    runStart = column;
+    before.set(heights);
+  }
+  shares.fill(0, firstColumn * N, (lastColumn + 1) * N);
+}
+
+/** Heights of the parts of a column, and whether there are any. */
+function stack(column, steps, heights, k0, k1) {
+  let sum = 0, largest = k0, used = 0;
+  const at = column * N;
+  for (let k = k0; k < k1; k++) {
+    sum += shares[at + k];
+    if (shares[at + k] > shares[at + largest]) largest = k;
+  }
+  const scale = sum > 1 ? steps / sum : steps; // of overlapping ones the shares of their sum
+  for (let k = k0; k < k1; k++) used += heights[k] = Math.round(shares[at + k] * scale);
+  if (sum && !used) heights[largest] = 1; // the least that can be seen
+  else if (used > steps) heights[largest] -= used - steps; // of rounding
+  return sum > 0;
+}
+
+function emit(into, box, heights, from, to, steps, k0, k1) {
+  const x = box.x + from * columnWidth;
+  const w = Math.min(to * columnWidth, box.width) - from * columnWidth;
+  let top = steps;
+  for (let k = k0; k < k1; k++) {
+    if (heights[k] < 1) continue;
+    top -= heights[k];
+    into.push(k, x, box.y + (top * box.h) / steps, w, (heights[k] * box.h) / steps);
+  }
+}
+
+/**
+ * The span at a place of a lane, and how many others share its pixel column.
+ *
+ * @param {import("../data/lanes.js").Lane} lane
+ * @param {number} time
+ * @param {number} slot -1: any
+ * @param {number} msPerPixel
+ * @param {number} now
+ * @param {number} [least] the width of the narrowest bar
+ * @returns {{at: number, count: number} | null}
+ */
+export function hit(lane, time, slot, msPerPixel, now, least = MERGE_PX) {
+  const reach = 2 * msPerPixel;
+  const until = lane.until(time + reach);
+  let best = -1, bestAway = Infinity, count = 0;
+  for (let i = lane.from(time - reach); i < until; i++) {
+    const stop = lane.end[i] === Infinity ? now : lane.end[i];
+    if (stop < time - reach) continue;
+    if (stop - lane.start[i] < least * msPerPixel) count++;
+    const away = Math.max(lane.start[i] - time, time - stop, 0) + (slot >= 0 && lane.slot[i] !== slot ? 3 * reach : 0);
+    // Of nested ones the inner, which starts later.
+    if (away <= bestAway && away <= reach) {
+      best = i;
+      bestAway = away;
+    }
+  }
+  return best < 0 ? null : { at: best, count };
+}

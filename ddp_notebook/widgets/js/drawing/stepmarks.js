@@ -1,0 +1,88 @@
+/**
+ * When each step was, over all ranks, and which steps have no spans here: where there is too much for the way to the
+ * browser, the feed leaves out whole steps. Their times are known all the same.
+ */
+
+import { COMMUNICATION, COMPUTE, lowerBound } from "../data/lanes.js";
+
+/** @typedef {{cell: number, step: number, start: number, end: number}} StepMark */
+
+const SETTLED_MS = 500; // a step's spans may come a little later than the step
+
+export class StepMarks {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    /** @type {StepMark[]} by start */
+    this.marks = [];
+    /** @type {Map<string, StepMark>} */
+    this._byName = new Map();
+    this._end = 0;
+  }
+
+  /** Takes in what has come since. @param {import("../data/table.js").Table} table */
+  sync(table) {
+    if (table.moved + table.first >= this._end || this.marks.length > table.length + 64) this.clear();
+    const { cell, step, start, duration } = table.columns;
+    let isInOrder = true;
+    for (let at = Math.max(this._end - table.moved, table.first); at < table.end; at++) {
+      const name = `${cell[at]}.${step[at]}`;
+      const end = start[at] + duration[at];
+      const known = this._byName.get(name);
+      if (known) {
+        known.start = Math.min(known.start, start[at]);
+        known.end = Math.max(known.end, end);
+        continue;
+      }
+      const mark = { cell: cell[at], step: step[at], start: start[at], end };
+      this._byName.set(name, mark);
+      isInOrder &&= !this.marks.length || this.marks[this.marks.length - 1].start <= mark.start;
+      this.marks.push(mark);
+    }
+    if (!isInOrder) this.marks.sort((a, b) => a.start - b.start);
+    this._end = table.moved + table.end;
+  }
+
+  /** @param {number} cell @param {number} step */
+  of(cell, step) {
+    return this._byName.get(`${cell}.${step}`);
+  }
+
+  /** Steps that touch the window. @param {{t0: number, t1: number}} view @returns {StepMark[]} */
+  within({ t0, t1 }) {
+    const { marks } = this;
+    let low = 0, high = marks.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (marks[middle].end <= t0) low = middle + 1;
+      else high = middle;
+    }
+    const found = [];
+    for (; low < marks.length && marks[low].start < t1; low++) found.push(marks[low]);
+    return found;
+  }
+}
+
+/**
+ * Those of the steps of which nothing is here.
+ *
+ * @param {StepMark[]} steps
+ * @param {import("../data/lanes.js").Lane[][]} ranks lanes of the ranks that are looked at
+ * @param {number} newest the latest time that is known
+ */
+export function leftOut(steps, ranks, newest) {
+  return steps.filter((step) => step.end < newest - SETTLED_MS && !ranks.some((lanes) => hasWork(lanes, step)));
+}
+
+/** @param {import("../data/lanes.js").Lane[]} lanes @param {StepMark} step */
+function hasWork(lanes, { start, end }) {
+  // Not at the very edges: a neighbour's span may reach over a little.
+  const edge = (end - start) / 50;
+  return [COMPUTE, COMMUNICATION].some((which) => {
+    const { start: starts, length } = lanes[which];
+    const at = lowerBound(starts, length, start - edge);
+    return at < length && starts[at] < end - edge;
+  });
+}

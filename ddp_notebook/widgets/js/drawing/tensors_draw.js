@@ -1,0 +1,179 @@
+/**
+ * The picture of the tensors on its canvas.
+ *
+ * @typedef {import("../data/values.js").Tensor & {words: string, block: import("./tiles.js").Block, changed: Uint8Array|null, differs: Uint8Array|null}} Placed
+ * @typedef {{rank: number, x: number, y: number, width: number, height: number, sides: (Placed|null)[]}} Tile
+ */
+
+import { font } from "./canvas.js";
+import { heatMap, markOf, placeOf } from "./heat.js";
+import { element, range } from "../data/values.js";
+
+export const LABEL = 17; // height of a tile's name
+export const LINE = 13; // of a line of words
+export const NARROW = 150; // a tile that has its tensors side by side, without words
+const SIDES = ["in", "out"];
+const LEAST_MARK = 9, LEAST_OUTLINE = 5; // px of a cell
+
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Tile[]} tiles
+ * @param {{colours: import("./colours.js").Palette, dpr: number, map: any, limit: number, pointed: {rank: number, side: number, at: number}|null}} how
+ * @returns {{cells: number, maps: number, marks: number, outlines: number}} what was drawn
+ */
+export function drawTiles(pen, tiles, how) {
+  const counts = { cells: 0, maps: 0, marks: 0, outlines: 0 };
+  for (const tile of tiles) {
+    pen.font = font(11, "600");
+    pen.textBaseline = "middle";
+    pen.textAlign = "left";
+    pen.fillStyle = how.colours.ink;
+    pen.fillText(`rank ${tile.rank}`, tile.x, tile.y + 8);
+    tile.sides.forEach((tensor, side) => {
+      if (!tensor) return;
+      drawSide(pen, tile, tensor, side, how, counts);
+      const { pointed } = how;
+      // The same element everywhere: what it became, and what the others have.
+      if (pointed && pointed.at < tensor.data.length) outline(pen, tensor.block, pointed.at, how.colours.focus, pointed.rank === tile.rank && pointed.side === side ? 3 : 1.5);
+    });
+  }
+  return counts;
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Tile} tile @param {Placed} tensor @param {number} side @param {any} how @param {any} counts */
+function drawSide(pen, tile, tensor, side, how, counts) {
+  const { block } = tensor;
+  pen.font = font(10);
+  pen.textAlign = "left";
+  pen.fillStyle = how.colours.soft;
+  const isNarrow = tile.width < NARROW;
+  if (!isNarrow) pen.fillText(SIDES[side], tile.x, block.y + Math.min(block.height, 16) / 2 + 1);
+  if (!tensor.data.length) {
+    pen.fillText(tensor.numel ? "values not recorded" : "empty", block.x, block.y + 8);
+  } else if (block.asDigits) drawDigits(pen, tensor, how, counts);
+  else drawMap(pen, tensor, how, counts);
+  if (isNarrow) return;
+  pen.font = font(10);
+  pen.textAlign = "left";
+  pen.fillStyle = how.colours.soft;
+  wrap(pen, range(tensor), tile.width - 30, 3).forEach((line, at) => pen.fillText(line, block.x, block.y + Math.max(block.height, 16) + 9 + at * LINE));
+}
+
+/** Numbers in boxes, each on the colour of its value. */
+function drawDigits(pen, { data, block, dtype, changed, differs }, { colours, map, limit }, counts) {
+  const size = block.cell >= 40 ? 11 : 10;
+  pen.font = font(size);
+  pen.textAlign = "center";
+  for (let at = 0; at < data.length; at++) {
+    const x = block.x + (at % block.columns) * block.cell, y = block.y + Math.floor(at / block.columns) * block.cellHeight;
+    const place = placeOf(data[at], limit);
+    pen.fillStyle = map.css[place];
+    pen.fillRect(x, y, block.cell - 1, block.cellHeight - 1);
+    pen.strokeStyle = colours.grid;
+    pen.lineWidth = 1;
+    pen.strokeRect(x + 0.5, y + 0.5, block.cell - 2, block.cellHeight - 2);
+    pen.fillStyle = map.text[place];
+    pen.fillText(element(data[at], dtype, Math.max(2, Math.floor((block.cell - 4) / (size * 0.58)))), x + (block.cell - 1) / 2, y + block.cellHeight / 2);
+    counts.cells++;
+    mark(pen, block, at, changed, differs, colours, counts);
+  }
+}
+
+/** Elements as colours; signs for what is no number or beyond the scale. */
+function drawMap(pen, tensor, { colours, dpr, map, limit }, counts) {
+  const { data, block, changed, differs } = tensor;
+  const image = bitmapOf(tensor, limit, map, Math.round(block.width * dpr), Math.round(block.height * dpr));
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(image, block.x, block.y, block.width, block.height);
+  pen.strokeStyle = colours.line;
+  pen.lineWidth = 1 / dpr;
+  pen.strokeRect(block.x - 0.5, block.y - 0.5, block.width + 1, block.height + 1);
+  counts.maps++;
+  counts.cells += data.length;
+  if (block.cell < LEAST_OUTLINE) return;
+  pen.font = font(Math.min(block.cell * 0.85, 11), "bold");
+  pen.textAlign = "center";
+  for (let at = 0; at < data.length; at++) {
+    const sign = block.cell >= LEAST_MARK ? markOf(data[at], limit) : "";
+    if (sign) {
+      pen.fillStyle = map.text[placeOf(data[at], limit)];
+      pen.fillText(sign, block.x + ((at % block.columns) + 0.5) * block.cell, block.y + (Math.floor(at / block.columns) + 0.5) * block.cell + 0.5);
+      counts.marks++;
+    }
+    mark(pen, block, at, changed, differs, colours, counts);
+  }
+}
+
+/** What the collective has changed has a frame, what is not the same on all ranks a corner. */
+function mark(pen, block, at, changed, differs, colours, counts) {
+  if (changed?.[at]) {
+    outline(pen, block, at, colours.ink, block.asDigits ? 1.5 : 1);
+    counts.outlines++;
+  }
+  if (!differs?.[at]) return;
+  const x = block.x + ((at % block.columns) + 1) * block.cell - (block.asDigits ? 1 : 0), y = block.y + Math.floor(at / block.columns) * block.cellHeight;
+  const size = Math.min(6, block.cell / 2);
+  pen.fillStyle = colours.ink;
+  pen.beginPath();
+  pen.moveTo(x - size, y);
+  pen.lineTo(x, y);
+  pen.lineTo(x, y + size);
+  pen.fill();
+}
+
+function outline(pen, block, at, colour, width) {
+  const inset = width / 2 + (block.asDigits ? 0.5 : 0);
+  pen.strokeStyle = colour;
+  pen.lineWidth = width;
+  const w = Math.max(block.cell, 3), h = Math.max(block.cellHeight, 3);
+  pen.strokeRect(block.x + (at % block.columns) * block.cell + inset, block.y + Math.floor(at / block.columns) * block.cellHeight + inset, w - 2 * inset - (block.asDigits ? 0.5 : 0), h - 2 * inset);
+}
+
+/** @type {WeakMap<object, {name: string, sheet: OffscreenCanvas}>} */
+const bitmaps = new WeakMap();
+
+/** Made once for a tensor, a scale and a size: whoever moves the pointer does not pay for it. */
+function bitmapOf(tensor, limit, map, width, height) {
+  const name = `${limit} ${width} ${height} ${map.css[0]}${map.css[128]} ${tensor.block.columns}`;
+  const known = bitmaps.get(tensor.data);
+  if (known?.name === name) return known.sheet;
+  const made = heatMap(tensor.data, tensor.block, limit, map.pixels, width, height);
+  const sheet = new OffscreenCanvas(made.width, made.height);
+  sheet.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(made.pixels.buffer), made.width, made.height), 0, 0);
+  bitmaps.set(tensor.data, { name, sheet });
+  return sheet;
+}
+
+/** The scale of the colours. @param {CanvasRenderingContext2D} pen */
+export function drawScale(pen, x, y, { map, limit, isClipped, colours, isSideBySide }) {
+  const width = 128;
+  for (let i = 0; i < width; i++) {
+    pen.fillStyle = map.css[Math.round((i / (width - 1)) * 256)];
+    pen.fillRect(x + i, y, 1.5, 8);
+  }
+  pen.strokeStyle = colours.line;
+  pen.lineWidth = 1;
+  pen.strokeRect(x - 0.5, y - 0.5, width + 1, 9);
+  pen.font = font(10);
+  pen.fillStyle = colours.soft;
+  const words = element(limit, "", 5);
+  [[`-${words}`, 0], ["0", 0.5], [words, 1]].forEach(([text, part]) => {
+    pen.textAlign = "center";
+    pen.fillText(String(text), x + Number(part) * width, y + 16);
+  });
+  pen.textAlign = "left";
+  const more = [isSideBySide ? "left: input, right: output" : "", "X NaN", "I Inf", isClipped ? "+ - beyond 3σ" : "", "□ changed by it", "◥ not the same on all ranks"].filter(Boolean).join("   ");
+  pen.fillText(more, x + width + 28, y + 4);
+}
+
+/** Words in lines that fit. @param {CanvasRenderingContext2D} pen @param {string} words @param {number} width @param {number} most lines */
+function wrap(pen, words, width, most) {
+  const lines = [""];
+  for (const word of words.split(/ (?![^[(]*[\])])/)) {
+    const line = lines[lines.length - 1];
+    const longer = line ? `${line} ${word}` : word;
+    if (line && pen.measureText(longer).width > width && lines.length < most) lines.push(word);
+    else lines[lines.length - 1] = longer;
+  }
+  return lines;
+}

@@ -1,0 +1,392 @@
+/**
+ * The timeline: a row per rank with its compute and its communication, from many seconds to microseconds.
+ *
+ * | on screen | means |
+ * |---|---|
+ * | thin grey line on top of a row | a cell runs |
+ * | upper bars | forward, backward, optimizer, input |
+ * | lower bars | communication; white: it waited for the last rank; a send lies high, a receive low |
+ * | hatched bar with a point | under way: nobody knows yet what of it is waiting |
+ * | black bar with a cross | failed |
+ * | stacked columns | operations too short for bars of their own; heights are their shares of the time |
+ * | grey hatch over all rows | a step that was left out on the way to the browser |
+ * | ribbon from row to row | the same collective: left edge arrivals, right edge ends |
+ */
+
+import { MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
+import { plural } from "../parts/format.js";
+import { COMMUNICATION, COMPUTE, Lanes } from "../data/lanes.js";
+import { MOST_RIBBONS, callsOf, collectivesIn } from "../drawing/links.js";
+import { StepMarks, leftOut } from "../drawing/stepmarks.js";
+import { Asking, Follow, GOING_ON, controls, legend, tooltip } from "./timeline_controls.js";
+import { isSameName, keyOf, nameOf } from "../data/names.js";
+import { drawScene, xOf } from "../drawing/timeline_draw.js";
+import { timelineWords } from "./timeline_words.js";
+import { pan, zoom } from "../drawing/timewindow.js";
+
+const TOP = 28; // axis and steps
+const MOST_STEPS = 400; // steps in sight, above which none is asked for or hatched
+
+/**
+ * @param {HTMLElement} el
+ * @param {import("../data/store.js").Store} store
+ * @param {Record<string, any>} env
+ */
+export function timelinePanel(el, store, env) {
+  const lanes = new Lanes();
+  const steps = new StepMarks();
+  const rectangles = new Rectangles();
+  const following = new Follow();
+  const asking = new Asking(store, env);
+  const bar = env.compact ? null : controls(el, following, { zoomBy, redraw, setWindow, whole: () => limits() });
+  const canvas = el.appendChild(document.createElement("canvas"));
+  canvas.style.cssText = "display:block;touch-action:none;cursor:crosshair";
+  const key = legend(el);
+  const tip = tooltip(el);
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const pointer = { x: -1, y: -1, row: -1, isInside: false };
+  let width = 0, height = 0, scroll = 0, run = store.run;
+  let left = 52;
+  let least = [MERGE_PX, MERGE_PX, MERGE_PX]; // width of the narrowest bars, by lane
+  /** @type {import("../drawing/timeline_draw.js").Scene & Record<string, any>} */
+  let scene;
+  let drawn = { drawMs: 0, draws: 0 };
+  let found = null; // under the pointer: {rank, row, which, lane, at, count}
+  let shownStep = store.choice.window && store.choice.step ? `${store.choice.step.cell}.${store.choice.step.step}` : "";
+  let chosenCalls = { key: "", calls: [] };
+
+  const { rowOf, wordsOf, about, describe, table } = timelineWords(store, lanes);
+  const listeners = new AbortController();
+  const on = (type, listener, options = {}) => canvas.addEventListener(type, listener, { ...options, signal: listeners.signal });
+
+  function redraw() {
+    env.redraw?.();
+  }
+
+  // ---- the window
+
+  function limits() {
+    const t1 = store.choice.paused ? store.now : Math.max(lanes.last, following.newest(store, lanes));
+    const t0 = Number.isFinite(lanes.first) ? Math.min(lanes.first, steps.marks[0]?.start ?? Infinity) : 0;
+    const air = Math.max((t1 - t0) / 50, 0.1);
+    return { t0: t0 - air, t1: t1 + air };
+  }
+
+  function view() {
+    const chosen = store.choice.window;
+    if (chosen) return { t0: chosen[0], t1: chosen[1] };
+    return following.window(store, lanes, steps, Math.max(width - left, 50), env.reducedMotion);
+  }
+
+  function setWindow(wanted) {
+    store.choose({ window: wanted ? [wanted.t0, wanted.t1] : null });
+  }
+
+  function zoomBy(factor, x = (left + width) / 2) {
+    const now = view();
+    setWindow(zoom(now, timeAt(x, now), factor, limits()));
+  }
+
+  function panBy(pixels) {
+    const now = view();
+    setWindow(pan(now, (pixels / (width - left)) * (now.t1 - now.t0), limits()));
+  }
+
+  function timeAt(x, { t0, t1 }) {
+    return t0 + ((Math.min(Math.max(x, left), width) - left) / Math.max(width - left, 1)) * (t1 - t0);
+  }
+
+  // ---- drawing
+
+  function draw() {
+    const begun = performance.now();
+    if (run !== store.run) {
+      run = store.run;
+      lanes.clear();
+      steps.clear();
+      asking.clear();
+    }
+    lanes.sync(store.tables.span);
+    steps.sync(store.tables.step);
+    showChosenStep();
+    const ranks = store.shownRanks();
+    left = ranks.length && height / ranks.length < 16 ? 34 : 52;
+    const now = store.now;
+    const seen = view();
+    const layout = layoutRows(ranks.length, height - TOP, lanes.depths);
+    scroll = Math.min(Math.max(scroll, 0), Math.max(0, layout.total - (height - TOP)));
+    rectangles.clear();
+    const counts = [0, 0, 0];
+    for (const rank of ranks) lanes.ranks.get(rank)?.forEach((lane, which) => (counts[which] += lane.until(seen.t1) - lane.from(seen.t0)));
+    least = counts.map((count, which) => leastWidth(width - left, count / ranks.length, least[which]));
+    const box = { x: left, y: 0, width: width - left, h: 0, slots: 1, slotH: 0, column: layout.row < 16 ? 2 * MERGE_PX : MERGE_PX };
+    ranks.forEach((rank, row) => {
+      const y = TOP + row * layout.row - scroll;
+      if (y + layout.row < TOP || y > height) return;
+      const ofRank = lanes.ranks.get(rank);
+      for (let which = 0; ofRank && which < 3; which++) {
+        const part = layout.lanes[which];
+        Object.assign(box, { y: y + part.y, h: part.h, slots: part.slots, slotH: part.slotH });
+        collect(rectangles, ofRank[which], seen, box, now, 1 / env.dpr, least[which]);
+      }
+    });
+    const inSight = steps.within(seen);
+    const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), GOING_ON.has(store.state) && !store.choice.paused ? now : Infinity);
+    const missingWords = asking.about(missing, seen, ranks, redraw);
+    scene = {
+      pen, colours: env.colours, dpr: env.dpr, width, height, view: seen, left, top: TOP, scroll, ranks, layout, rectangles,
+      steps: inSight, missing, missingWords, ribbons: [], wordsOf, hoverRow: pointer.isInside ? pointer.row : -1, pointerX: pointer.isInside ? pointer.x : -1,
+    };
+    found = pointer.isInside ? find(pointer.x, pointer.y) : null;
+    const collectMs = performance.now() - begun;
+    scene.ribbons = ribbons(ranks, layout, seen, now);
+    drawScene(scene);
+    bar?.update(!store.choice.window);
+    key.colours(env.colours);
+    tip.show(found && about(found), pointer.x, canvas.offsetTop + pointer.y, width);
+    drawn = { collectMs, drawMs: performance.now() - begun, draws: drawn.draws + 1 };
+  }
+
+  /** A step that was chosen elsewhere, or on the axis, fills the picture. */
+  function showChosenStep() {
+    const { step } = store.choice;
+    const name = step ? `${step.cell}.${step.step}` : "";
+    if (name === shownStep) return;
+    shownStep = name;
+    const mark = step && steps.of(step.cell, step.step);
+    if (!step) setWindow(null);
+    else if (mark) setWindow({ t0: mark.start - (mark.end - mark.start) / 30, t1: mark.end + (mark.end - mark.start) / 30 });
+  }
+
+  /** What has been left out or drawn together, in words; "" if nothing. */
+  function note() {
+    const parts = [];
+    if (rectangles.merged) parts.push(`${plural(rectangles.merged, "short operation")} drawn as shares of time: zoom in to see single operations`);
+    const { missing } = scene;
+    if (missing.length) parts.push(`${plural(missing.length, "step")} of ${scene.steps.length} in sight not sent to this page (hatched)${asking.words}`);
+    else if (store.notes.units_shown_of > 1) parts.push(`of the steps 1 in ${store.notes.units_shown_of} is sent while they run`);
+    return parts.join("; ");
+  }
+
+  /** The collectives that are joined across ranks: the chosen, the one under the pointer, and all where they are few. */
+  function ribbons(ranks, layout, seen, now) {
+    const { span } = store.tables;
+    const made = [];
+    const add = (calls, isChosen) => {
+      const part = layout.lanes[COMMUNICATION];
+      const bars = calls.map(({ row, lane, at }) => {
+        const top = TOP + row * layout.row - scroll + part.y + (part.slots > 1 ? lane.slot[at] * part.slotH : 0);
+        const end = lane.end[at] === Infinity ? now : lane.end[at];
+        return { row, x0: clampX(xOf(scene, lane.start[at])), x1: clampX(xOf(scene, end)), top, bottom: top + part.slotH };
+      });
+      const isSeen = bars.some(({ x0, x1 }) => x1 >= left && x0 <= width);
+      if (isSeen) made.push({ bars, isChosen });
+    };
+    const names = layout.row >= 12 && ranks.length > 1 ? collectivesIn(lanes.of(ranks[0])[COMMUNICATION], span, seen, MOST_RIBBONS) : null;
+    const { collective } = store.choice;
+    for (const name of names ?? []) {
+      if (isSameName(name, collective)) continue;
+      add(callsOf(lanes, span, name, ranks, name.around), false);
+    }
+    if (collective) add(callsOfChosen(ranks, collective), true);
+    const under = found && nameUnder(found);
+    if (under && !isSameName(under, collective)) add(callsOf(lanes, span, under, ranks, found.lane.start[found.at]), true);
+    return made;
+  }
+
+  function callsOfChosen(ranks, collective) {
+    const name = `${keyOf(collective)}:${span().total}:${ranks.length}`;
+    if (chosenCalls.key !== name) {
+      const start = store.collectiveOf(collective)?.start;
+      chosenCalls = { key: name, calls: callsOf(lanes, span(), collective, ranks, start) };
+    }
+    return chosenCalls.calls;
+  }
+
+  const span = () => store.tables.span;
+  // Far outside of the picture canvases lose precision.
+  const clampX = (x) => Math.min(Math.max(x, -2000), width + 2000);
+
+  // ---- what is under the pointer
+
+  function find(x, y) {
+    const { layout, ranks, view: seen } = scene;
+    const row = Math.floor((y - TOP + scroll) / layout.row);
+    pointer.row = row >= 0 && row < ranks.length && y >= TOP ? row : -1;
+    scene.hoverRow = pointer.row;
+    if (pointer.row < 0 || x < left) return null;
+    const within = y - TOP + scroll - row * layout.row;
+    const perPixel = (seen.t1 - seen.t0) / (width - left);
+    for (const which of [COMMUNICATION, COMPUTE, 0]) {
+      const part = layout.lanes[which];
+      if (within < part.y - (which ? 1 : 0) || (which && within > part.y + part.h + 1) || (!which && within > part.h + 1)) continue;
+      const slot = part.slots > 1 ? Math.min(Math.floor(Math.max(within - part.y, 0) / part.slotH), part.slots - 1) : -1;
+      const at = hit(lanes.of(ranks[row])[which], timeAt(x, seen), slot, perPixel, store.now, least[which]);
+      if (at) return { rank: ranks[row], row, which, lane: lanes.of(ranks[row])[which], ...at };
+    }
+    return null;
+  }
+
+  function nameUnder(one) {
+    if (one.lane.kind[one.at] !== TRANSFER) return null;
+    const row = rowOf(one);
+    return row && nameOf(row);
+  }
+
+  // ---- pointer
+
+  const touches = new Map();
+  let dragged = 0;
+
+  function place(event) {
+    const box = canvas.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  on("pointermove", (event) => {
+    const at = place(event);
+    const before = touches.get(event.pointerId);
+    if (before && touches.size === 2) {
+      const other = [...touches.entries()].find(([id]) => id !== event.pointerId)[1];
+      const apart = Math.abs(before.x - other.x), wanted = Math.abs(at.x - other.x);
+      if (apart > 8 && wanted > 8) zoomBy(wanted / apart, other.x);
+    } else if (before) {
+      dragged += Math.abs(at.x - before.x) + Math.abs(at.y - before.y);
+      if (dragged > 4) {
+        canvas.style.cursor = "grabbing";
+        if (at.x !== before.x) panBy(before.x - at.x);
+        scroll += before.y - at.y;
+      }
+    }
+    if (before) touches.set(event.pointerId, at);
+    Object.assign(pointer, at, { isInside: true });
+    redraw();
+  });
+  on("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    touches.set(event.pointerId, place(event));
+    dragged = 0;
+  });
+  const release = (event) => {
+    touches.delete(event.pointerId);
+    canvas.style.cursor = "crosshair";
+  };
+  on("pointerup", (event) => {
+    release(event);
+    if (dragged <= 4) click(place(event));
+  });
+  on("pointercancel", release);
+  on("pointerleave", () => {
+    pointer.isInside = false;
+    redraw();
+  });
+  on("wheel", (event) => {
+    // A wheel over the page scrolls the page, until one has clicked here or holds Ctrl, which a pinch does.
+    const isOurs = event.ctrlKey || event.metaKey || el.contains(document.activeElement);
+    const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
+    if (!isOurs && !isSideways) return;
+    event.preventDefault();
+    const unit = event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1;
+    if (isSideways) panBy((event.deltaX || event.deltaY) * unit);
+    else zoomBy(Math.exp((-event.deltaY * unit) / (event.ctrlKey ? 100 : 400)), place(event).x);
+  }, { passive: false });
+  on("dblclick", (event) => zoomBy(event.shiftKey ? 1 / 3 : 3, place(event).x));
+
+  function click(at) {
+    if (!scene) return;
+    if (at.y < TOP) {
+      const time = timeAt(at.x, scene.view);
+      const step = scene.steps.find((one) => one.start <= time && time < one.end);
+      if (step) store.choose({ step: { cell: step.cell, step: step.step } });
+      return;
+    }
+    const one = find(at.x, at.y);
+    const name = one && nameUnder(one);
+    store.choose({ collective: name || null });
+  }
+
+  // ---- keys
+
+  /** @param {KeyboardEvent} event @returns {boolean} whether it was for the timeline */
+  function onKey(event) {
+    const tag = /** @type {Element} */ (event.target)?.tagName ?? "";
+    if (event.altKey || event.metaKey || event.ctrlKey || /^(INPUT|SELECT|TEXTAREA)$/.test(tag) || (tag === "BUTTON" && event.key === "Enter")) return false;
+    const centre = pointer.isInside ? pointer.x : undefined;
+    const page = (width - left) / (event.shiftKey ? 1 : 8);
+    const actions = {
+      ArrowLeft: () => panBy(-page), a: () => panBy(-page), ArrowRight: () => panBy(page), d: () => panBy(page),
+      "+": () => zoomBy(1.6, centre), "=": () => zoomBy(1.6, centre), w: () => zoomBy(1.6, centre),
+      "-": () => zoomBy(1 / 1.6, centre), s: () => zoomBy(1 / 1.6, centre),
+      ArrowUp: () => scrollBy(-1), ArrowDown: () => scrollBy(1),
+      f: () => setWindow(null), End: () => setWindow(null), Home: () => setWindow(limits()),
+      ",": () => next(-1), ".": () => next(1), Enter: () => showChosen(),
+    };
+    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!action || (event.key === "Enter" && !store.choice.collective)) {
+      if (event.key !== "Escape" || !store.choice.collective) return false;
+      store.choose({ collective: null });
+      return true;
+    }
+    action();
+    redraw();
+    return true;
+  }
+
+  function scrollBy(rows) {
+    scroll += rows * (scene?.layout.row ?? 0);
+  }
+
+  /** The collective before or after the chosen one, brought into sight. */
+  function next(by) {
+    const all = store.collectives().filter((one) => one.spans.size);
+    if (!all.length) return;
+    const { collective } = store.choice;
+    const at = collective ? all.findIndex((one) => isSameName(one, collective)) : by < 0 ? all.length : -1;
+    const one = all[Math.min(Math.max(at + by, 0), all.length - 1)];
+    store.choose({ collective: nameOf(one) });
+    const seen = view();
+    if (one.start < seen.t0 || one.start > seen.t1) showChosen(seen.t1 - seen.t0);
+  }
+
+  /** Zooms to the chosen collective. @param {number} [length] ms of the window; else it fills a third of it */
+  function showChosen(length) {
+    const calls = callsOfChosen(store.shownRanks(), store.choice.collective);
+    if (!calls.length) return;
+    const t0 = Math.min(...calls.map(({ lane, at }) => lane.start[at]));
+    const t1 = Math.max(...calls.map(({ lane, at }) => Math.min(lane.end[at], store.now)));
+    const around = length ?? Math.max(3 * (t1 - t0), 0.01);
+    setWindow({ t0: (t0 + t1 - around) / 2, t1: (t0 + t1 + around) / 2 });
+  }
+
+  return {
+    draw,
+    describe: () => describe(view(), scene ? note() : ""),
+    table: () => table(view()),
+    onKey,
+    notes: () => (scene && note() ? [note()] : []),
+    height: () => Math.min(Math.max(store.worldSize * (store.worldSize > 16 ? 9 : store.worldSize > 6 ? 34 : 76), 120), 620) + TOP + (env.compact ? 24 : 64),
+    resize(newWidth, newHeight) {
+      width = newWidth;
+      height = Math.max(60, newHeight - (bar?.height() ?? 0) - key.height());
+      canvas.width = Math.round(width * env.dpr);
+      canvas.height = Math.round(height * env.dpr);
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+    },
+    /** What is drawn, for tests. */
+    state() {
+      const { view: seen, rectangles: all, missing, ribbons: joined, layout, ranks } = scene ?? { rectangles, missing: [], ribbons: [], ranks: [] };
+      return {
+        window: seen && [seen.t0, seen.t1], isFollowing: !store.choice.window, rectangles: all.total, single: all.single, merged: all.merged, columns: all.columns,
+        links: joined.length, linked: joined.map((one) => one.bars.length), missing: missing.map((one) => one.step), asking: asking.isWaiting, rows: ranks.length,
+        rowHeight: layout?.row, scroll, spans: lanes.count, underPointer: found ? about(found) : null, chosen: store.choice.collective, note: scene ? note() : "", left, top: TOP, ...drawn,
+      };
+    },
+    destroy() {
+      listeners.abort();
+      asking.unsubscribe();
+      asking.clear();
+      el.replaceChildren();
+    },
+  };
+}

@@ -1,0 +1,187 @@
+/**
+ * What stands around the timeline: buttons, the legend, the tooltip, following the newest, and asking for what was left out.
+ */
+
+import { colourOf } from "../drawing/timeline_draw.js";
+import { MEANINGS } from "../drawing/bars.js";
+import { make, show } from "../parts/dom.js";
+import { follow } from "../drawing/timewindow.js";
+
+const LENGTHS = [
+  ["5000", "last 5 s"], ["500", "last 0.5 s"], ["1000", "last 1 s"], ["2000", "last 2 s"], ["20000", "last 20 s"], ["60000", "last minute"],
+  ["1 step", "last step"], ["3 steps", "last 3 steps"], ["10 steps", "last 10 steps"],
+];
+/** States of a run in which more is to come. */
+export const GOING_ON = new Set(["running", "stuck", "hang"]);
+const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
+const PATIENCE_MS = 1200;
+
+/** The newest stretch of time, of a fixed length or of the last steps. */
+export class Follow {
+  constructor() {
+    this.length = LENGTHS[0][0];
+  }
+
+  /** The time at which there may be something new. */
+  newest(store, lanes) {
+    // An idle run does not run away to the left; one that hangs goes on.
+    const isGoingOn = GOING_ON.has(store.state) || lanes.hasOpen;
+    return isGoingOn || !lanes.count ? store.now : Math.min(lanes.last, store.now);
+  }
+
+  window(store, lanes, steps, pixels, inPages) {
+    const newest = this.newest(store, lanes);
+    const [count, isSteps] = this.length.split(" ");
+    const over = isSteps ? steps.marks.filter((one) => one.end <= newest).slice(-Number(count)) : [];
+    if (over.length) {
+      const t0 = over[0].start, t1 = over[over.length - 1].end;
+      return { t0: t0 - (t1 - t0) / 40, t1: t1 + (t1 - t0) / 40 };
+    }
+    return follow(newest, isSteps ? 5000 : Number(count), pixels, inPages);
+  }
+}
+
+/**
+ * @param {HTMLElement} el
+ * @param {Follow} following
+ * @param {{zoomBy: (factor: number) => void, redraw: () => void, setWindow: (wanted: any) => void, whole: () => any}} actions
+ */
+export function controls(el, following, { zoomBy, redraw, setWindow, whole }) {
+  const document = el.ownerDocument;
+  const button = (text, label, onclick) => make(document, "button", { type: "button", textContent: text, title: label, "aria-label": label, onclick });
+  const newest = button("Follow", "Follow the newest (F)", () => setWindow(null));
+  const onchange = () => {
+    following.length = lengths.value;
+    setWindow(null);
+    redraw();
+  };
+  const lengths = make(document, "select", { "aria-label": "How much of the newest is shown", onchange }, ...LENGTHS.map(([value, text]) => new Option(text, value)));
+  const row = make(
+    document,
+    "div",
+    { class: "ddpm-controls", title: "Drag to move. Ctrl and wheel, or a wheel after a click, zooms. Keys: A D, W S, + -, F follows, comma and full stop go from collective to collective" },
+    make(
+      document,
+      "span",
+      { class: "ddpm-field" },
+      newest,
+      lengths,
+      button("All", "Show everything that is here (Home)", () => setWindow(whole())),
+      button("−", "Zoom out (-)", () => zoomBy(1 / 1.6)),
+      button("+", "Zoom in (+)", () => zoomBy(1.6)),
+    ),
+  );
+  row.style.marginBottom = "4px";
+  el.append(row);
+  return {
+    height: () => row.offsetHeight + 4,
+    update: (isFollowing) => newest.setAttribute("aria-pressed", String(isFollowing)),
+  };
+}
+
+const LEGEND = ["forward", "backward", "optimizer", "input", "transfer", "waiting"];
+const LEGEND_WORDS = { transfer: "communication", waiting: "waits for the last rank" };
+
+/** @param {HTMLElement} el */
+export function legend(el) {
+  const document = el.ownerDocument;
+  const patches = LEGEND.map((name) => ({ name, patch: make(document, "i") }));
+  const row = make(document, "ul", { class: "ddpm-legend" }, ...patches.map(({ name, patch }) => make(document, "li", {}, patch, LEGEND_WORDS[name] ?? name)));
+  row.style.padding = "4px 0 0";
+  el.append(row);
+  /** @type {object|null} */
+  let shown = null;
+  return {
+    height: () => row.offsetHeight,
+    colours(colours) {
+      if (shown === colours) return;
+      shown = colours;
+      for (const { name, patch } of patches) {
+        patch.style.background = colourOf(colours, MEANINGS.indexOf(name));
+        if (name === "waiting") patch.style.borderColor = colours.fill.waitingLine;
+      }
+    },
+  };
+}
+
+/** Words beside the pointer. For the eye only: a screen reader has the table. @param {HTMLElement} el */
+export function tooltip(el) {
+  const box = make(el.ownerDocument, "div", { class: "ddpm-tip", "aria-hidden": "true", hidden: true });
+  box.style.whiteSpace = "pre-line";
+  el.append(box);
+  return {
+    /** @param {string[]|null} lines none: hides it @param {number} x @param {number} y in `el` @param {number} width of `el` */
+    show(lines, x = 0, y = 0, width = 0) {
+      show(box, !!lines);
+      if (!lines) return;
+      const text = lines.join("\n");
+      if (box.textContent !== text) box.textContent = text;
+      const isRight = x + 14 + box.offsetWidth <= width;
+      box.style.left = `${isRight ? x + 14 : Math.max(x - 14 - box.offsetWidth, 0)}px`;
+      box.style.top = `${y + 16}px`;
+    },
+  };
+}
+
+/** Asks the kernel for the steps in sight that were left out, once each, when the window has come to rest. */
+export class Asking {
+  constructor(store, env) {
+    this.store = store;
+    this.env = env;
+    this.clear();
+    // Also while paused, when nothing else is drawn.
+    this.unsubscribe = store.subscribe(() => this.isWaiting && env.redraw?.());
+  }
+
+  clear() {
+    clearTimeout(this._timer);
+    /** @type {Map<string, number>} request by step */
+    this.requests = new Map();
+    this.sentAt = new Map();
+    this.words = "";
+    this.isWaiting = false;
+    this._timer = 0;
+  }
+
+  /**
+   * @param {import("../drawing/stepmarks.js").StepMark[]} missing
+   * @param {{t0: number, t1: number}} view
+   * @param {number[]} ranks
+   * @param {() => void} redraw
+   * @returns {string} what stands on the hatch: the longer and the shorter, with a bar between
+   */
+  about(missing, view, ranks, redraw) {
+    clearTimeout(this._timer);
+    this.words = "";
+    this.isWaiting = false;
+    if (!missing.length) return "";
+    const name = ({ cell, step }) => `${cell}.${step}`;
+    const isChosen = this.store.choice.window !== null; // while following the next picture is another one
+    if (!this.env.ask || this.env.canSend === false) return "not on this page";
+    if (!isChosen || view.t1 - view.t0 > MOST_ASKED_MS) {
+      this.words = isChosen ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
+      return "not sent";
+    }
+    const fresh = missing.filter((one) => !this.requests.has(name(one)));
+    if (fresh.length) {
+      this._timer = setTimeout(() => {
+        const request = this.env.ask({ kind: "ask", what: "spans", t0: fresh[0].start, t1: Math.max(...fresh.map((one) => one.end)), ranks });
+        for (const one of fresh) this.requests.set(name(one), request);
+        this.sentAt.set(request, performance.now());
+        setTimeout(redraw, PATIENCE_MS + 50);
+        redraw();
+      }, 150);
+    }
+    const waiting = missing.filter((one) => !this.store.answers.has(this.requests.get(name(one)) ?? -1));
+    this.isWaiting = waiting.length > 0;
+    if (!this.isWaiting) {
+      const [{ message }] = missing.map((one) => this.store.answers.get(this.requests.get(name(one))));
+      this.words = `: ${message.error ?? "the recording has no more of them"}`;
+      return "not in the recording any more|not kept";
+    }
+    const since = Math.min(...waiting.map((one) => this.sentAt.get(this.requests.get(name(one))) ?? Infinity));
+    const isLate = performance.now() - since > PATIENCE_MS && GOING_ON.has(this.store.state);
+    this.words = isLate ? ": asked the kernel, which answers when the cell is over" : ": asking the kernel";
+    return isLate ? "asked; the kernel answers after the cell|asked" : "asking the kernel …|asking";
+  }
+}

@@ -1,0 +1,118 @@
+/**
+ * The timeline in words: labels of bars, what stands beside the pointer, the sentence and the table for screen readers.
+ */
+
+import { TRANSFER } from "../drawing/bars.js";
+import { bytes, duration, percent, plural, ranksInWords } from "../parts/format.js";
+import { COMMUNICATION, COMPUTE, FAILED, UNWAITED } from "../data/lanes.js";
+import { KINDS } from "../data/tables.js";
+
+const SAYABLE = 50; // rows of the table for screen readers
+
+/** @typedef {{lane: import("../data/lanes.js").Lane, at: number}} Place of a span */
+
+/**
+ * @param {import("../data/store.js").Store} store
+ * @param {import("../data/lanes.js").Lanes} lanes
+ */
+export function timelineWords(store, lanes) {
+  const span = () => store.tables.span;
+
+  /** Its row as an object; null where the store has let it go. */
+  function rowOf({ lane, at }) {
+    const index = span().find(lane.row[at]);
+    return index < 0 ? null : span().row(index);
+  }
+
+  function wordsOf(lane, at) {
+    const index = span().find(lane.row[at]);
+    const kind = lane.kind[at];
+    if (index < 0) return [KINDS[kind]];
+    const { op, number, name } = span().columns;
+    if (kind < TRANSFER) return name[index] && kind ? [`${KINDS[kind]} ${store.text(name[index])}`, KINDS[kind]] : [KINDS[kind]];
+    const words = store.text(op[index]) || KINDS[kind];
+    return [`${words} #${number[index]}`, words, `#${number[index]}`];
+  }
+
+  /** Lines about an operation. */
+  function about(one) {
+    const row = rowOf(one);
+    const { lane, at } = one;
+    const isOpen = lane.end[at] === Infinity;
+    const length = isOpen ? store.now - lane.start[at] : lane.end[at] - lane.start[at];
+    const lines = [`rank ${one.rank}: ${wordsOf(lane, at)[0]}`];
+    if (isOpen) lines.push(`under way for ${duration(length)}`);
+    else lines.push(row?.state === UNWAITED ? "nobody waited for it: its end is unknown" : duration(length) + (row?.state === FAILED ? ", failed" : ""));
+    if (row && row.kind >= TRANSFER) {
+      if (row.wait > 0) lines[1] += `, of which ${duration(row.wait)} waited for the last rank`;
+      else if (row.wait === 0 && row.kind === TRANSFER) lines[1] += ", the last to arrive";
+      lines.push([bytes(row.nbytes), store.text(row.group)].filter(Boolean).join(", "));
+    }
+    const place = [row?.step !== undefined ? `step ${row.step}` : "", row?.cell ? `cell ${store.cellName(row.cell)}` : "", row ? store.text(row.site) : ""].filter(Boolean);
+    if (place.length) lines.push(place.join(", "));
+    if (one.count > 1) lines.push(`and ${one.count - 1} more under the pointer: zoom in to see them`);
+    return lines;
+  }
+
+  /** Of each shown rank what of the window it computed, communicated and waited: ms. @param {{t0: number, t1: number}} seen */
+  function sums(seen) {
+    return store.shownRanks().map((rank) => {
+      const sum = { rank, compute: 0, communication: 0, waited: 0, count: 0 };
+      for (const which of [COMPUTE, COMMUNICATION]) {
+        const lane = lanes.of(rank)[which];
+        const until = lane.until(seen.t1);
+        let covered = seen.t0; // what overlaps counts once
+        for (let i = lane.from(seen.t0); i < until; i++) {
+          const end = Math.min(lane.end[i], store.now, seen.t1);
+          const more = Math.max(0, end - Math.max(lane.start[i], covered));
+          covered = Math.max(covered, end);
+          sum.count++;
+          if (which === COMPUTE) sum.compute += more;
+          else sum.communication += more;
+          if (lane.wait[i] > 0) sum.waited += lane.wait[i];
+        }
+      }
+      return sum;
+    });
+  }
+
+  /** @param {{t0: number, t1: number}} seen @param {string} notes what is left out or drawn together */
+  function describe(seen, notes) {
+    const each = sums(seen);
+    const count = each.reduce((sum, one) => sum + one.count, 0);
+    const length = seen.t1 - seen.t0;
+    if (!count) return `nothing was recorded in these ${duration(length)}.`;
+    const part = (name) => percent(each.reduce((sum, one) => sum + one[name], 0) / each.length / length);
+    const byWait = [...each].filter((one) => one.communication).sort((a, b) => a.waited - b.waited);
+    const least = byWait[0], most = byWait[byWait.length - 1];
+    const slow = byWait.length > 1 && most.waited > 2 * least.waited + length / 100 ? ` Rank ${least.rank} waits least, ${duration(least.waited)}; rank ${most.rank} most, ${duration(most.waited)}.` : "";
+    return (
+      `${ranksInWords(each.map((one) => one.rank))}, ${duration(length)} up to ${duration(seen.t1)}: ` +
+      `${plural(count, "operation")}; a rank computes ${part("compute")} and communicates ${part("communication")} of the time.${slow}${notes ? ` ${notes}.` : ""}`
+    );
+  }
+
+  /** @param {{t0: number, t1: number}} seen */
+  function table(seen) {
+    const rows = [];
+    const ranks = store.shownRanks();
+    const most = Math.max(1, Math.floor(SAYABLE / Math.max(ranks.length, 1)));
+    for (const rank of ranks) {
+      const own = [];
+      for (const which of [COMPUTE, COMMUNICATION]) {
+        const lane = lanes.of(rank)[which];
+        for (let i = lane.until(seen.t1) - 1, n = 0; i >= lane.from(seen.t0) && n < most; i--, n++) own.push({ lane, at: i });
+      }
+      own.sort((a, b) => b.lane.start[b.at] - a.lane.start[a.at]);
+      for (const one of own.slice(0, most)) {
+        const { lane, at } = one;
+        const row = rowOf(one);
+        const length = lane.end[at] === Infinity ? "under way" : duration(lane.end[at] - lane.start[at]);
+        rows.push([`${rank}`, wordsOf(lane, at)[0], duration(lane.start[at]), length, lane.wait[at] > 0 ? duration(lane.wait[at]) : "", row ? store.text(row.site) : ""]);
+      }
+    }
+    return { head: ["rank", "operation", "start", "duration", "waited", "line"], rows };
+  }
+
+  return { rowOf, wordsOf, about, describe, table };
+}

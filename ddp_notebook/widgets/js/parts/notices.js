@@ -1,0 +1,65 @@
+/**
+ * The words of the lines below the picture.
+ */
+
+import { plural } from "./format.js";
+import { alarmOf } from "../panels/ranks.js";
+
+const STATES = { stuck: "hangs" };
+
+/**
+ * What the view is in: for the chip at the top, and for the line that is read out. The line changes only when a state
+ * does, not with each message.
+ * @param {import("../data/store.js").Store} store
+ * @param {string} interrupt what became of an interrupt
+ */
+export function stateOf(store, interrupt) {
+  const { state, choice, only } = store;
+  const cell = store.cellName(store.cell);
+  const chip = STATES[state] ?? state;
+  if (interrupt) return { chip, words: interrupt };
+  if (store.catchingUp) return { chip, words: `Catching up: ${plural(store.missed, "message")} did not arrive.` };
+  const alarm = alarmOf(store);
+  if (alarm) return { chip, words: `Cell ${cell} hangs. ${alarm}` };
+  const whats = {
+    running: `Cell ${cell} is running.`,
+    idle: `No cell is running${store.cell ? `; the last one was ${cell}` : ""}.`,
+    stopped: "The session has ended.",
+    recorded: only === null ? "This was recorded." : `Cell ${store.cellName(only)} was recorded.`,
+  };
+  const what = store.messages ? (whats[state] ?? "") : "Waiting for the first message.";
+  return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };
+}
+
+/** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */
+const NOTES = {
+  units_shown_of: (every) => (every > 1 ? [`timeline and buckets: one of ${every} steps is shown`] : []),
+  metric_every: (every) => (every > 1 ? [`metrics: every ${ordinal(every)} step`] : []),
+  history_every: (every) => (every > 1 ? [`what came before the view was opened: every ${ordinal(every)} step of the metrics`] : []),
+  rows_left_out: (count) => (count ? [`${plural(count, "row")} of the timeline left out`] : []),
+  dropped_rows: (count) => (count ? [`${plural(count, "row")} lost on the ranks`] : []),
+  answers: () => [],
+};
+
+/**
+ * What was left out, in words: `notes` of the kernel, and what is missing here.
+ * @param {import("../data/store.js").Store} store
+ * @returns {string[]}
+ */
+export function inWords(store) {
+  const found = [];
+  for (const [name, value] of Object.entries(store.notes)) {
+    const known = NOTES[name];
+    if (known) found.push(...known(value));
+    else if (typeof value === "string" && value) found.push(value);
+    else if (value) found.push(`${name.replaceAll("_", " ")}: ${value}`);
+  }
+  if (store.missed && !store.catchingUp) found.push(`${plural(store.missed, "message")} did not arrive; a snapshot filled in what it holds`);
+  return found;
+}
+
+/** @param {number} count */
+function ordinal(count) {
+  const last = count % 100 > 10 && count % 100 < 14 ? 0 : count % 10;
+  return `${count}${["th", "st", "nd", "rd"][last] ?? "th"}`;
+}

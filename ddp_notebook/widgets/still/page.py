@@ -1,0 +1,155 @@
+"""A recording as one page that anybody can open: the monitor itself with its data, without a kernel and a network.
+
+The page holds the bundled JavaScript, and the messages that the monitor would have been sent, compressed. As long as
+these are read, and where no script runs, it shows the picture and the text of `summary`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import os
+import secrets
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.tables.matching import arrivals
+from ddp_notebook.observe.tables.store import keys_of
+from ddp_notebook.records.schema import CALL, SPAN, Rows
+from ddp_notebook.widgets import bundles
+from ddp_notebook.widgets.feed import outgoing as wire
+from ddp_notebook.widgets.feed.feed import Feed, Message
+from ddp_notebook.widgets.feed.tables import TEXTS, empty, pack
+from ddp_notebook.widgets.feed.timeline import Timeline
+from ddp_notebook.widgets.monitor import BUNDLE
+from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.still import summary
+
+# Rows that a page has at most, the newest: as many as the monitor keeps in a browser (js/tables.js). 12 MB in all.
+MOST = {"span": 131_072, "step": 65_536, "bucket": 65_536, "value": 32_768, "metric": 262_144}
+_PAGE = Path(__file__).with_name("page.html")
+
+
+def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
+    """See `Recording.save_html`."""
+    path = Path(path).expanduser()
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {str(path.parent)!r} to write {path.name} to; make it first")
+    page = html_of(recording)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            file.write(page)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def html_of(recording: Recording) -> str:
+    """The page."""
+    words = summary.text(recording)
+    found = message(recording)
+    return Template(_PAGE.read_text(encoding="utf-8")).substitute(
+        title=html.escape(words),
+        picture=base64.b64encode(summary.picture(recording)).decode(),
+        module=_packed(bundles.read(BUNDLE, "the monitor").encode()),
+        header=_as_json(found.header),
+        data=_packed(found.data),
+    )
+
+
+def message(recording: Recording) -> Message:
+    """All that a recording holds, as the snapshot that a view begins with."""
+    feed = Feed(recording, is_live=False)
+    present = Present(feed, None, summary.text(recording))
+    feed.delta(feed.end_ns, present.head(), present.look(0.0))
+    base = feed.snapshot(feed.end_ns, present.head()).header
+    tables, begins_ms = _tables(feed)
+    tables["metric"], every = feed.metrics(MOST["metric"])
+    if (ranks := present.look(10.0)) is not None:  # its texts are the feed's own
+        tables["rank"] = ranks
+    notes: dict[str, Any] = {"metric_every": every, "dropped_rows": sum(recording.dropped.values())}
+    if begins_ms > 0:
+        notes["page"] = f"the page holds the last rows: timeline, steps and tensors begin at {begins_ms / 1e3:.1f} s"
+    packed, data = pack(tables)
+    header = {**base, "run": "page", "notes": notes, "tables": packed}
+    header["texts"] = _texts(feed, tables, base["layouts"])
+    return Message(header, data)
+
+
+def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
+    """Rows of the timeline and of tensors, and the time since which they are there."""
+    recording = feed.recording
+    spans, calls, values = (recording.rows(table) for table in ("span", "call", "value"))
+    values = values[values["side"] < 2]  # the others are gradients, which are asked for by name
+    begin_ns = _begin_ns(spans, calls)
+    spans = spans[(spans["end_ns"] < 0) | (spans["end_ns"] >= begin_ns)]
+    calls = calls[arrivals(calls) >= begin_ns]
+    found: dict[str, list[Rows]] = {name: [empty(name)] for name in ("span", "step", "bucket")}
+    for cell in np.union1d(spans["cell"], calls["cell"]).tolist():
+        timeline = Timeline(recording, cell, feed.start_ns, None)
+        its_spans, its_calls = spans[spans["cell"] == cell], calls[calls["cell"] == cell]
+        for more in (
+            timeline.take(its_spans, its_calls, 0.0)[0],
+            timeline.take(np.zeros(0, SPAN), np.zeros(0, CALL), 10.0)[0],  # what waits for rows that never came
+        ):
+            for name, rows in more.items():
+                found[name].append(rows)
+    tables = {name: np.concatenate(rows)[-MOST[name] :] for name, rows in found.items()}
+    tables["span"] = tables["span"][np.argsort(tables["span"]["start"], kind="stable")]
+    tables["value"] = _values(recording, values, calls)
+    return tables, (begin_ns - feed.start_ns) / 1e6
+
+
+def _begin_ns(spans: Rows, calls: Rows) -> int:
+    """The time since which there are no more rows than there may be."""
+    ends = np.concatenate((spans["end_ns"], arrivals(calls)))
+    most = MOST["span"]
+    return int(np.partition(ends, -most)[-most]) if len(ends) > most else -1
+
+
+def _values(recording: Recording, values: Rows, calls: Rows) -> Rows:
+    """Rows of `value`, in the order of their calls, and so the last ones of all ranks."""
+    if not len(calls) or not len(values):
+        return empty("value")
+    calls = calls[calls["call"] > 0]
+    zero = np.uint64(0)
+    known, wanted = (keys_of(rows["rank"], rows["call"], zero) for rows in (calls, values))
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
+    is_there = known[order][at] == wanted
+    values, calls = values[is_there], calls[order[at[is_there]]]
+    last = np.argsort(calls["issue_ns"], kind="stable")[-MOST["value"] :]
+    return wire.values(recording, values[last], calls[last])
+
+
+def _texts(feed: Feed, tables: dict[str, Rows], layouts: list[dict[str, Any]]) -> list[list[Any]]:
+    """Number and text of all that the rows and layouts name."""
+    numbers = {one["model"] for one in layouts}
+    for table, rows in tables.items():
+        for column in TEXTS[table]:
+            numbers.update(np.unique(rows[column]).tolist())
+    return [[number, feed.text(number)] for number in sorted(numbers - {0})]
+
+
+def _packed(data: bytes) -> str:
+    """As the content of a script element, where no byte of it may mean anything. Always the same of the same data."""
+    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+
+
+def _as_json(value: Any) -> str:
+    """The same of JSON: a script element ends at the first `</script`, wherever that stands.
+
+    Example:
+        >>> _as_json("</script>")
+        '"\\\\u003c/script>"'
+    """
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

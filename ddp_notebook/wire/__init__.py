@@ -1,0 +1,15 @@
+"""Everything that travels between processes: the socket wire between the notebook and its ranks, its messages, signals.
+
+    events      every message, and its binary form
+    endpoint    one end of the wire: the thread that owns the sockets
+    link        counts messages, acknowledges and resends them
+    keys        who may speak on the wire
+    bulk        large values, in pieces of 1 MB, on sockets of their own
+    signals     the real-time signals between a host server and its ranks
+
+    notebook                                            rank
+    Endpoint.listen ── ROUTER ◄═ CURVE, ZAP ═► DEALER ── Endpoint.connect    messages of `events`
+    BulkFetcher     ── ROUTER ◄═ CURVE, ZAP ═► DEALER ── BulkServer          data
+
+Both sides import this package; it imports neither.
+"""

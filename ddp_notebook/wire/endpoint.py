@@ -1,0 +1,251 @@
+"""One end of the wire: a thread that owns the sockets, delivers messages in order and keeps the links alive."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket as pysocket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from ddp_notebook.wire.events import Message, decode
+from ddp_notebook.wire.keys import Address, Doorman, Keyring, unlock
+from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
+
+BEAT_S = 1.0  # a side that has nothing to say shows that it lives this often
+SILENT_S = 3.0  # a peer that was not heard for so long is silent
+_BLOCKED_S = 0.01  # how soon a peer that took nothing is tried again
+_ACK_S = 0.2  # a message is acknowledged at the latest after so long ...
+_ACK_EVERY = 64  # ... or together with so many others
+
+_log = logging.getLogger(__name__)
+Receive = Callable[[str, int, Message], None]
+
+
+class Endpoint:
+    """A ROUTER with many peers (`listen`, the notebook) or a DEALER with one (`connect`, a rank).
+
+    `send` may be called from any thread. `receive(peer, epoch, message)` is called in this endpoint's thread, once
+    per message and in the order in which the peer sent them, across reconnects too; it must not block.
+    """
+
+    def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], receive: Receive, name: str) -> None:
+        self.context = context
+        self.doorman: Doorman | None = None
+        self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed again
+        self._socket = socket
+        self._routed = socket.type == zmq.ROUTER
+        self._receive = receive
+        self._links: dict[bytes, Link] = {}
+        self._outbox: deque[tuple[bytes, Sequence[bytes], int]] = deque()
+        self._wake_r, self._wake_w = pysocket.socketpair()  # objects: a closed one's number may be a file's next
+        self._wake_r.setblocking(False)
+        self._wake_w.setblocking(False)
+        self._blocked: set[bytes] = set()  # peers that took nothing the last time
+        self._awake = False
+        self._closing = False
+        self._extra: dict[Any, Callable[[], None]] = {}  # further sockets served by this thread
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    # ---- making one
+
+    @classmethod
+    def listen(cls, keyring: Keyring, receive: Receive, *, host: str = "127.0.0.1") -> Endpoint:
+        """The notebook's end, on a port that the system chose. Its Context is its own."""
+        context = zmq.Context(io_threads=2)  # the second one carries bulk data, see `bulk`
+        doorman = Doorman(context, keyring)
+        socket = context.socket(zmq.ROUTER)
+        _tune(socket)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes its identity over
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to nobody is an error, not silence
+        keyring.guard(socket)
+        socket.bind(f"tcp://{host}:*")
+        self = cls(context, socket, receive, "ddp-wire")
+        self.doorman = doorman
+        self._extra[doorman.socket] = doorman.answer
+        return self
+
+    @classmethod
+    def connect(cls, address: Address, receive: Receive) -> Endpoint:
+        """A rank's end."""
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        _tune(socket)
+        socket.setsockopt(zmq.IDENTITY, address.identity.encode())
+        unlock(socket, address)
+        socket.connect(address.control)
+        self = cls(context, socket, receive, "ddp-agent")
+        self._links[b""] = Link(last_heard_s=time.monotonic())
+        return self
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where this end listens."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def serve(self, socket: zmq.Socket[Any], handle: Callable[[], None]) -> None:
+        """Let this endpoint's thread call `handle` whenever `socket` is readable. Before `start`."""
+        self._extra[socket] = handle
+
+    # ---- for any thread
+
+    def send(self, message: Message, peer: str = "") -> None:
+        """Send a message; it arrives once and in order, also across a cut of the connection."""
+        self._outbox.append((peer.encode(), message.encode(), self.epoch))
+        self._wake()
+
+    def expect(self, peer: str) -> None:
+        """Accept messages of this peer. Others are dropped even when their key is good."""
+        self._links[peer.encode()] = Link(last_heard_s=time.monotonic())
+
+    def silent_s(self, peer: str = "") -> float:
+        """Seconds since the peer was last heard; above `SILENT_S` it counts as silent."""
+        link = self._links.get(peer.encode())
+        return time.monotonic() - link.last_heard_s if link else float("inf")
+
+    def waiting(self, peer: str = "") -> int:
+        """Messages that the peer has not acknowledged."""
+        link = self._links.get(peer.encode())
+        return len(self._outbox) + (len(link.unacknowledged) if link else 0)
+
+    def close(self) -> None:
+        """Stop the thread and close the sockets. What was not sent by then is lost."""
+        self._closing = True
+        self._wake(force=True)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    # ---- the thread
+
+    def _wake(self, force: bool = False) -> None:
+        if not self._awake or force:
+            self._awake = True
+            with contextlib.suppress(OSError):  # full, or closed
+                self._wake_w.send(b"\0")
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        wake = self._wake_r.fileno()
+        poller.register(wake, zmq.POLLIN)
+        for socket in self._extra:
+            poller.register(socket, zmq.POLLIN)
+        next_tick = 0.0
+        while not self._closing:
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + self._tick(now)
+            for ready, _ in poller.poll(max(0, round((next_tick - now) * 1000) + 1)):
+                if ready is self._socket:
+                    self._read_all()
+                elif ready == wake:
+                    self._write_all()
+                else:
+                    self._handle_extra(self._extra[ready])
+                    continue
+                soon = _BLOCKED_S if self._blocked else _ACK_S  # an answer is due, or awaited
+                next_tick = min(next_tick, time.monotonic() + soon)
+        for socket in (self._socket, *self._extra):
+            socket.close(linger=0)
+        self._wake_r.close()
+        self._wake_w.close()
+        self.context.term()
+
+    def _handle_extra(self, handle: Callable[[], None]) -> None:
+        try:
+            handle()
+        except Exception:  # must not end the thread of all messages
+            _log.exception("a message on a further socket was lost")
+
+    def _read_all(self) -> None:
+        for _ in range(200):  # then let others have their turn
+            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            peer = frames.pop(0) if self._routed else b""
+            link = self._links.get(peer)
+            if link is None:
+                continue
+            try:
+                header = Header.unpack(frames[0])
+            except VersionError:
+                continue  # both sides come from one installation; a stray frame is not ours to answer
+            now = time.monotonic()
+            if link.heard(header, now):
+                if link.owes_ack >= _ACK_EVERY:
+                    self._transmit(peer, link.beat(now))
+                self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
+            elif link.is_gap(header) and link.may_ask(now):
+                self._transmit(peer, link.beat(now, RESEND))
+            elif header.kind == RESEND:
+                self._send_again(peer, link, now)
+
+    def _deliver(self, peer: str, epoch: int, frames: Sequence[bytes]) -> None:
+        """Hand a message over. One that nobody understands, or that fails, must not end the thread of all others."""
+        try:
+            self._receive(peer, epoch, decode(frames))
+        except Exception:
+            _log.exception("a message of %s was lost: %.200r", peer or "the notebook", frames)
+
+    def _write_all(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_r.recv(4096)
+        self._awake = False  # after the byte is read, before the outbox is: a later append wakes us again
+        now = time.monotonic()
+        while self._outbox:
+            peer, message, epoch = self._outbox.popleft()
+            link = self._links.get(peer)
+            if link is not None and peer not in self._blocked:
+                self._transmit(peer, link.data(message, epoch, now))
+            elif link is not None:
+                link.data(message, epoch, now)  # behind what waits already
+
+    def _transmit(self, peer: bytes, frames: Sequence[bytes]) -> bool:
+        try:
+            self._socket.send_multipart([peer, *frames] if self._routed else frames, zmq.NOBLOCK)
+        except zmq.ZMQError:  # not connected, yet or any more: the link keeps it, and it is sent again soon
+            self._blocked.add(peer)
+            return False
+        return True
+
+    def _send_again(self, peer: bytes, link: Link, now: float) -> None:
+        for frames in link.again(now):
+            if not self._transmit(peer, frames):
+                return
+
+    def _tick(self, now: float) -> float:
+        """Acknowledge, resend, show life. Seconds until the next tick."""
+        pause = BEAT_S
+        if self._outbox:  # a KeyboardInterrupt has kept a sender from waking us
+            self._write_all()
+        for peer, link in list(self._links.items()):
+            if link.unacknowledged:
+                pause = _ACK_S
+                if peer in self._blocked:
+                    pause = _BLOCKED_S
+                    self._blocked.discard(peer)
+                    self._send_again(peer, link, now)
+                elif link.is_overdue(now):
+                    self._send_again(peer, link, now)
+            if link.owes_ack or now - link.last_sent_s > BEAT_S:
+                self._transmit(peer, link.beat(now, BEAT))
+        return pause
+
+
+def _tune(socket: zmq.Socket[Any]) -> None:
+    """Never drop, never linger, notice a dead connection in `SILENT_S` and reconnect at once."""
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.linger = 0
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # queue for nobody: what waits for a connection waits in the link
+    socket.setsockopt(zmq.HEARTBEAT_IVL, round(BEAT_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(SILENT_S * 1000))
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

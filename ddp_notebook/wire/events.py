@@ -1,0 +1,353 @@
+"""The vocabulary that the notebook and its ranks share: every message, and its binary form.
+
+A message is a frozen dataclass. On the wire it is one frame of JSON (its name and its small fields) followed
+by one frame per `bytes` field, so that pickles and tensors are never copied into text. Both sides import this
+module; it imports neither.
+
+    notebook -> rank                                 rank -> notebook
+    ----------------                                 ----------------
+    Form       take this place in a group            Hello     I exist: process, host, versions
+    Engine     become an ipyparallel engine          Formed    I am in the group of that epoch (or why not)
+    RunCell    run this code                         Ready     my shell can run a cell
+    Interrupt  stop that cell                        Display   something that a cell displayed
+    Pull       pickle this variable                  CellDone  the cell ended
+    Push       set these variables                   Pulled    the pickle, or the transfer to fetch it from
+    Answer     what was typed                        Pushed    they are set (or why not)
+    Comm       a message to or from a widget         Ask       input() waits for a line
+    Probe      how are you?                          Vitals    resident memory, device memory, what runs
+    Peers      ports that other ranks listen on      Listening ports that a new group listens on here
+    Lost       these ranks died: no collectives      Checked   what is to agree between ranks
+    Check      what is to agree between ranks?       Recorded  what it has recorded
+    Tell       what does your clock say?             Told      its clock, behind all that it has recorded
+
+`VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1
+_to_json = json.JSONEncoder(default=str).encode  # made once: `json.dumps` with an option makes an encoder per call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all messages."""
+
+    def encode(self) -> list[bytes]:
+        """Frames: JSON of the name and the small fields, then the `bytes` fields in order of declaration."""
+        small: dict[str, Any] = {}
+        buffers: list[bytes] = []
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, bytes):
+                buffers.append(value)
+            else:
+                small[name] = value
+        return [_to_json([type(self).__name__, small]).encode(), *buffers]
+
+
+def decode(frames: Sequence[bytes]) -> Message:
+    """The message that `Message.encode` made these frames from.
+
+    Raises:
+        ValueError: the frames hold no message of this version.
+
+    Example:
+        >>> decode(Probe(request=3).encode())
+        Probe(request=3)
+    """
+    try:
+        name, small = json.loads(frames[0])
+        kind = _KINDS[name]
+        buffers = iter(frames[1:])
+        for f in dataclasses.fields(kind):
+            if f.name not in small:
+                small[f.name] = next(buffers)
+        return kind(**small)
+    except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
+        begin = frames[0][:80] if frames else b""
+        raise ValueError(f"not a message of version {VERSION}: {begin!r}") from error
+
+
+# ---- notebook -> rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form(Message):
+    """Take this place in the process group of `epoch`. Re-forming is the same message with a later epoch."""
+
+    epoch: int
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    group_rank: int  # number of this host among the hosts: torchrun's GROUP_RANK
+    backend: str  # "nccl" or "gloo"
+    device: str  # "cpu", "cuda:0", ...
+    store_host: str
+    store_port: int
+    store_prefix: str
+    interface: str  # network interface for gloo and NCCL, "lo" on one machine
+    form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
+    guard: bool = False  # compare what ranks call before the user's own collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine(Message):
+    """Become an ipyparallel engine of the controller that this connection file describes."""
+
+    connection_file: str
+    engine_id: int
+    replaces: bool = False  # an engine that has died and is still registered under this id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCell(Message):
+    """Run `code` on the rank's main thread, in the engine's own shell."""
+
+    cell: int
+    code: str
+    execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
+    file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
+    record: dict[str, Any] = field(default_factory=dict)  # see `rank.record.recording`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt(Message):
+    """Stop this cell. The signal from the host server is faster, but is lost on a cell that has not begun."""
+
+    cell: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull(Message):
+    """Pickle the variable `name` of the rank's namespace, without `force` only up to `wire.bulk.MOST_BYTES`.
+
+    With `names` these variables together, or all if that is empty, whatever their size; `about` then is JSON.
+    """
+
+    request: int
+    name: str
+    force: bool = False
+    names: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push(Message):
+    """Set variables from a pickled dict: here when small, else in a transfer that was put before, which this takes."""
+
+    request: int
+    transfer: int = 0
+    pickle: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Message):
+    """What was typed for an `Ask`, or why nothing can be."""
+
+    request: int
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comm(Message):
+    """A message between a widget's two halves: the one on a rank and the one in the browser. Goes both ways.
+
+    To the rank it goes by the inbox, so that a cell that comes after it finds what it has changed.
+    """
+
+    msg_type: str  # "comm_open", "comm_msg" or "comm_close"
+    content: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    buffers: list[str] = field(default_factory=list)  # in base64, since a line of an inbox holds no bytes
+    asked_by: dict[str, Any] = field(default_factory=dict)  # header of the browser's message that this is, or answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Message):
+    """Answer with `Vitals`, from the agent's thread, whatever the main thread does."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers(Message):
+    """Ports that gloo listens on in the other ranks: by these a rank knows gloo's connections, to cut them."""
+
+    ports: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost(Message):
+    """Ranks died: until the group is formed again, collectives raise these words instead of waiting."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(Message):
+    """Answer with `Checked`: fingerprints of these variables, or samples of these entries."""
+
+    request: int
+    names: list[str] = field(default_factory=list)  # none: all that has to agree
+    entries: list[str] = field(default_factory=list)  # none: fingerprints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell(Message):
+    """Answer with `Told`, from the agent's thread."""
+
+    request: int
+    sent_ns: int  # of the notebook's clock
+    flush: bool = False  # pass on first what was recorded
+
+
+# ---- rank -> notebook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """The first word of a rank's process: it exists and waits for its place."""
+
+    process: int
+    pid: int
+    host: str
+    python: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed(Message):
+    """The rank is in the group of `epoch`, or `error` says why not."""
+
+    epoch: int
+    error: str = ""
+    notes: list[str] = field(default_factory=list)  # what could not be had again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening(Message):
+    """A group has been made, and listens on these ports."""
+
+    ports: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Message):
+    """The rank's shell exists: it can run a cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display(Message):
+    """What a cell sent to iopub: display_data, execute_result, update_display_data, clear_output, or an error that does
+    not end the cell, whose content is its `text`."""
+
+    cell: int
+    msg_type: str
+    content: dict[str, Any]
+    place: int  # number of the mark in the rank's text where it belongs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellDone(Message):
+    """The cell ended on this rank. Its text ends where the marker comes through the rank's pipes."""
+
+    cell: int
+    status: str  # "ok", "error" or "interrupted"
+    duration_s: float
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = field(default_factory=list)
+    payload: list[dict[str, Any]] = field(default_factory=list)  # pages shown by `x?`
+    has_group: bool = True  # False: the cell has destroyed the default group and formed no other
+    place: str = ""  # where it failed or was ended: "cell line 7, in all_reduce"
+    operation: dict[str, Any] | None = None  # the `Operation` that it failed in, or was freed from
+    was_freed: bool = False  # it failed because it could not go on without others, not by itself
+    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
+    trains_apart: bool = False  # an optimizer has stepped again and again, and nothing was sent to other ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled(Message):
+    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from. Or why there is none."""
+
+    request: int
+    error: str = ""
+    about: str = ""  # the value in one line, as it was on the rank: its device, range, ...
+    transfer: int = 0
+    nbytes: int = 0
+    pickle: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed(Message):
+    """Answer to `Push`: the variables are set, or `error` says why none of them is."""
+
+    request: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask(Message):
+    """`input()` or `getpass()` of a cell waits for a line."""
+
+    cell: int
+    request: int  # counted by the rank
+    prompt: str
+    password: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals(Message):
+    """Answer to `Probe`."""
+
+    request: int
+    rss_bytes: int
+    device_bytes: int  # allocated and cached by torch on the rank's GPU, 0 on the CPU
+    running_cell: int  # 0: idle
+    running_s: float
+    where: str = ""  # what the main thread is in: "cell line 3, in all_reduce"
+    failed: str = ""  # the error of a cell that has failed, while its traceback is formatted: "ValueError: no"
+    operation: dict[str, Any] | None = None  # the `Operation` that it waits in
+    thread: str = ""  # where another thread waits in `operation` while the main one goes on
+    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked(Message):
+    """Answer to `Check`."""
+
+    request: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded(Message):
+    """A batch of what was recorded, see `codec`."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told(Message):
+    """Answer to `Tell`."""
+
+    request: int
+    sent_ns: int  # as asked
+    rank_ns: int  # of the rank's clock
+    boot: str  # the host's boot: processes of one boot have one clock
+
+
+_KINDS: dict[str, type[Message]] = {
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+}

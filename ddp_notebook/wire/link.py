@@ -1,0 +1,133 @@
+"""One peer's count of messages: what was sent and not yet acknowledged, what was received in order.
+
+ZeroMQ loses what was sent between a cut of the connection and its detection. So every message carries a
+sequence number and the last number received in order; what is not acknowledged is kept and sent again
+(go-back-N: after a gap the receiver drops what follows and asks for the missing number).
+
+    header of a frame      version  kind  seq  ack  epoch
+    DATA                   a message of `events` follows; seq counts from 1
+    BEAT                   no message: acknowledges, and says that its sender lives
+    RESEND                 no message: send again from ack + 1
+
+Pure bookkeeping: no socket, no clock, no thread. `endpoint` drives it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddp_notebook.wire.events import VERSION
+
+DATA, BEAT, RESEND = 1, 2, 3
+RESEND_S = 1.0  # what is not acknowledged for so long is sent again, then after twice as long, and so on
+_LONGEST_RESEND_S = 30.0
+_HEADER = struct.Struct("!BBQQI")
+HEADER_BYTES = _HEADER.size
+
+
+class VersionError(ValueError):
+    """The other side speaks another version of the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The begin of the first frame of everything on the control socket; each frame is encrypted for itself."""
+
+    kind: int
+    seq: int
+    ack: int
+    epoch: int
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(VERSION, self.kind, self.seq, self.ack, self.epoch)
+
+    @classmethod
+    def unpack(cls, frame: bytes) -> Header:
+        """The header of a frame.
+
+        Raises:
+            VersionError: the frame is from another version, or no header at all.
+        """
+        if len(frame) < HEADER_BYTES or frame[0] != VERSION:
+            theirs = frame[0] if frame else None
+            raise VersionError(f"this side speaks version {VERSION} of the wire, the other one {theirs}")
+        _, kind, seq, ack, epoch = _HEADER.unpack_from(frame)
+        return cls(kind, seq, ack, epoch)
+
+
+@dataclass(slots=True)
+class Link:
+    """The state of one peer. Times are monotonic seconds, given by the caller."""
+
+    sent: int = 0  # number of the last message sent
+    received: int = 0  # number of the last message received in order
+    owes_ack: int = 0  # messages that came since we last told the peer, repeated ones too: it missed an answer
+    last_sent_s: float = 0.0
+    last_heard_s: float = 0.0
+    last_progress_s: float = 0.0  # when the oldest unacknowledged message was sent, or last acknowledged
+    asked: tuple[int, float] = (0, 0.0)  # which message we asked for after a gap, and when
+    patience_s: float = RESEND_S
+    unacknowledged: deque[tuple[int, Sequence[bytes]]] = field(default_factory=deque)
+
+    def data(self, message: Sequence[bytes], epoch: int, now: float) -> list[bytes]:
+        """Frames of a new message, which is kept until it is acknowledged."""
+        self.sent += 1
+        if not self.unacknowledged:
+            self.last_progress_s = now
+        frames = [Header(DATA, self.sent, self._ack(), epoch).pack() + message[0], *message[1:]]
+        self.unacknowledged.append((self.sent, frames))
+        self.last_sent_s = now
+        return frames
+
+    def beat(self, now: float, kind: int = BEAT) -> list[bytes]:
+        """A frame that acknowledges and shows that we live; with `RESEND` it asks for what is missing."""
+        self.last_sent_s = now
+        return [Header(kind, 0, self._ack(), 0).pack()]
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the oldest message has waited too long for its acknowledgement. A slow peer gets more and more time:
+        everything sent again would make it slower."""
+        if not self.unacknowledged or now - self.last_progress_s <= self.patience_s:
+            return False
+        self.patience_s = min(2 * self.patience_s, _LONGEST_RESEND_S)
+        return True
+
+    def again(self, now: float) -> list[Sequence[bytes]]:
+        """Everything that was not acknowledged, oldest first."""
+        self.last_sent_s = self.last_progress_s = now
+        return [frames for _, frames in self.unacknowledged]
+
+    def heard(self, header: Header, now: float) -> bool:
+        """Note what a header says. Whether its message is the next in order and is to be delivered."""
+        self.last_heard_s = now
+        while self.unacknowledged and self.unacknowledged[0][0] <= header.ack:
+            self.unacknowledged.popleft()
+            self.last_progress_s = now
+            self.patience_s = RESEND_S
+        if header.kind != DATA:
+            return False
+        self.owes_ack += 1
+        if header.seq != self.received + 1:
+            return False
+        self.received = header.seq
+        return True
+
+    def is_gap(self, header: Header) -> bool:
+        """Whether messages before this one are missing."""
+        return header.kind == DATA and header.seq > self.received + 1
+
+    def may_ask(self, now: float) -> bool:
+        """Whether to ask for what is missing: once, and again when nothing came of it. All that follows a gap shows
+        the gap too, and each request has everything sent again."""
+        missing, when = self.asked
+        if missing == self.received + 1 and now - when < RESEND_S:
+            return False
+        self.asked = self.received + 1, now
+        return True
+
+    def _ack(self) -> int:
+        self.owes_ack = 0
+        return self.received
