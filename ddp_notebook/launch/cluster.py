@@ -388,7 +388,7 @@ class Cluster:
         self._endpoint.send(message, self._peer(self._ranks[rank].number))
 
     def tell(self, message: RunCell | Comm, ranks: list[int]) -> None:
-        """Put a message into the inboxes of ranks: their main threads take it in this order, see `launch.host.pipes`."""
+        """Put a message into inboxes of ranks; their main threads take it in this order, see `launch.host.pipes`."""
         [line] = message.encode()
         self._host.tell([self._ranks[rank].number for rank in ranks], line + b"\n")
 
