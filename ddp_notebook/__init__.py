@@ -8,7 +8,8 @@
     dist.all_reduce(x)
     x
 
-In scripts: `start(4)`, `current()`, `Session.run`, `Session.pull`, `Session.push`, `Session.stop`.
+In scripts: `start(4)`, `current()`, `Session.run`, `Session.pull`, `Session.push`, `Session.stop`. Every error of
+`ddp_notebook.errors` is importable from here as well.
 """
 
 from __future__ import annotations
@@ -17,26 +18,63 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.errors import DDPNotebookError, RankError
+from ddp_notebook.errors import (
+    CellFailedHereError,
+    CellTimeoutError,
+    ClientError,
+    DDPNotebookError,
+    MissingBuildError,
+    MissingPackageError,
+    NoSessionError,
+    RankDiedError,
+    RankError,
+    RecordingError,
+    SessionBrokenError,
+    SessionExistsError,
+    StartError,
+    StartTimeoutError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from ddp_notebook.observe.files import load
     from ddp_notebook.observe.recording import Recording
+    from ddp_notebook.observe.report.report import Report
     from ddp_notebook.record import log
+    from ddp_notebook.run.agree.agreement import Agreement
     from ddp_notebook.run.cells.result import CellResult
     from ddp_notebook.run.values.values import RankValues
     from ddp_notebook.session import Session, current, start
+    from ddp_notebook.status import Status
+    from ddp_notebook.wire.record_options import RecordOptions
 
 __version__ = "0.1.0"
 __all__ = [
+    "Agreement",
+    "CellFailedHereError",
     "CellResult",
+    "CellTimeoutError",
+    "ClientError",
     "DDPNotebookError",
+    "MissingBuildError",
+    "MissingPackageError",
+    "NoSessionError",
+    "RankDiedError",
     "RankError",
     "RankValues",
+    "RecordOptions",
     "Recording",
+    "RecordingError",
+    "Report",
     "Session",
+    "SessionBrokenError",
+    "SessionExistsError",
+    "StartError",
+    "StartTimeoutError",
+    "Status",
+    "UsageError",
     "current",
     "load",
     "log",
@@ -45,10 +83,14 @@ __all__ = [
 
 # The ranks import this package too: they must not pay for the notebook's side.
 _LAZY = {
+    "Agreement": "ddp_notebook.run.agree.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
     "RankValues": "ddp_notebook.run.values.values",
+    "RecordOptions": "ddp_notebook.wire.record_options",
     "Recording": "ddp_notebook.observe.recording",
+    "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",
+    "Status": "ddp_notebook.status",
     "current": "ddp_notebook.session",
     "load": "ddp_notebook.observe.files",
     "log": "ddp_notebook.record",

@@ -2,7 +2,7 @@
 
 Each rank writes one file into that directory, which `ddp_notebook.load("runs")` reads. A script that imports
 `ddp_notebook` before it forms its group is recorded as well, without the `-m`; `ddp_notebook.log(loss=loss)` logs
-there as `log` does in a cell. Without the variable nothing happens.
+there as in a cell. Without the variable nothing happens.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import runpy
 import sys
 from pathlib import Path
 from typing import Any
+
+from ddp_notebook.records import logs
 
 VARIABLE = "DDP_NOTEBOOK_RECORD"
 _recording: Any = None
@@ -53,6 +55,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
             file.write(data)
 
     _recording = Recording(recorder, Where(), lambda: number, write)
+    logs.install(_recording.metrics.log)
     pid = os.getpid()
 
     def close() -> None:
@@ -65,7 +68,8 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
 
 
 def log(*unnamed: Any, step: int | None = None, **values: Any) -> None:
-    """Log numbers of this rank, as `log` does in a cell. Does nothing where nothing is recorded.
+    """Log numbers of this rank: in a cell, where `log` is the same, and in a script that is recorded. Does nothing
+    where nothing is recorded, as in the notebook itself.
 
     Args:
         step: the step that they belong to; None: the optimizer steps so far, see `Metrics.log`.
@@ -75,10 +79,10 @@ def log(*unnamed: Any, step: int | None = None, **values: Any) -> None:
         TypeError: a value is neither, or has no name.
 
     Example:
-        >>> log(loss=0.5)
+        >>> ddp_notebook.log(loss=0.5)
     """
-    if _recording is not None:
-        _recording.metrics.log(*unnamed, step=step, **values)
+    if (log_here := logs.current()) is not None:
+        log_here(*unnamed, step=step, **values)
 
 
 def start_if_asked() -> None:

@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 def close_the_client(session):
     """Its sockets belong to one test."""
     yield
-    session._close_client()
+    session._parts.client.close()
 
 
 def test_a_plain_client_of_the_same_processes(session):

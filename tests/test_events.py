@@ -10,6 +10,7 @@ import pytest
 
 from ddp_notebook.wire import events
 from ddp_notebook.wire.events import VERSION, Display, Message, Probe, Pulled, RunCell, decode
+from ddp_notebook.wire.record_options import RecordOptions, profile_path, profiles_in
 
 KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Message)]
 KINDS.remove(Message)
@@ -25,6 +26,7 @@ SAMPLES: dict[str, Any] = {
     "list[int]": [0, 2**40],
     "list[str] | None": None,
     "dict[str, Any] | None": {"name": "all_reduce", "ranks": [0, 1]},
+    "RecordOptions": RecordOptions(level="meta", watch=("loss", "é"), profile=True, profiles="/a {b}", solo=(3, 0.5)),
     "list[dict[str, Any]]": [{"source": "page", "start": 0}],
 }
 
@@ -45,6 +47,30 @@ def test_every_message_survives_the_wire():
 
 def test_defaults_survive_too():
     assert decode(Pulled(request=1).encode()) == Pulled(request=1)
+
+
+def test_a_cell_that_records_as_always_says_nothing_about_it():
+    cell = RunCell(cell=1, code="x", execution_count=1)
+    assert json.loads(cell.encode()[0])[1]["record"] == {}
+    assert decode(cell.encode()) == cell
+
+
+def test_what_is_to_be_recorded_that_is_no_such_thing_is_refused():
+    wrong: list[Any] = [{"levels": "off"}, {"watch": 1}, {"solo": [1]}, [], None]
+    for record in wrong:
+        frame = json.dumps(["RunCell", {"cell": 1, "code": "", "execution_count": 1, "record": record}]).encode()
+        with pytest.raises(ValueError, match=rf"^not a message of version {VERSION}: b"):
+            decode([frame])
+
+
+def test_profiles_are_found_where_they_are_put(tmp_path):
+    folder = str(tmp_path / "a {folder} of {0}")
+    paths = {(cell, rank): profile_path(folder, cell, rank) for cell in (7, 12) for rank in (0, 10)}
+    for path in paths.values():
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (tmp_path / "a {folder} of {0}" / "stack-1").touch()
+    assert {(cell, rank): path for cell, rank, path in profiles_in(folder)} == paths
 
 
 def test_large_fields_are_frames_of_their_own():

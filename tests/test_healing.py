@@ -140,7 +140,7 @@ def test_ipyparallels_client_knows_the_new_rank(session):
     pids = session.client[:].apply_sync(os.getpid)
     assert sorted(pids) == sorted(session.pids())
     assert session.client[1].apply_sync(os.getpid) == session.pids()[1]
-    session._close_client()  # its sockets are this process's
+    session._parts.client.close()  # its sockets are this process's
 
 
 def test_a_cell_that_waited_for_its_turn_while_a_rank_died(session):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ddp_notebook
+from ddp_notebook import errors
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddp_notebook"
@@ -197,6 +198,15 @@ def test_public_names_are_sorted_and_there():
     assert ddp_notebook.__all__ == sorted(ddp_notebook.__all__)
     for name in ddp_notebook.__all__:
         assert getattr(ddp_notebook, name).__doc__, f"{name} has no docstring"
+
+
+def test_every_error_is_importable_from_the_package():
+    assert set(errors.__all__) <= set(ddp_notebook.__all__)
+    assert all(getattr(ddp_notebook, name) is getattr(errors, name) for name in errors.__all__)
+
+
+def test_users_type_checkers_see_our_types():
+    assert (PACKAGE / "py.typed").read_text() == ""
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+
 import pytest
 
+import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.options import USAGE, StartOptions, parse
+
+
+def test_start_takes_every_option_with_its_default():
+    parameters = inspect.signature(ddp_notebook.start).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name != "report"}
+    assert defaults.pop("env") is None and StartOptions().env == {}
+    assert defaults == {one.name: one.default for one in dataclasses.fields(StartOptions) if one.name != "env"}
 
 
 def test_nothing_asked_is_the_default():

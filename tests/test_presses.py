@@ -13,7 +13,7 @@ from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.turn import Turn
 from ddp_notebook.run.cells.watch import Watch
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.wire.events import Ask
+from ddp_notebook.wire.events import InputRequest
 
 
 def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time(monkeypatch):
@@ -53,7 +53,7 @@ def test_one_at_a_question_and_the_next_count_as_one(monkeypatch):
     controls: Any = None  # not needed
     with Interrupts(run.wake) as interrupts:
         watch = Watch(run, controls, interrupts, Screen([0]))
-        watch._answer(0, Ask(cell=1, request=1, prompt="?", password=False))
+        watch._answer(0, InputRequest(cell=1, request=1, prompt="?", password=False))
         assert interrupts.count == 1
         check = interrupts.after_this()
         os.kill(os.getpid(), signal.SIGINT)

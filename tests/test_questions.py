@@ -29,8 +29,8 @@ def test_one_that_somebody_waits_for_is_never_forgotten():
     lapsed = asked.ask(0, probe, lapses=True)
     for _ in range(questions._MOST_LAPSING):
         asked.ask(1, probe, lapses=True)
-    asked.on_answer(1, answer(1))
-    asked.on_answer(2, answer(2))
+    asked.on_answer(0, answer(1))
+    asked.on_answer(0, answer(2))
     assert waited.result(0).request == 1
     assert not lapsed.done()
     assert len(asked._open) == questions._MOST_LAPSING
@@ -57,7 +57,7 @@ def test_asking_and_answering_in_many_threads(monkeypatch):
     def answer_one() -> None:
         if numbers:
             number = numbers.pop()
-            asked.on_answer(number, answer(number))
+            asked.on_answer(0, answer(number))
 
     steps = [lambda: asked.ask(0, probe, lapses=True)] * 3 + [answer_one] * 3
     threads = [threading.Thread(target=run, args=(step,)) for step in steps]

@@ -96,7 +96,7 @@ def test_every_listening_socket_is_on_loopback(session):
     ]
     assert len(listening) > 20
     assert {ip for _, ip in listening} == {"127.0.0.1"}
-    session._close_client()
+    session._parts.client.close()
 
 
 def test_files_are_private(session):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from ddp_notebook.rank.cell.streams import display_mark, mark
-from ddp_notebook.run.output.text import CellEnd, Ordered, Piece, Place, TextSplitter
+from ddp_notebook.run.output.text import Ordered, Piece, TextSplitter
 from ddp_notebook.wire.events import Display
+from ddp_notebook.wire.marks import CellEnd, Place, since_last_cell
 
 TOKEN = "0123456789abcdef"  # as long as a session's
+
+
+def mark(token: str, cell: int, duration_us: int | None = None) -> bytes:
+    return CellEnd(cell, None if duration_us is None else duration_us / 1e6).encode(token)
+
+
+def display_mark(token: str, place: int) -> bytes:
+    return Place(place).encode(token)
 
 
 def split(*reads: bytes) -> list[Piece]:
@@ -119,3 +127,16 @@ def test_bytes_that_are_no_utf8_are_shown_as_such():
 
 def test_half_a_character_at_the_end_of_a_cell_does_not_reach_the_next_one():
     assert_split(b"caf\xc3" + mark(TOKEN, 1) + b"next" + mark(TOKEN, 2), ["caf�", CellEnd(1), "next", CellEnd(2)])
+
+
+def test_marks_are_written_in_one_form():
+    assert CellEnd(7).encode("ab12") == b"\x1eab12:7:\x1e\n"
+    assert CellEnd(7, 0.25).encode("ab12") == b"\x1eab12:7:250000\x1e\n"
+    assert Place(3).encode("ab12") == b"\x1eab12:d3:\x1e\n"
+
+
+def test_the_last_words_are_those_behind_the_last_cell():
+    data = b"one" + mark(TOKEN, 1, 5) + b"two" + mark("ab12", 2) + b"th" + display_mark(TOKEN, 1) + b"ree"
+    assert since_last_cell(data) == (b"three", True)
+    assert since_last_cell(b"th" + display_mark(TOKEN, 1) + b"ree") == (b"three", False)
+    assert since_last_cell(b"\x1e is the user's own") == (b"\x1e is the user's own", False)

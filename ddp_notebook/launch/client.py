@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import ClientError
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -79,3 +83,53 @@ def give_up(client: ipyparallel.Client) -> None:
         client.close(linger=0)
     except Exception:  # of another version, or closed already: the stop button ends a wait
         _log.exception("calls to ipyparallel's controller, which is gone, could not be ended")
+
+
+class SharedClient:
+    """The client of a session, made at the first use, and anew where its controller has been started again.
+
+    Args:
+        world_size: number of engines.
+        file: gives the controller's connection file and process id, and starts one where there is none.
+    """
+
+    def __init__(self, world_size: int, file: Callable[[], tuple[str, int]]) -> None:
+        self._world_size = world_size
+        self._file = file
+        self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
+
+    def get(self) -> ipyparallel.Client:
+        """A client that knows all engines.
+
+        Raises:
+            ClientError: the controller cannot be reached.
+        """
+        file, pid = self._file()
+        if self._made is not None and self._made[1] == pid:
+            self._made[0].wait_for_engines(self._world_size, timeout=_CONNECT_S, interactive=False)  # one may be new
+            return self._made[0]
+        self.close()
+        try:
+            client = connect(file, self._world_size)
+        except Exception as error:
+            raise ClientError(
+                f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
+                "%ddp_restart brings it back"
+            ) from error
+        self._made = (client, pid)
+        return client
+
+    def on_controller_ended(self) -> None:
+        """Its controller has ended. In an I/O thread."""
+        made, self._made = self._made, None
+        if made is not None:
+            threading.Thread(target=give_up, args=(made[0],), name="ddp-client", daemon=True).start()
+
+    def close(self) -> None:
+        """Close it, if there is one."""
+        made, self._made = self._made, None
+        if made is not None:
+            try:
+                made[0].close(linger=0)
+            except Exception as error:
+                print(f"closing ipyparallel's client failed: {error}", file=sys.stderr)

@@ -27,6 +27,7 @@ from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import Comm, Engine, Form, Formed, Hello, Listening, Lost, Message, Peers, Ready, RunCell
 from ddp_notebook.wire.keys import Keyring
+from ddp_notebook.wire.marks import since_last_cell
 
 Check = Callable[[], None]
 
@@ -35,11 +36,6 @@ _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 _LAST_WORDS_BYTES = 16_000
 _RANKS, _STORE, _CONTROLLER = "rank", "store", "controller"
 _LOOPBACK = "127.0.0.1"
-# the marks of `rank.cell.streams` are not the user's words
-_CELL_MARK = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")
-_DISPLAY_MARK = re.compile(rb"\x1e[0-9a-f]+:d\d+:\x1e\n")
-
-
 # faulthandler's lines from IPython's run_code on, and its list of extension modules
 _BELOW_THE_CELL = re.compile(
     r'(  File "[^"]*interactiveshell\.py", line \d+ in run_code\n(  File .*\n|  \.\.\.\n)*)'
@@ -75,10 +71,9 @@ class Process:
 
     def note_text(self, fd: int, data: bytes) -> None:
         """Remember the end of what it wrote."""
-        if b"\x1e" in data:
-            data = _DISPLAY_MARK.sub(b"", data)
-            if marks := list(_CELL_MARK.finditer(data)):  # a cell ended: what came before is not its last word
-                self.tails, data = {1: b"", 2: b""}, data[marks[-1].end() :]
+        data, has_ended = since_last_cell(data)
+        if has_ended:  # what came before the end of a cell is not its last word
+            self.tails = {1: b"", 2: b""}
         self.tails[fd] = (self.tails[fd] + data)[-_LAST_WORDS_BYTES:]
 
     def how_it_ended(self) -> str:

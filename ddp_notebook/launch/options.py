@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.run.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
-BACKENDS = ("auto", "nccl", "gloo", "mpi")
-LIVE = ("auto", "off")
+Backend = Literal["auto", "nccl", "gloo", "mpi"]
+LiveMode = Literal["auto", "off"]
+BACKENDS = get_args(Backend)
+LIVE = get_args(LiveMode)
 USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|off]"
@@ -40,7 +43,7 @@ class StartOptions:
 
     world_size: int | None = None
     backend: str = "auto"
-    gpus: Sequence[str | int] | None = None
+    gpus: str | Sequence[str | int] | None = None
     share_gpus: bool = False
     env: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 120.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook import RecordOptions
 from ddp_notebook.errors import DDPNotebookError, NoSessionError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Runner:
             level: how much is recorded, whatever the session records otherwise: the lessons count by it.
             quiet: show nothing.
         """
-        self.session.run(code, timeout=timeout_s, quiet=quiet, record={"level": level})
+        self.session.run(code, timeout=timeout_s, quiet=quiet, record=RecordOptions(level=level))
 
     def mark(self) -> None:
         """What is recorded from here on is what `calls` gives."""

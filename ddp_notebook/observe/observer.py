@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.clocks import boot_id
-from ddp_notebook.wire.events import Message, Recorded, Tell, Told
+from ddp_notebook.wire.events import ClockProbe, ClockReply, Message, Recorded
 
 _FIRST_LOOKS = 8  # at the start, in quick succession: of many round trips one is short
 _FIRST_PAUSE_S = 0.02
@@ -40,11 +41,16 @@ class Observer:
         """The ranks can answer."""
         self._thread.start()
 
+    @property
+    def handlers(self) -> Mapping[type[Message], Callable[[int, Any], object]]:
+        """Of the messages about what was recorded."""
+        return {Recorded: self.on_recorded, ClockReply: self.on_clock}
+
     def on_recorded(self, rank: int, message: Recorded) -> None:
         """A batch of a rank. In the wire's thread."""
         self._intake.put(rank, message.data)
 
-    def on_told(self, rank: int, message: Told) -> None:
+    def on_clock(self, rank: int, message: ClockReply) -> None:
         """What a rank's clock says. In the wire's thread."""
         same = bool(self._boot) and message.boot == self._boot
         self.recording.clock.add(rank, message.sent_ns, message.rank_ns, time.monotonic_ns(), same_clock=same)
@@ -65,4 +71,4 @@ class Observer:
         while not self._closing.wait(_FIRST_PAUSE_S if looks < _FIRST_LOOKS else _PAUSE_S):
             looks += 1
             for rank in self._alive():
-                self._ask(rank, Tell(request=0, sent_ns=time.monotonic_ns()))
+                self._ask(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))

@@ -31,6 +31,7 @@ from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import Recording
 from ddp_notebook.rank.variables import check, copying, values
+from ddp_notebook.records import logs
 from ddp_notebook.wire.bulk import INLINE_BYTES
 from ddp_notebook.wire.events import (
     Check,
@@ -39,6 +40,8 @@ from ddp_notebook.wire.events import (
     Engine,
     Form,
     Formed,
+    InputReply,
+    Interrupt,
     Lost,
     Message,
     Peers,
@@ -69,9 +72,10 @@ class Rank:
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
-        self.agent = Agent(spec["address"], spec["process"], self._pass_to_main)
+        self.agent = Agent(
+            spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, flush=self._flush
+        )
         self._network = Network(self.agent.send)
-        self.agent.vitals = self._network.vitals
         self._recording = Recording(
             self._network.recorder,
             self._network.where,
@@ -79,7 +83,8 @@ class Rank:
             send=lambda data: self.agent.send(Recorded(data=data)),
             is_busy=lambda: self.agent.endpoint.waiting() > _MOST_WAITING,
         )
-        self.agent.flush = self._recording.drain.flush
+        logs.install(self._recording.metrics.log)
+        self.agent.start()
 
     def serve(self) -> None:
         """The main thread's life: be told the place, then be an engine until the end."""
@@ -106,24 +111,43 @@ class Rank:
         assert self.place is not None
         self.runner = Runner(app.kernel, self._streams, self._network, self._recording, self.agent.send)
         runner = self.runner
-        self.agent.running = lambda: runner.running
-        self.agent.stop_cell = runner.stop
-        self.agent.on_answer = runner.asking.on_answer
         tutorials.install(lambda: self.place, lambda: runner.running)
         self._loop = asyncio.get_running_loop()
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)
         while not self._to_do.empty():
-            self._pass_to_main(self._to_do.get())
+            self._on_message(self._to_do.get())
         self._loop.call_soon(self.agent.send, Ready())
 
-    def _pass_to_main(self, message: Message) -> None:
-        if isinstance(message, Peers | Lost):  # for the agent's thread: the main one may be stuck
+    # ---- the agent's thread
+
+    def _on_message(self, message: Message) -> None:
+        """What the main thread cannot do, which may be stuck, is done here; the rest it does in its turn."""
+        if isinstance(message, Peers | Lost):
             self._network.on_message(message)
+        elif isinstance(message, Interrupt | InputReply):
+            if self.runner is not None:
+                self.runner.on_message(message)
         elif self._loop is None:
             self._to_do.put(message)
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
+
+    def _flush(self) -> None:
+        self._recording.drain.flush()
+
+    def _vitals(self) -> dict[str, Any]:
+        cell, since = (self.runner and self.runner.running) or (0, time.monotonic())
+        # The current device of this thread is always the first.
+        device = None if self.place is None or self.place.device == "cpu" else self.place.device
+        return {
+            "device_bytes": torch.cuda.memory_reserved(device) if torch.cuda.is_initialized() else 0,
+            "running_cell": cell,
+            "running_s": time.monotonic() - since,
+            **self._network.vitals(),
+        }
+
+    # ---- the main thread
 
     def _read_inbox(self) -> None:
         assert self._loop is not None
@@ -149,7 +173,6 @@ class Rank:
         meanwhile (64 ranks on two cores: 8 s instead of 13)."""
         self.place = place
         if place.device != "cpu":
-            self.agent.device = place.device
             torch.cuda.set_device(place.device)  # per thread: cells run in this one
         if self.runner is not None:
             self._name_place()

@@ -6,6 +6,7 @@
     words       sets of ranks in words
     units       numbers with their units
     clocks      which clock a process has
+    logs        where `ddp_notebook.log` of this process goes
 
 Both sides import this package; it imports neither.
 """

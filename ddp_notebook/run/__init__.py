@@ -6,7 +6,10 @@ groups/     who waits for whom; ranks that died, and their group formed anew
 values/     variables there and back
 foresee/    collectives that cannot work, found before a cell is sent
 agree/      whether ranks hold the same
+record/     what cells record, and the recording up to now
 
+assembly    the parts of a session, put together
+dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers
 rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
 lines       how the lines of magics are read

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, get_args
 
-from ddp_notebook.wire.events import Message
+from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.wire.events import Checked, ClockReply, Message, Pulled, Pushed, Vitals
+
+Answer = Checked | ClockReply | Pulled | Pushed | Vitals
 
 _MOST_LAPSING = 1000  # open questions that ranks may never answer
 _CHECK_S = 0.5
@@ -85,10 +88,15 @@ class Questions:
                 self._check(rank)
                 check()
 
-    def on_answer(self, request: int, answer: Message) -> None:
-        """An answer has come."""
+    @property
+    def handlers(self) -> Handlers:
+        """Of the messages that answer one."""
+        return dict.fromkeys(get_args(Answer), self.on_answer)
+
+    def on_answer(self, _: int, answer: Answer) -> None:
+        """An answer of a rank has come. One to a question that nobody has asked, or that was forgotten, is dropped."""
         with self._lock:
-            future = self._open.pop(request, None)
-            self._lapsing.pop(request, None)
+            future = self._open.pop(answer.request, None)
+            self._lapsing.pop(answer.request, None)
         if future is not None:
             future.set_result(answer)

@@ -4,23 +4,23 @@ A message is a frozen dataclass. On the wire it is one frame of JSON (its name a
 by one frame per `bytes` field, so that pickles and tensors are never copied into text. Both sides import this
 module; it imports neither.
 
-    notebook -> rank                                 rank -> notebook
-    ----------------                                 ----------------
-    Form       take this place in a group            Hello     I exist: process, host, versions
-    Engine     become an ipyparallel engine          Formed    I am in the group of that epoch (or why not)
-    RunCell    run this code                         Ready     my shell can run a cell
-    Interrupt  stop that cell                        Display   something that a cell displayed
-    Pull       pickle this variable                  CellDone  the cell ended
-    Push       set these variables                   Pulled    the pickle, or the transfer to fetch it from
-    Answer     what was typed                        Pushed    they are set (or why not)
-    Comm       a message to or from a widget         Ask       input() waits for a line
-    Probe      how are you?                          Vitals    resident memory, device memory, what runs
-    Peers      ports that other ranks listen on      Listening ports that a new group listens on here
-    Lost       these ranks died: no collectives      Checked   what is to agree between ranks
-    Check      what is to agree between ranks?       Recorded  what it has recorded
-    Tell       what does your clock say?             Told      its clock, behind all that it has recorded
+    notebook -> rank                               rank -> notebook
+    ----------------                               ----------------
+    Form       take this place in a group          Hello        I exist: process, host, versions
+    Engine     become an ipyparallel engine        Formed       I am in the group of that epoch (or why not)
+    RunCell    run this code                       Ready        my shell can run a cell
+    Interrupt  stop that cell                      Display      something that a cell displayed
+    Pull       pickle this variable                CellDone     the cell ended
+    Push       set these variables                 Pulled       the pickle, or the transfer to fetch it from
+    InputReply what was typed                      Pushed       they are set (or why not)
+    Comm       a message to or from a widget       InputRequest input() waits for a line
+    Probe      how are you?                        Vitals       resident memory, device memory, what runs
+    Peers      ports that other ranks listen on    Listening    ports that a new group listens on here
+    Lost       these ranks died: no collectives    Checked      what is to agree between ranks
+    Check      what is to agree between ranks?     Recorded     what it has recorded
+    ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
 
-`VERSION` counts incompatible changes of this vocabulary and of the framing in `channel`.
+`VERSION` counts incompatible changes of this vocabulary and of the framing in `link`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddp_notebook.wire.record_options import RecordOptions
+
 VERSION = 1
-_to_json = json.JSONEncoder(default=str).encode  # made once: `json.dumps` with an option makes an encoder per call
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for."""
+    return value.to_json() if isinstance(value, RecordOptions) else str(value)
+
+
+_to_json = json.JSONEncoder(default=_plain).encode  # made once: `json.dumps` with an option makes an encoder per call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,8 @@ def decode(frames: Sequence[bytes]) -> Message:
         for f in dataclasses.fields(kind):
             if f.name not in small:
                 small[f.name] = next(buffers)
+        if kind is RunCell:
+            small["record"] = RecordOptions.from_json(small["record"])
         return kind(**small)
     except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
         begin = frames[0][:80] if frames else b""
@@ -115,7 +126,7 @@ class RunCell(Message):
     code: str
     execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
     file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
-    record: dict[str, Any] = field(default_factory=dict)  # see `rank.record.recording`
+    record: RecordOptions = field(default_factory=RecordOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +159,8 @@ class Push(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer(Message):
-    """What was typed for an `Ask`, or why nothing can be."""
+class InputReply(Message):
+    """What was typed for an `InputRequest`, or why nothing can be."""
 
     request: int
     text: str = ""
@@ -201,8 +212,8 @@ class Check(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell(Message):
-    """Answer with `Told`, from the agent's thread."""
+class ClockProbe(Message):
+    """Answer with `ClockReply`, from the agent's thread."""
 
     request: int
     sent_ns: int  # of the notebook's clock
@@ -295,7 +306,7 @@ class Pushed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask(Message):
+class InputRequest(Message):
     """`input()` or `getpass()` of a cell waits for a line."""
 
     cell: int
@@ -337,8 +348,8 @@ class Recorded(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told(Message):
-    """Answer to `Tell`."""
+class ClockReply(Message):
+    """Answer to `ClockProbe`."""
 
     request: int
     sent_ns: int  # as asked

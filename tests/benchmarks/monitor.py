@@ -193,7 +193,7 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
 def training(seconds: float = 20.0) -> list[Figure]:
     """Publisher and senders on four ranks that train."""
     with ddp_notebook.start(4) as session:
-        recording = session._observer.recording
+        recording = session.recording
         its_feed = Feed(recording)
         publisher = Publisher(its_feed, Present(its_feed, session._cells, ""))
         nbytes: list[int] = []

@@ -39,8 +39,9 @@ from ddp_notebook.codec import encode
 from ddp_notebook.rank.metrics import Metrics
 from ddp_notebook.rank.recorder import Recorder
 from ddp_notebook.rank.rows import Rows
-from ddp_notebook.rank.tape import LEVELS, Tape
+from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.where import Where
+from ddp_notebook.wire.record_options import LEVELS
 
 class Training:
     on_step = []

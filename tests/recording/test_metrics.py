@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.rank.group.calls import DONE
 from ddp_notebook.rank.group.recorder import Recorder
@@ -191,6 +192,19 @@ thread.start()
 thread.join()
 """
     assert metrics_of(ranks, code, watch="acc") == {"acc": [([1], [7.0])] * 2}
+
+
+def test_the_packages_log_logs_in_a_cell_too(ranks):
+    """A module that a script and a cell import logs with it, and does not know where it runs."""
+    code = "from ddp_notebook import log as log_of_package\nlog_of_package(packaged=rank + 0.5)\n"
+    code += "import ddp_notebook\nddp_notebook.log(packaged=2.0, step=7)"
+    assert metrics_of(ranks, code) == {"packaged": [([0, 7], [0.5, 2.0]), ([0, 7], [1.5, 2.0])]}
+
+
+def test_the_packages_log_does_nothing_in_the_notebook(ranks):
+    before = set(ranks.recording.metrics)
+    ddp_notebook.log(of_notebook=1.0)
+    assert set(ranks.recording.metrics) == before
 
 
 def test_watching_a_complex_number_breaks_no_training(ranks):

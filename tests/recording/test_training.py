@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_notebook import RecordOptions
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.apart import apart
 from ddp_notebook.observe.trace.trace import chrome_trace
@@ -236,13 +237,13 @@ def folder(ranks, tmp_path, monkeypatch) -> Any:
 
 
 def test_a_profile_in_a_folder_with_braces(ranks, folder, tmp_path):
-    assert ranks.run("x = torch.ones(3) * 2", quiet=True, record={"profile": True})[0].stderr == ""
+    assert ranks.run("x = torch.ones(3) * 2", quiet=True, record=RecordOptions(profile=True))[0].stderr == ""
     assert len(list(folder.iterdir())) == ranks.trace(tmp_path / "run.json") == 2
 
 
 def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, folder, tmp_path):
     limit = "import resource\nif rank == 1: resource.setrlimit(resource.RLIMIT_FSIZE, (%s, resource.RLIM_INFINITY))\n"
-    result = ranks.run(limit % 1000 + "x = torch.ones(3) * 2", quiet=True, record={"profile": True})
+    result = ranks.run(limit % 1000 + "x = torch.ones(3) * 2", quiet=True, record=RecordOptions(profile=True))
     ranks.run(limit % "resource.RLIM_INFINITY", quiet=True)
     assert result.ok and result[0].stderr == ""
     words = f"ddp_notebook: the profile is lost: it could not be written to {folder} "

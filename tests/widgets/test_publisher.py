@@ -40,7 +40,7 @@ class View:
 def watched(make_session):
     """Two ranks and a view of them."""
     session = make_session(2, hang_after_s=None)
-    feed = Feed(session._observer.recording)
+    feed = Feed(session.recording)
     publisher = Publisher(feed, Present(feed, session._cells, "2 ranks, gloo"))
     yield session, View(publisher)
     publisher.close()

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook import RecordOptions
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.ddp.times import Span, medians_ms
 from ddp_notebook.lessons.session import running
@@ -436,7 +437,7 @@ class InsideDDP:
         return {rank: found[what] for rank, found in self._session["_inside_found"].items()}
 
     def _cell(self, code: str, gradient: str = "") -> None:
-        self._session.run(code, quiet=True, record={"gradient": gradient} if gradient else None)
+        self._session.run(code, quiet=True, record=RecordOptions(gradient=gradient))
 
 
 def name_of(options: Mapping[str, Any]) -> str:

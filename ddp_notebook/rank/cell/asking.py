@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from ddp_notebook.wire.events import Answer, Ask, Message
+from ddp_notebook.wire.events import InputReply, InputRequest, Message
 
 _LOOK_S = 0.2  # an interrupt that comes just before the wait is noticed after so long
 
@@ -32,15 +32,15 @@ class Asking:
         self._running_cell = running_cell
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
-        self._answers: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._replies: dict[int, queue.SimpleQueue[InputReply]] = {}
         builtins.input = self._input
         getpass.getpass = self._getpass
 
-    def on_answer(self, answer: Answer) -> None:
-        """An answer has come. Called by the agent."""
-        waiting = self._answers.get(answer.request)
+    def on_reply(self, reply: InputReply) -> None:
+        """What was typed has come. Called in the agent's thread."""
+        waiting = self._replies.get(reply.request)
         if waiting is not None:
-            waiting.put(answer)
+            waiting.put(reply)
 
     def _input(self, prompt: Any = "", /) -> str:
         return self._ask(str(prompt), password=False)
@@ -57,17 +57,17 @@ class Asking:
         sys.stdout.flush()
         sys.stderr.flush()
         request = next(self._numbers)
-        self._answers[request] = queue.SimpleQueue()
+        self._replies[request] = queue.SimpleQueue()
         try:
-            self._send(Ask(cell=cell, request=request, prompt=prompt, password=password))
+            self._send(InputRequest(cell=cell, request=request, prompt=prompt, password=password))
             while True:
                 try:
-                    answer = self._answers[request].get(timeout=_LOOK_S)
+                    reply = self._replies[request].get(timeout=_LOOK_S)
                     break
                 except queue.Empty:
                     continue
         finally:
-            del self._answers[request]
-        if answer.error:
-            raise StdinNotImplementedError(answer.error)
-        return answer.text
+            del self._replies[request]
+        if reply.error:
+            raise StdinNotImplementedError(reply.error)
+        return reply.text

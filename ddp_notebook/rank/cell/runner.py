@@ -23,7 +23,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.recording import Recording
-from ddp_notebook.wire.events import CellDone, Comm, Display, Message, RunCell
+from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
@@ -66,7 +66,7 @@ class Runner:
         self._network = network
         self._recording = recording
         self._where = network.where
-        self.asking = Asking(send, lambda: self.running[0] if self.running else None)
+        self._asking = Asking(send, lambda: self.running[0] if self.running else None)
         self._comms = Comms(kernel.comm_manager, send)
         kernel_api.intercept_sends(kernel.session, self._take)
         hygiene.install(self._shell)
@@ -93,8 +93,15 @@ class Runner:
         """Tell a widget in its turn what the browser says. Call it on the event loop."""
         kernel_api.run_in_turn(self._kernel, self._deliver, message, suspends=False)
 
-    def stop(self, cell: int) -> None:
-        """Stop a cell that has not begun, or whose interrupt came too early to be noticed. Called by the agent."""
+    def on_message(self, message: Interrupt | InputReply) -> None:
+        """What cannot wait for the main thread. Called in the agent's."""
+        if isinstance(message, Interrupt):
+            self._stop(message.cell)
+        else:
+            self._asking.on_reply(message)
+
+    def _stop(self, cell: int) -> None:
+        """Stop a cell that has not begun, or whose interrupt came too early to be noticed."""
         self._stopped = cell
         if self.running is not None and self.running[0] == cell and not self._interrupted:
             self._network.release.ask(cell)
@@ -136,7 +143,7 @@ class Runner:
         self.running = None  # before the notebook hears of the end, and may ask what runs
         is_plain = done.has_group and not (done.payload or done.group or done.trains_apart)
         if self._uneventful and done.status == "ok" and is_plain:
-            self._streams.end(cell.cell, round(done.duration_s * 1e6))
+            self._streams.end(cell.cell, done.duration_s)
         else:
             self._streams.end(cell.cell)
             self._send(done)

@@ -3,6 +3,7 @@
 Python, C, subprocesses and forked children all write to the same pipes, so their order is kept, and a line costs
 2 to 3 us (10 to 12 through ipykernel's stream). The mark goes through the pipe of fd 1, and whoever reads it passes
 on first what the pipe of fd 2 holds at that moment: so one mark ends the text of both.
+Their form is in `wire.marks`.
 """
 
 from __future__ import annotations
@@ -16,22 +17,10 @@ import os
 import sys
 import threading
 
+from ddp_notebook.wire.marks import CellEnd, Place
+
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _HIGH_FD = 200  # out of the way of programs that use low numbers
-
-
-def mark(token: str, cell: int, duration_us: int | None = None) -> bytes:
-    """The mark at the end of a cell's text. Shorter than PIPE_BUF, so it is written whole.
-
-    With a duration it says that the cell ended well and that nothing else of it is to come: most cells show nothing
-    but text, and a message less from each of four ranks is a third of the time of `pass` on two cores.
-    """
-    return f"\x1e{token}:{cell}:{'' if duration_us is None else duration_us}\x1e\n".encode()
-
-
-def display_mark(token: str, place: int) -> bytes:
-    """The mark at the place of a display, which itself travels by the wire."""
-    return f"\x1e{token}:d{place}:\x1e\n".encode()
 
 
 class Streams:
@@ -69,12 +58,12 @@ class Streams:
                 setattr(sys, name, stream)
                 setattr(sys, f"__{name}__", stream)
 
-    def end(self, cell: int, duration_us: int | None = None) -> None:
+    def end(self, cell: int, duration_s: float | None = None) -> None:
         """The text of `cell` ends here; with a duration all of it does."""
         self._in_cell.clear()
         self.flush()
         self._libc.fflush(None)
-        os.write(self._pipe, mark(self._token, cell, duration_us))
+        os.write(self._pipe, CellEnd(cell, duration_s).encode(self._token))
 
     def next_place(self) -> int:
         """A number for a display."""
@@ -83,7 +72,7 @@ class Streams:
     def mark_place(self, place: int) -> None:
         """Mark the place of that display: here in the text."""
         self.flush()
-        os.write(self._pipe, display_mark(self._token, place))
+        os.write(self._pipe, Place(place).encode(self._token))
 
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""

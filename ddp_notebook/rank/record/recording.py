@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.rank.cell.where import Where
@@ -12,8 +12,9 @@ from ddp_notebook.rank.record.batches import Rows
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.profile import Profile
-from ddp_notebook.rank.record.tape import LEVELS, Tape
+from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
+from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.solo import Solo
@@ -42,6 +43,7 @@ class Recording:
         self.metrics = Metrics(self.tape, self.training, where.cells)
         self.drain = Drain(self.tape, Rows(rank, where.of_calls), send, is_busy)
         self._recorder = recorder
+        self._rank = rank
         self._solo: Solo | None = None
         self._profile: Profile | None = None
         self._prompt = ""
@@ -50,31 +52,30 @@ class Recording:
         self.drain.start()
 
     def begin_cell(
-        self, cell: int, title: int, options: Mapping[str, Any], namespace: dict[str, Any], *, has_prompt: bool = False
+        self, cell: int, title: int, options: RecordOptions, namespace: dict[str, Any], *, has_prompt: bool = False
     ) -> None:
         """A cell begins.
 
         Args:
             cell, title: its number, and that in `In [n]`.
-            options: how much to record of it: "level", "full_bytes", "watch", "gradient", "profile": what
-                the path of the profile begins with; "solo": steps and seconds that it is to take alone.
+            options: how much to record of it.
             namespace: the user's variables.
             has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
-        self.tape.level = LEVELS.index(options.get("level", "values"))
+        self.tape.level = LEVELS.index(options.level) if options.level else VALUES
         self._prompt = f"In [{title}]" if has_prompt else ""
         self.tape.enter(cell, title)
-        self.training.begin_cell(options.get("gradient", ""))
-        self.tape.full_bytes = options.get("full_bytes", 0)
-        self.metrics.begin_cell(options.get("watch", ()))
-        if "solo" in options:
+        self.training.begin_cell(options.gradient)
+        self.tape.full_bytes = options.full_bytes
+        self.metrics.begin_cell(options.watch)
+        if options.solo is not None:
             from ddp_notebook.rank.record.solo import Solo  # imports torch.distributed.optim: 0.4 s
 
-            solo = self._solo = Solo(namespace, *options["solo"])
+            solo = self._solo = Solo(namespace, *options.solo)
             self._recorder.instead = solo.run
             self.training.on_step.append(solo.on_step)
-        if "profile" in options:
-            self._profile = Profile(f"{options['profile']}-{cell}-{namespace['rank']}.json")
+        if options.profile:
+            self._profile = Profile(str(profile_path(options.profiles, cell, self._rank())))
         self._began_ns, self._began_at = time.monotonic_ns(), self.tape.puts
 
     def end_cell(self) -> None:

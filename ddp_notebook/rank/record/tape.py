@@ -24,8 +24,7 @@ from ddp_notebook.records.schema import SAMPLE
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
-OFF, META, VALUES = range(3)
-LEVELS = ("off", "meta", "values")
+OFF, META, VALUES = range(3)  # places in `wire.record_options.LEVELS`
 # Records that wait for the recorder's thread. Not more: a small copy that stays may keep the C library from using the
 # place of a freed large tensor again (10 MB for each, measured where all_reduces of fresh 10 MB tensors are recorded).
 MOST = 2_000

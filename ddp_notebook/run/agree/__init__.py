@@ -1,4 +1,5 @@
 """Whether ranks hold the same.
 
 agreement   what they said about their variables, side by side
+checking    asking them
 """

@@ -1,6 +1,7 @@
 """One cell after the other: sent to its ranks, waited for, and ended.
 
 cells       sends cells one after the other
+arrivals    what ranks say of them: to which cell it goes
 options     what a cell's magic line asks for
 turn        who has the ranks: one cell, transfer or healing at a time
 cell        one cell under way: collects what comes back

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.run.cells.result import CellResult, RankResult
-from ddp_notebook.wire.events import Ask, CellDone, Display
+from ddp_notebook.wire.events import CellDone, Display, InputRequest
 
 _HIGH_WATER_CHARS = 4_000_000  # text that waits to be shown, above which the ranks have to wait with theirs
 _LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
@@ -24,7 +24,7 @@ class Shown:
     text: str = ""
     stream: str = "stdout"
     display: Display | None = None
-    ask: Ask | None = None
+    ask: InputRequest | None = None
 
 
 class CellRun:

@@ -1,4 +1,4 @@
-"""The cells of a session: sends each to its ranks, one after the other, and keeps the rest of what they write."""
+"""The cells of a session: sends each to its ranks, one after the other."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from ddp_notebook.errors import SessionBrokenError, StartError
 from ddp_notebook.launch.cluster import Cluster, describe_status
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells import outcome
-from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
+from ddp_notebook.run.cells.arrivals import Arrivals
+from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.turn import Turn
@@ -25,19 +23,16 @@ from ddp_notebook.run.cells.watch import Beside, Watch
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
-from ddp_notebook.run.output.log import RankLog
-from ddp_notebook.run.output.outlet import Outlet
-from ddp_notebook.run.output.screen import Screen, display_id_of
-from ddp_notebook.run.output.text import CellEnd, Ordered, Piece, TextSplitter
+from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import Answer, Ask, CellDone, Display, Interrupt, Probe, RunCell, Vitals
+from ddp_notebook.wire.events import InputReply, Interrupt, Probe, RunCell, Vitals
+from ddp_notebook.wire.record_options import RecordOptions
 from ddp_notebook.wire.signals import RELEASE
 
 _CODES = 50  # cells whose code is kept
 _UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
 _ANSWER_S = 0.3  # to answer a question
 _POLL_S = 0.02
-_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
 
 
 class Cells:
@@ -45,7 +40,7 @@ class Cells:
 
     Args:
         cluster: the ranks, which need not have been started.
-        world_size: how many they will be.
+        arrivals: what comes back from them.
         questions: to ask them.
         check: raises when the ranks cannot take a cell.
         grace_s, hang_after_s, heals: see `StartOptions`.
@@ -54,7 +49,7 @@ class Cells:
     def __init__(
         self,
         cluster: Cluster,
-        world_size: int,
+        arrivals: Arrivals,
         questions: Questions,
         check: Callable[[], object],
         *,
@@ -66,21 +61,16 @@ class Cells:
         self._cluster = cluster
         self._questions = questions
         self.looks = Looks(cluster, questions)
-        self.mend = Mend(cluster, questions, self._on_replaced, heals=heals)
+        self.mend = Mend(cluster, questions, arrivals.on_replaced, heals=heals)
         self._check = check
         self._grace_s = grace_s
         self._hang_after_s = hang_after_s
         self._numbers = itertools.count(1)
-        self._runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self._arrivals = arrivals
+        self._runs = arrivals.runs  # by number
         self._codes: dict[int, str] = {}  # of the last cells
         self._watched: tuple[CellRun, Interrupts] | None = None
         self._closed = False
-        self._between: dict[tuple[int, int], str] = {}  # text written between cells
-        ranks = range(world_size)
-        self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
-        self._ordered = {rank: Ordered() for rank in ranks}
-        self._order_lock = threading.Lock()  # text and displays come in two threads
-        self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
 
     # ---- running one
 
@@ -94,7 +84,7 @@ class Cells:
         execution_count: int = 1,
         file: str = "",
         notes: Sequence[str] = (),
-        record: Mapping[str, Any] = MappingProxyType({}),
+        record: RecordOptions,
         beside: Beside | None = None,
     ) -> CellResult:
         """Run a cell in its turn, after these notes. See `Session.run`.
@@ -111,15 +101,13 @@ class Cells:
                 screen = None
                 if not quiet and threading.current_thread() is threading.main_thread():
                     screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
-                    self._show_text_between_cells(screen)
+                    self._arrivals.show_text_between_cells(screen)
                     for note in notes:
                         screen.note(note)
                     run.note = screen.note
                 self._codes[run.number] = code
                 self._codes.pop(run.number - _CODES, None)
-                cell = RunCell(
-                    cell=run.number, code=code, execution_count=execution_count, file=file, record=dict(record)
-                )
+                cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=record)
                 beside = beside if screen is not None else None
                 watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside)
                 self._runs[run.number] = run
@@ -234,32 +222,14 @@ class Cells:
             f"there with %ddp_interrupt, which keeps all variables{others}"
         )
 
-    def forget_text(self) -> None:
-        """What ranks wrote while they started is nobody's."""
-        self._between.clear()
-
     def code_of(self, cell: int) -> str | None:
         """The code of one of the last cells."""
         return self._codes.get(cell)
 
-    def log(self, rank: int) -> str:
-        """What is kept on disk of a rank's text."""
-        return self._logs[rank].read()
-
     def close(self) -> None:
         """The session ends: nobody waits for ever."""
         self._closed = True
-        for run in list(self._runs.values()):
-            for rank in run.pending:
-                run.on_died(rank, "the session was stopped")
-        for log in self._logs.values():
-            log.close()
-
-    def _show_text_between_cells(self, screen: Screen) -> None:
-        with self._order_lock:
-            between, self._between = self._between, {}
-        if between:
-            screen.show_between_cells({(rank, STREAMS[fd]): text for (rank, fd), text in sorted(between.items())})
+        self._arrivals.end_all("the session was stopped")
 
     # ---- what can be done about one under way (`watch.Controls`)
 
@@ -304,94 +274,6 @@ class Cells:
         with contextlib.suppress(StartError):
             self._cluster.signal(ranks, signal.SIGKILL)
 
-    def answer(self, rank: int, answer: Answer) -> None:
+    def answer(self, rank: int, answer: InputReply) -> None:
         """What was typed for a rank's `input()`."""
         self._cluster.send(rank, answer)
-
-    # ---- what ranks say (I/O threads)
-
-    def on_message(self, rank: int, message: CellDone | Display | Ask) -> None:
-        """A message about a cell."""
-        if isinstance(message, Display):
-            with self._order_lock:
-                for fd, ready in self._ordered[rank].arrived(message):
-                    self._on_piece(rank, fd, ready)
-            return
-        run = self._runs.get(message.cell)
-        if isinstance(message, Ask) and (run is None or not run.is_watched):
-            self.answer(rank, Answer(request=message.request, error="nobody waits for this cell any more"))
-        elif run is None:
-            return
-        elif isinstance(message, Ask):
-            run.shown.put(Shown(rank, ask=message))
-        else:
-            run.on_done(rank, message)
-
-    def on_text(self, rank: int, fd: int, data: bytes) -> None:
-        """Text of a rank."""
-        with self._order_lock:
-            for piece in self._splitters[rank, fd].feed(data):
-                for its_fd, ready in self._ordered[rank].add(fd, piece):
-                    self._on_piece(rank, its_fd, ready)
-
-    def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
-        if isinstance(piece, Display) and piece.msg_type == "error":
-            fd, piece = 2, str(piece.content["text"])
-        if isinstance(piece, str):
-            self._logs[rank].write(piece)
-            if (run := self._cell_of(rank)) is not None:
-                run.on_text(rank, fd, piece)
-            if run is None or not run.is_watched:  # nobody waits for that cell any more
-                self._keep(rank, fd, piece)
-        elif isinstance(piece, CellEnd):
-            if (ended := self._runs.get(piece.cell)) is not None:
-                ended.on_text_end(rank, piece.duration_s)
-        elif isinstance(piece, Display):
-            self._on_display(rank, piece)
-
-    def _on_display(self, rank: int, display: Display) -> None:
-        if (run := self._runs.get(display.cell)) is not None:
-            run.on_display(rank, display)
-        elif display.msg_type == "update_display_data":  # by a thread or a widget's callback, after its cell
-            _update(rank, display)
-        elif text := (display.content.get("data") or {}).get("text/plain"):
-            self._keep(rank, 1, f"{text}\n")
-
-    def _keep(self, rank: int, fd: int, text: str) -> None:
-        """Keep text for the head of the next cell."""
-        kept = self._between.get((rank, fd), "") + text
-        self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
-
-    def _cell_of(self, rank: int) -> CellRun | None:
-        """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
-        return next((run for run in list(self._runs.values()) if run.reads(rank)), None)
-
-    def on_ended(self, rank: int, status: int, last_words: str) -> bool:
-        """A rank's process ended. Whether the error of a cell tells its last words."""
-        with self._order_lock:
-            for fd, piece in self._ordered[rank].give_up():
-                self._on_piece(rank, fd, piece)
-        return any([run.on_died(rank, describe_status(status), last_words) for run in list(self._runs.values())])
-
-    def _on_replaced(self, rank: int) -> None:
-        """A new process has this rank: its text and displays begin anew."""
-        with self._order_lock:
-            for fd in (1, 2):
-                self._splitters[rank, fd] = TextSplitter(self._cluster.mark_token)
-            self._ordered[rank] = Ordered()
-
-    def on_gone(self) -> None:
-        """The host server ended, and all with it."""
-        for run in list(self._runs.values()):
-            for rank in run.pending:
-                run.on_died(rank, "the fork server ended")
-
-
-def _update(rank: int, display: Display) -> None:
-    """Change what a cell that has ended displayed, in this I/O thread: the main thread shows cells only."""
-    outlet = Outlet()
-    if outlet.can_update:
-        content = display.content
-        display_id = display_id_of(rank, content["transient"]["display_id"])
-        outlet.update(content["data"], content.get("metadata"), display_id)
-        outlet.drain()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.run.lines import LineParser
+from ddp_notebook.wire.record_options import RecordOptions
 
 _RECORD = "[--tensors full] [--watch NAME,...] [--gradient NAME] [--profile]"
 ON_ALL_RANKS = f"%%on_all_ranks [--ranks 0,2-3] [--timeout S] [--quiet] [--here] {_RECORD}"
@@ -23,14 +23,14 @@ class CellOptions:
         timeout_s: seconds after which it is stopped; None: no limit.
         quiet: show nothing of what it prints and displays.
         here: run it in the notebook too, after the ranks.
-        record: what to record beside, see `what_to_record`.
+        record: what to record of it.
     """
 
     ranks: str | None = None
     timeout_s: float | None = None
     quiet: bool = False
     here: bool = False
-    record: dict[str, Any] = field(default_factory=dict)
+    record: RecordOptions = field(default_factory=RecordOptions)
 
 
 def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
@@ -40,8 +40,8 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
         UsageError: says which option is wrong and how the line is to be written.
 
     Example:
-        >>> parse("--ranks -1 --timeout 5")
-        CellOptions(ranks='-1', timeout_s=5.0, quiet=False, here=False, record={})
+        >>> parse("--ranks -1 --timeout 5").ranks
+        '-1'
     """
     if not line.strip() and usage == ON_ALL_RANKS:
         return CellOptions()  # an argument parser takes 0.3 ms to make
@@ -75,7 +75,7 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
 
 def what_to_record(
     tensors: str | None = None, watch: str | None = None, gradient: str | None = None, profile: bool = False
-) -> dict[str, Any]:
+) -> RecordOptions:
     """What a cell is to record beside what is always recorded.
 
     Args:
@@ -88,22 +88,15 @@ def what_to_record(
         UsageError: what is to be watched is no name.
 
     Example:
-        >>> what_to_record(watch="loss,acc")
-        {'watch': ['loss', 'acc']}
+        >>> what_to_record(watch="loss,acc").watch
+        ('loss', 'acc')
     """
-    asked: dict[str, Any] = {}
-    if tensors == "full":
-        asked["full_bytes"] = FULL_BYTES
-    if watch:
-        asked["watch"] = [name.strip() for name in watch.split(",")]
-        for name in asked["watch"]:
-            if not name.isidentifier():
-                raise UsageError(f"--watch takes names of variables, and {name!r} is none: --watch loss,acc")
-    if gradient:
-        asked["gradient"] = gradient
-    if profile:
-        asked["profile"] = True
-    return asked
+    names = tuple(name.strip() for name in watch.split(",")) if watch else ()
+    for name in names:
+        if not name.isidentifier():
+            raise UsageError(f"--watch takes names of variables, and {name!r} is none: --watch loss,acc")
+    full_bytes = FULL_BYTES if tensors == "full" else 0
+    return RecordOptions(full_bytes=full_bytes, watch=names, gradient=gradient or "", profile=profile)
 
 
 def check_timeout(seconds: float) -> float:

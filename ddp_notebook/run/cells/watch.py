@@ -19,7 +19,7 @@ from ddp_notebook.run.cells.cell import CellRun, Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
 from ddp_notebook.run.groups.diagnosis import Views, stuck
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.wire.events import Answer, Ask
+from ddp_notebook.wire.events import InputReply, InputRequest
 
 # A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
 # handler runs at the timeout.
@@ -40,7 +40,7 @@ class Controls(Protocol):
     def interrupt(self, run: CellRun) -> None: ...
     def look(self, run: CellRun) -> Views: ...
     def kill(self, ranks: list[int]) -> None: ...
-    def answer(self, rank: int, answer: Answer) -> None: ...
+    def answer(self, rank: int, answer: InputReply) -> None: ...
 
 
 class Beside(Protocol):
@@ -99,7 +99,7 @@ class Watch:
         self._handled = 0  # interrupts
         self._released_at = float("inf")
         self._told = False
-        self._asked: deque[tuple[int, Ask, float]] = deque()  # and since when
+        self._asked: deque[tuple[int, InputRequest, float]] = deque()  # and since when
 
     def follow(self) -> None:
         """Return when the cell is over, or when nothing more can be done about it."""
@@ -237,7 +237,7 @@ class Watch:
         self._screen.card.remove()
         return max(_REFRESH_S, min(_CARD_S, self._hang_after_s - longest))
 
-    def _answer(self, rank: int, ask: Ask) -> None:
+    def _answer(self, rank: int, ask: InputRequest) -> None:
         """Have the user answer a rank's `input()`."""
         text, error = "", ""
         if self._screen is None:
@@ -253,4 +253,4 @@ class Watch:
                 return
             except Exception as failure:  # nobody is there: nbclient, a script without a terminal
                 error = f"nobody can type here: {failure}"
-        self._controls.answer(rank, Answer(request=ask.request, text=text, error=error))
+        self._controls.answer(rank, InputReply(request=ask.request, text=text, error=error))

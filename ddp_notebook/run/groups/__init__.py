@@ -1,7 +1,10 @@
 """The ranks as one group: what they wait in, and how they come together again.
 
+living      which ranks live, and what is said where one does not
 looks       what each rank is doing: asked of it, or found out
+states      the same as the table of `%ddp_status`
 diagnosis   who waits for whom, in one sentence: the text of the hang card
 mend        after a cell that failed: must the group be formed anew?
-healing     replacing ranks that died, and giving them the variables of a living one
+healing     replacing ranks that died, with the variables of a living one; forming the group when the user asks
+face        the public methods of `Session` for all that
 """

@@ -225,7 +225,9 @@ def _not_arrived(views: Views, waiting: Waiting) -> str:
         return ""
     acts = group_by_value({rank: views[rank].doing for rank in missing})
     parts = [
-        f"{list_ranks(ranks)} {_is(ranks)} {act}" if act[:3] == "at " else f"{list_ranks(ranks)}: {act}"
+        f"{list_ranks(ranks)} {_is(ranks)} {act}"  # "at cell line 7"
+        if views[ranks[0]].state == "running"
+        else f"{list_ranks(ranks)}: {act}"
         for act, ranks in acts.items()
     ]
     return f"not arrived at {operation.short}: " + ", ".join(parts)

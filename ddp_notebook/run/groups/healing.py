@@ -1,9 +1,10 @@
-"""Replacing ranks that have died, and giving the new ones the variables of a living rank."""
+"""What the user asks for the group: to replace ranks that have died, with the variables of a living one, and to form it
+anew."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
@@ -11,6 +12,7 @@ from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.mend import replaced_in_words
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
@@ -28,24 +30,37 @@ class Healing:
         cells: whose turn it may be.
         questions: to ask the ranks.
         transfers: for what is large.
-        check: raises when there is no session to heal any more.
+        living: tells what is there to heal.
     """
 
     def __init__(
-        self, cluster: Cluster, cells: Cells, questions: Questions, transfers: Transfers, check: Callable[[], object]
+        self, cluster: Cluster, cells: Cells, questions: Questions, transfers: Transfers, living: Living
     ) -> None:
         self._cluster = cluster
         self._cells = cells
         self._questions = questions
         self._transfers = transfers
-        self._check = check
+        self._living = living
+
+    def reform(self, timeout_s: float) -> None:
+        """See `Session.reform`."""
+        with self._cells.turn:
+            self._living.check()
+            self._cells.check_idle()
+            with Interrupts(lambda: None) as interrupts:
+                try:
+                    self._cells.mend.form(timeout_s, interrupts.check)
+                    return
+                except KeyboardInterrupt:
+                    pass  # told below, without our frames behind it
+        raise keyboard_interrupt("the forming of the group was interrupted: the next cell begins with it")
 
     def heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
         """See `Session.heal`."""
         for name in names:
             check_name(name)
         with self._cells.turn:
-            self._check()
+            self._living.check_host()
             self._cells.check_idle()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)

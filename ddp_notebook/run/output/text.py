@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ddp_notebook.wire.events import Display
+from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
 
-
-@dataclass(frozen=True, slots=True)
-class CellEnd:
-    """The end of a cell's text. With a duration the cell ended well and nothing else of it is to come."""
-
-    cell: int
-    duration_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where something was displayed: the display of this number comes by the wire."""
-
-    number: int
-
-
-Piece = str | CellEnd | Place
+Piece = str | Mark
 
 
 class TextSplitter:
@@ -38,17 +21,14 @@ class TextSplitter:
         token: the session's mark token.
 
     Example:
-        >>> from ddp_notebook.rank.streams import mark
         >>> splitter = TextSplitter("ab12")
-        >>> stream = b"hello" + mark("ab12", 7) + b"later"
+        >>> stream = b"hello" + CellEnd(7).encode("ab12") + b"later"
         >>> list(splitter.feed(stream[:9])), list(splitter.feed(stream[9:]))
         (['hello'], [CellEnd(cell=7, duration_s=None), 'later'])
     """
 
     def __init__(self, token: str) -> None:
-        self._mark = re.compile(rb"\x1e" + token.encode() + rb":(d?)(\d+):(\d*)\x1e\n")
-        self._unfinished = re.compile(rb"\x1e(" + token.encode() + rb"(:[d\d:]*(\x1e)?)?|[^\x1e]{0,15})$")
-        self._begin = b"\x1e" + token.encode()
+        self._marks = MarkReader(token)
         self._held = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -56,15 +36,11 @@ class TextSplitter:
         """What these bytes complete."""
         data = self._held + data
         at = 0
-        for mark in self._mark.finditer(data):
-            if mark[1]:
-                yield from self._text(data[at : mark.start()])
-                yield Place(int(mark[2]))
-            else:
-                yield from self._text(data[at : mark.start()], final=True)
-                yield CellEnd(int(mark[2]), int(mark[3]) / 1e6 if mark[3] else None)
-            at = mark.end()
-        end = self._complete_until(data, at)
+        for start, end, mark in self._marks.find(data):
+            yield from self._text(data[at:start], final=isinstance(mark, CellEnd))
+            yield mark
+            at = end
+        end = self._marks.complete_until(data, at)
         self._held = data[end:]
         yield from self._text(data[at:end])
 
@@ -73,15 +49,6 @@ class TextSplitter:
         text = self._decoder.decode(data, final)
         if text:
             yield text
-
-    def _complete_until(self, data: bytes, at: int) -> int:
-        """Where a mark begins that the data does not complete; the data's end if there is none."""
-        found = self._unfinished.search(data, max(at, len(data) - 64))
-        if found is None:
-            return len(data)
-        start = found.start()
-        tail = data[start:]
-        return start if tail.startswith(self._begin) or self._begin.startswith(tail) else len(data)
 
 
 class Ordered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +16,9 @@ from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.records.words import group_by_value, name_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
+from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Transfers
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk
@@ -30,24 +32,23 @@ class Exchange:
         cells: whose turn it may be.
         questions: to ask the ranks.
         transfers: for what is large.
-        check: raises when these ranks cannot answer.
+        living: tells which ranks can answer.
     """
 
-    def __init__(
-        self, cells: Cells, questions: Questions, transfers: Transfers, check: Callable[[Sequence[int]], object]
-    ) -> None:
+    def __init__(self, cells: Cells, questions: Questions, transfers: Transfers, living: Living) -> None:
         self._cells = cells
         self._questions = questions
         self._transfers = transfers
-        self._check = check
+        self._living = living
 
     # ---- from the ranks
 
-    def pull(self, name: str, ranks: list[int], *, force: bool) -> RankValues:
+    def pull(self, name: str, ranks: RankSet, *, force: bool) -> RankValues:
         """See `Session.pull`."""
+        chosen = self._living.parse(ranks)
         check_name(name)
-        with self._turn(ranks):
-            return self._pull(name, ranks, force)
+        with self._turn(chosen):
+            return self._pull(name, chosen, force)
 
     def _pull(self, name: str, ranks: list[int], force: bool) -> RankValues:
         asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
@@ -73,18 +74,19 @@ class Exchange:
 
     # ---- to the ranks
 
-    def push(self, variables: Mapping[str, Any], ranks: list[int], *, force: bool) -> None:
+    def push(self, variables: Mapping[str, Any], ranks: RankSet, *, force: bool) -> None:
         """See `Session.push`."""
+        chosen = self._living.parse(ranks)
         differ = False  # whether ranks get different values
         for name, value in variables.items():
             check_name(name)
             if isinstance(value, RankValues):
                 differ = True
-                _check_has(name, value, ranks)
-        for rank in ranks if differ else ranks[:1]:
+                _check_has(name, value, chosen)
+        for rank in chosen if differ else chosen[:1]:
             _check_can_be_sent(_of_rank(variables, rank), f"rank {rank}: " if differ else "", force)
-        with self._turn(ranks):
-            answers = self._push(variables, ranks, differ)
+        with self._turn(chosen):
+            answers = self._push(variables, chosen, differ)
         names = ", ".join(repr(name) for name in variables)
         _raise_errors(answers, f"{names} could not be set: ")
 
@@ -115,7 +117,7 @@ class Exchange:
     def _turn(self, ranks: list[int]) -> Iterator[None]:
         try:
             with self._cells.turn:
-                self._check(ranks)
+                self._living.check(ranks)
                 self._cells.check_idle(ranks)
                 yield
         except KeyboardInterrupt as error:

@@ -1,0 +1,88 @@
+"""The parts of a session, put together around its ranks."""
+
+from __future__ import annotations
+
+from ddp_notebook.launch.client import SharedClient
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.observe.observer import Observer
+from ddp_notebook.run.agree.checking import Checking
+from ddp_notebook.run.cells.arrivals import Arrivals
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.unended import Unended
+from ddp_notebook.run.dispatch import Dispatch
+from ddp_notebook.run.groups.healing import Healing
+from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.output.comms import Comms
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.record.recordings import Recordings
+from ddp_notebook.run.values.exchange import Exchange
+from ddp_notebook.run.values.transfers import Transfers
+from ddp_notebook.wire.events import Comm
+
+
+class Parts:
+    """What a session is made of. They know the ranks, and none of them knows the session.
+
+    Args:
+        cluster: the ranks, which were not started yet.
+        dispatch: what the cluster tells all to that ranks say.
+        world_size: how many they will be.
+        options: what the session was started with.
+    """
+
+    def __init__(self, cluster: Cluster, dispatch: Dispatch, world_size: int, options: StartOptions) -> None:
+        self.cluster = cluster
+        self.living = living = Living(cluster, world_size)
+        self.questions = questions = Questions(cluster.send, living.check_rank)
+        self.arrivals = Arrivals(cluster, world_size)
+        self.cells = cells = Cells(
+            cluster,
+            self.arrivals,
+            questions,
+            living.check_cells_arrive,
+            grace_s=options.grace_s,
+            hang_after_s=options.hang_after_s,
+            heals=options.heal,
+        )
+        transfers = Transfers(cluster, living.check_rank)
+        self.exchange = Exchange(cells, questions, transfers, living)
+        self.healing = Healing(cluster, cells, questions, transfers, living)
+        self.unended = Unended(cluster, cells, living.check_host)
+        self.checking = Checking(cells, questions, living)
+        self.observer = Observer(world_size, cluster.send, lambda: cluster.alive)
+        self.recordings = Recordings(self.observer, questions, cells, living, lambda: cluster.directory)
+        self.client = SharedClient(world_size, cluster.client_file)
+        self.comms = Comms(self._tell_widget)
+        dispatch.add(self.observer.handlers)
+        dispatch.add(questions.handlers)
+        dispatch.add(self.arrivals.handlers)
+        dispatch.add({Comm: self.comms.on_message})
+        dispatch.connect(self.arrivals, self.client.on_controller_ended)
+
+    @property
+    def profiles(self) -> str | None:
+        """The folder that profiles of cells lie in; None: it is gone with the session."""
+        return None if self.living.has_ended else self.cluster.directory
+
+    def on_started(self) -> None:
+        """The ranks can run cells."""
+        self.arrivals.forget_text()
+        self.observer.start()
+
+    def let_go(self) -> None:
+        """The session ends: let go of what others hold, while the ranks live."""
+        self.comms.close()
+        self.client.close()
+
+    def close(self) -> None:
+        """Nothing comes from the ranks any more, or nothing that anybody wants."""
+        self.living.end()
+        self.cells.close()
+        self.arrivals.close()
+        self.observer.close()
+
+    def _tell_widget(self, rank: int, message: Comm) -> None:
+        """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
+        if not self.living.has_ended:
+            self.cluster.tell(message, [rank])

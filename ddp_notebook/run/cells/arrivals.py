@@ -1,0 +1,159 @@
+"""What ranks say of their cells, in I/O threads: it goes to its cell, or is kept for the head of the next one."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from ddp_notebook.launch.cluster import Cluster, describe_status
+from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
+from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.run.output.log import RankLog
+from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output.screen import Screen, display_id_of
+from ddp_notebook.run.output.text import Ordered, Piece, TextSplitter
+from ddp_notebook.wire.events import CellDone, Display, InputReply, InputRequest
+from ddp_notebook.wire.marks import CellEnd
+
+_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
+
+
+class Arrivals:
+    """Text, displays, questions and ends of cells, as they come.
+
+    Args:
+        cluster: the ranks, which need not have been started.
+        world_size: how many they will be.
+    """
+
+    def __init__(self, cluster: Cluster, world_size: int) -> None:
+        self.runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self._cluster = cluster
+        self._between: dict[tuple[int, int], str] = {}  # text written between cells
+        ranks = range(world_size)
+        self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
+        self._ordered = {rank: Ordered() for rank in ranks}
+        self._order_lock = threading.Lock()  # text and displays come in two threads
+        self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
+
+    # ---- for the thread that runs cells
+
+    def log(self, rank: int) -> str:
+        """What is kept on disk of a rank's text."""
+        return self._logs[rank].read()
+
+    def forget_text(self) -> None:
+        """What ranks wrote while they started is nobody's."""
+        self._between.clear()
+
+    def show_text_between_cells(self, screen: Screen) -> None:
+        """Show what ranks wrote since the last cell."""
+        with self._order_lock:
+            between, self._between = self._between, {}
+        if between:
+            screen.show_between_cells({(rank, STREAMS[fd]): text for (rank, fd), text in sorted(between.items())})
+
+    def on_replaced(self, rank: int) -> None:
+        """A new process has this rank: its text and displays begin anew."""
+        with self._order_lock:
+            for fd in (1, 2):
+                self._splitters[rank, fd] = TextSplitter(self._cluster.mark_token)
+            self._ordered[rank] = Ordered()
+
+    def end_all(self, how: str) -> None:
+        """Nothing more will come of any cell."""
+        for run in list(self.runs.values()):
+            for rank in run.pending:
+                run.on_died(rank, how)
+
+    def close(self) -> None:
+        """The session ends."""
+        for log in self._logs.values():
+            log.close()
+
+    # ---- I/O threads
+
+    @property
+    def handlers(self) -> Handlers:
+        """Of the messages about cells."""
+        return {CellDone: self._on_done, Display: self._on_display_message, InputRequest: self._on_input_request}
+
+    def on_text(self, rank: int, fd: int, data: bytes) -> None:
+        """Text of a rank."""
+        with self._order_lock:
+            for piece in self._splitters[rank, fd].feed(data):
+                for its_fd, ready in self._ordered[rank].add(fd, piece):
+                    self._on_piece(rank, its_fd, ready)
+
+    def on_ended(self, rank: int, status: int) -> None:
+        """A rank's process ended."""
+        process = self._cluster.process(rank)
+        with self._order_lock:
+            for fd, piece in self._ordered[rank].give_up():
+                self._on_piece(rank, fd, piece)
+        how, words = describe_status(status), process.last_words
+        if any([run.on_died(rank, how, words) for run in list(self.runs.values())]):
+            process.forget_words()  # the error of a cell tells them
+
+    def on_gone(self) -> None:
+        """The host server ended, and all with it."""
+        self.end_all("the fork server ended")
+
+    def _on_done(self, rank: int, done: CellDone) -> None:
+        if (run := self.runs.get(done.cell)) is not None:
+            run.on_done(rank, done)
+
+    def _on_display_message(self, rank: int, display: Display) -> None:
+        with self._order_lock:
+            for fd, ready in self._ordered[rank].arrived(display):
+                self._on_piece(rank, fd, ready)
+
+    def _on_input_request(self, rank: int, request: InputRequest) -> None:
+        run = self.runs.get(request.cell)
+        if run is not None and run.is_watched:
+            run.shown.put(Shown(rank, ask=request))
+        else:
+            refusal = InputReply(request=request.request, error="nobody waits for this cell any more")
+            self._cluster.send(rank, refusal)
+
+    def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
+        if isinstance(piece, Display) and piece.msg_type == "error":
+            fd, piece = 2, str(piece.content["text"])
+        if isinstance(piece, str):
+            self._logs[rank].write(piece)
+            if (run := self._cell_of(rank)) is not None:
+                run.on_text(rank, fd, piece)
+            if run is None or not run.is_watched:  # nobody waits for that cell any more
+                self._keep(rank, fd, piece)
+        elif isinstance(piece, CellEnd):
+            if (ended := self.runs.get(piece.cell)) is not None:
+                ended.on_text_end(rank, piece.duration_s)
+        elif isinstance(piece, Display):
+            self._on_display(rank, piece)
+
+    def _on_display(self, rank: int, display: Display) -> None:
+        if (run := self.runs.get(display.cell)) is not None:
+            run.on_display(rank, display)
+        elif display.msg_type == "update_display_data":  # by a thread or a widget's callback, after its cell
+            _update(rank, display)
+        elif text := (display.content.get("data") or {}).get("text/plain"):
+            self._keep(rank, 1, f"{text}\n")
+
+    def _keep(self, rank: int, fd: int, text: str) -> None:
+        """Keep text for the head of the next cell."""
+        kept = self._between.get((rank, fd), "") + text
+        self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
+
+    def _cell_of(self, rank: int) -> CellRun | None:
+        """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
+        return next((run for run in list(self.runs.values()) if run.reads(rank)), None)
+
+
+def _update(rank: int, display: Display) -> None:
+    """Change what a cell that has ended displayed, in this I/O thread: the main thread shows cells only."""
+    outlet = Outlet()
+    if outlet.can_update:
+        content = display.content
+        display_id = display_id_of(rank, content["transient"]["display_id"])
+        outlet.update(content["data"], content.get("metadata"), display_id)
+        outlet.drain()

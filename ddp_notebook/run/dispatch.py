@@ -1,0 +1,72 @@
+"""Where messages of ranks go: a table from the kind of a message to those who handle it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ddp_notebook.wire.events import Message
+
+Handler = Callable[[int, Any], object]  # gets the rank and the message
+Handlers = Mapping[type[Message], Handler]
+
+
+class OfCells(Protocol):
+    """Who is told of what belongs to cells and is no message."""
+
+    def on_text(self, rank: int, fd: int, data: bytes) -> None: ...
+    def on_ended(self, rank: int, status: int) -> None: ...
+    def on_gone(self) -> None: ...
+
+
+class Dispatch:
+    """Hands on what ranks say, in I/O threads. A `launch.cluster.Listener`.
+
+    The cluster is made with it, and the parts of a session with the cluster, so they enter themselves afterwards:
+    before the ranks are started, since nothing comes earlier.
+
+    Example:
+        >>> dispatch = Dispatch()
+        >>> dispatch.add({Probe: lambda rank, message: print(rank, message.request)})
+        >>> dispatch.on_message(3, Probe(request=7))
+        3 7
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[type[Message], list[Handler]] = {}
+        self._cells: OfCells | None = None
+        self._on_controller_ended: Callable[[], object] = lambda: None
+
+    def add(self, handlers: Handlers) -> None:
+        """Have these kinds of messages handled. Several may handle one kind, in the order in which they were added."""
+        for kind, handler in handlers.items():
+            self._handlers.setdefault(kind, []).append(handler)
+
+    def connect(self, cells: OfCells, on_controller_ended: Callable[[], object]) -> None:
+        """Have text and ends of processes handled."""
+        self._cells = cells
+        self._on_controller_ended = on_controller_ended
+
+    def on_message(self, rank: int, message: Message) -> None:
+        """A message of a rank. What nobody has asked for is dropped."""
+        for handle in self._handlers.get(type(message), ()):
+            handle(rank, message)
+
+    def on_text(self, rank: int, fd: int, data: bytes) -> None:
+        """Text of a rank."""
+        if self._cells is not None:
+            self._cells.on_text(rank, fd, data)
+
+    def on_ended(self, rank: int, status: int) -> None:
+        """A rank's process ended."""
+        if self._cells is not None:
+            self._cells.on_ended(rank, status)
+
+    def on_controller_ended(self) -> None:
+        """ipyparallel's controller ended."""
+        self._on_controller_ended()
+
+    def on_gone(self) -> None:
+        """The host server ended, and all with it."""
+        if self._cells is not None:
+            self._cells.on_gone()

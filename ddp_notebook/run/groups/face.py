@@ -1,0 +1,94 @@
+"""`Session` as it is used to look after the ranks: the public methods for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp_notebook.run.agree.agreement import Agreement
+from ddp_notebook.run.assembly import Parts
+
+
+class GroupFace:
+    """The part of `Session` that looks after its ranks."""
+
+    _parts: Parts
+
+    @property
+    def epoch(self) -> int:
+        """Number of the group: raised each time it is formed anew."""
+        return self._parts.living.cluster.epoch
+
+    def reform(self, timeout_s: float = 60.0) -> None:
+        """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.
+
+        What holds a group (a model in DDP or FSDP, a device mesh, a variable) goes on with it. After an interrupt or a
+        failed cell this happens by itself.
+
+        Raises:
+            SessionBrokenError: a rank is gone; `heal` replaces it.
+            StartError: it did not form.
+        """
+        self._parts.healing.reform(timeout_s)
+
+    def interrupt(self, *, replace: bool = False) -> list[str]:
+        """End the cells that have not ended, as the stop button ends the one that the notebook waits for: those that
+        were given up and still run on some ranks, and those of `wait=False`. Variables are kept.
+
+        Args:
+            replace: give a new process, which begins without variables, to each rank that has not ended its cell after
+                2 s.
+
+        Returns:
+            What was done, in sentences; where it did not help, what the ranks are in.
+
+        Raises:
+            StartError: a new process or the group did not come up.
+
+        Example:
+            >>> session.interrupt()
+            ['the cell was ended on rank 1; all variables are kept']
+        """
+        return self._parts.unended.end(replace=replace)
+
+    def heal(self, from_rank: int | None = None, names: Sequence[str] = ()) -> list[str]:
+        """Replace ranks that have died: a new process takes the number, the device and the environment, and the group
+        forms again. The other ranks keep what they have.
+
+        Args:
+            from_rank: a living rank whose variables the new ranks get; None: they begin empty. Where no rank has died,
+                the ranks that were replaced last get them.
+            names: which variables; none: all that can be pickled.
+
+        Returns:
+            What was done, in sentences.
+
+        Raises:
+            UsageError: `from_rank` is no living rank, or has no such variable.
+            StartError: a process or the group did not come up.
+
+        Example:
+            >>> session.heal(from_rank=0)
+            ['rank 1 was replaced', '12 variables of rank 0 copied to rank 1: model, optimizer, ...']
+        """
+        return self._parts.healing.heal(from_rank, names)
+
+    def check(self, *names: str) -> Agreement:
+        """Whether ranks agree: in parameters, buffers, optimizer state, data length, random state and versions, or in
+        these variables. By checksums, so no data moves while they agree.
+
+        Args:
+            names: variables; none: all models, optimizers, loaders and what else has to be the same.
+
+        Raises:
+            SessionBrokenError: less than two ranks are there and have nothing else to do.
+
+        Example:
+            >>> session.check("model")
+            2 ranks agree: 62 parameters, 4 buffers (11.2 M elements)
+        """
+        return self._parts.checking.check(names)
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the fork server, by which the ranks get their cells, and what helps; "": nothing."""
+        return self._parts.living.cluster.trouble()

@@ -1,0 +1,100 @@
+"""Which ranks live, and what is said where something needs one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp_notebook.errors import SessionBrokenError
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.run.rank_sets import RankSet, parse_ranks
+
+_HEAL = "%ddp_heal replaces what has died; %ddp_restart starts all ranks afresh"
+
+
+class Living:
+    """The ranks of a session, as far as they live.
+
+    Args:
+        cluster: the ranks, which need not have been started.
+        world_size: how many they will be.
+    """
+
+    def __init__(self, cluster: Cluster, world_size: int) -> None:
+        self._cluster = cluster
+        self._world_size = world_size
+        self.has_ended = False  # the session was stopped
+
+    def end(self) -> None:
+        """The session was stopped."""
+        self.has_ended = True
+
+    # Each of the following raises SessionBrokenError where what it needs is not there.
+
+    @property
+    def cluster(self) -> Cluster:
+        """The ranks of a session that was not stopped."""
+        if self.has_ended:
+            raise SessionBrokenError("this session was stopped; start another with %ddp_start")
+        return self._cluster
+
+    def check_host(self) -> Cluster:
+        """The ranks, if what has started them lives."""
+        cluster = self.cluster
+        if not cluster.is_running:
+            raise SessionBrokenError(cluster.trouble())
+        return cluster
+
+    def check(self, ranks: Sequence[int] | None = None) -> Cluster:
+        """The ranks, if every one of these lives; None: all."""
+        cluster = self.check_host()
+        if gone := [rank for rank in cluster.gone if ranks is None or rank in ranks]:
+            raise SessionBrokenError(f"{_how_they_died(cluster, gone)}\n{_HEAL}")
+        return cluster
+
+    def check_cells_arrive(self) -> None:
+        """Values travel without the host server, and cells by it."""
+        if (cluster := self.check_host()).is_stopped:
+            raise SessionBrokenError(cluster.trouble())
+
+    def check_rank(self, rank: int) -> None:
+        """One rank."""
+        process = self.check_host().process(rank)
+        if not process.is_alive:
+            raise SessionBrokenError(f"rank {rank} died: {process.tell_end()}")
+
+    def for_cell(self, ranks: RankSet) -> tuple[list[int], list[str]]:
+        """The ranks that a cell is for, without those that are gone if it is for all, and what to say about that.
+
+        Raises:
+            UsageError: no such rank.
+        """
+        cluster = self.check_host()
+        chosen = self.parse(ranks)
+        gone = [rank for rank in cluster.gone if rank in chosen]
+        if not gone:
+            return chosen, []
+        left = [rank for rank in chosen if rank not in gone]
+        if ranks is not None or not left:
+            raise SessionBrokenError(f"{_how_they_died(cluster, gone)}\n{_HEAL}")
+        return left, [f"{list_ranks(gone)} died: this cell runs on {list_ranks(left)}. {_HEAL}"]
+
+    # These do not.
+
+    def parse(self, ranks: RankSet) -> list[int]:
+        """A set of ranks as numbers, whether they live or not.
+
+        Raises:
+            UsageError: no such rank.
+        """
+        return parse_ranks(ranks, self._world_size)
+
+    @property
+    def to_ask(self) -> list[int] | None:
+        """The ranks that can answer. None: the session has ended, or what has started them."""
+        return None if self.has_ended or not self._cluster.is_running else self._cluster.alive
+
+
+def _how_they_died(cluster: Cluster, ranks: list[int]) -> str:
+    hows = group_by_value({rank: cluster.process(rank).tell_end() for rank in ranks})
+    return "; ".join(f"{list_ranks(those)} died: {how}" for how, those in hows.items())

@@ -1,0 +1,48 @@
+"""How every rank is: the table of `%ddp_status`."""
+
+from __future__ import annotations
+
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.status import RankStatus, Status
+from ddp_notebook.wire.endpoint import SILENT_S
+from ddp_notebook.wire.events import Probe, Vitals
+
+_ANSWER_S = 1.0  # what ranks get to answer a question for the table
+
+
+def status(cluster: Cluster, questions: Questions, placement: Placement, hostname: str) -> Status:
+    """Ask every rank. Returns what those say that answer, and what is known of the others."""
+    trouble = cluster.trouble()
+    answers: dict[int, Vitals] = {}
+    if cluster.is_running:
+        answers = questions.ask_for(cluster.alive, lambda n: Probe(request=n), _ANSWER_S)
+    rows = []
+    for rank in cluster.ranks:
+        vitals = answers.get(rank)
+        rows.append(
+            RankStatus(
+                rank=rank,
+                host=hostname,
+                pid=cluster.process(rank).pid,
+                device=placement.devices[rank],
+                device_name=placement.names[rank],
+                state=_state(cluster, rank, vitals),
+                rss_bytes=vitals.rss_bytes if vitals else None,
+                device_bytes=vitals.device_bytes if vitals else None,
+            )
+        )
+    return Status(backend=placement.backend, epoch=cluster.epoch, rows=tuple(rows), trouble=trouble)
+
+
+def _state(cluster: Cluster, rank: int, vitals: Vitals | None) -> str:
+    if not cluster.process(rank).is_alive or not cluster.is_running:
+        return "died"
+    if vitals is None:
+        silent_s = cluster.silent_s(rank)
+        return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
+    if not vitals.running_cell:
+        return "idle"
+    doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where
+    return f"in a cell for {vitals.running_s:.1f} s" + (f": {doing}" if doing else "")

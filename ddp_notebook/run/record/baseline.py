@@ -1,0 +1,44 @@
+"""What one rank reaches alone: the last training cell once more, on rank 0, without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddp_notebook.errors import RankError, UsageError
+from ddp_notebook.observe.steps.alone import alone
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.record.recordings import Recordings
+from ddp_notebook.wire.record_options import RecordOptions
+
+_ENDED = "EnoughStepsError"  # by which a rank ends the cell, see `rank.record.solo`
+
+
+def measure(
+    recordings: Recordings,
+    cells: Cells,
+    run: Callable[[str, RecordOptions, float], object],
+    steps: int,
+    seconds: float,
+) -> None:
+    """Put the baseline into the recording. See `Session.baseline`.
+
+    Args:
+        run: runs code on rank 0: gets what to record, and the seconds after which it is stopped.
+    """
+    trained = max((step.cell for step in recordings.now.steps(rank=0)), default=0)
+    code = cells.code_of(trained)
+    if code is None:
+        raise UsageError("no cell has taken an optimizer step on rank 0: run the one that trains first")
+    try:
+        run(code, RecordOptions(solo=(steps, seconds), level="meta"), 2 * seconds + 20)
+    except RankError as error:
+        if error.result is None or error.result[0].ename != _ENDED:
+            raise
+    finally:
+        recording = recordings.now
+        taken = [step for step in recording.steps(rank=0) if step.cell > trained]
+        if taken:
+            recording.set_aside(taken[0].cell)
+    if not taken:
+        raise UsageError("the cell took no optimizer step on rank 0 alone")
+    recording.baseline = {"cell": trained, **alone(taken)}

@@ -1,0 +1,73 @@
+"""`Session` as it is used to record: the public methods for what ranks have recorded."""
+
+from __future__ import annotations
+
+import os
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report.report import Report
+from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.record import trace
+
+
+class RecordFace:
+    """The part of `Session` that tells what ranks have recorded."""
+
+    _parts: Parts
+
+    @property
+    def recording(self) -> Recording:
+        """What the ranks have recorded: metrics, collectives, steps. All of it up to now, or to the end of the session.
+
+        Example:
+            >>> session.recording.collectives(op="all_reduce")[-1].site
+            'cell line 7'
+        """
+        return self._parts.recordings.now
+
+    @property
+    def recorded(self) -> str:
+        """How much the ranks record: "off", "meta" or "values"."""
+        return self._parts.recordings.level
+
+    def record(self, level: str) -> None:
+        """Set how much the ranks record in the cells to come: "off", "meta" (no values of tensors) or "values".
+
+        Raises:
+            UsageError: there is no such level.
+
+        Example:
+            >>> session.record("meta")
+        """
+        self._parts.recordings.set_level(level)
+
+    def report(self, cell: int | None = None) -> Report:
+        """What the time of a training cell's steps went into, in words.
+
+        Args:
+            cell: its number; None: the last one that trained.
+
+        Example:
+            >>> print(session.report())  # doctest: +SKIP
+        """
+        return self.recording.report(cell)
+
+    def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
+        """Write the recording as one Chrome trace, which https://ui.perfetto.dev opens, with what torch's profiler has
+        seen in cells that ran with `--profile`.
+
+        Args:
+            path: of the file; compressed if it ends in `.gz`.
+            cell: only this one; None: all.
+
+        Returns:
+            The number of profiles that it holds.
+
+        Raises:
+            UsageError: nothing was recorded, or the file cannot be written.
+        """
+        return len(self.write_trace(path, cell)[0])
+
+    def write_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> tuple[list[int], list[int]]:
+        """The same. Returns the ranks whose profiles it holds, and those whose profiles are lost."""
+        return trace.write(self.recording, path, cell, self._parts.profiles)

@@ -1,0 +1,86 @@
+"""How much the cells of a session record, and its recording up to now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.observer import Observer
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.wire.events import ClockProbe
+from ddp_notebook.wire.record_options import LEVELS, RecordOptions
+
+_ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
+
+
+class Recordings:
+    """One session's.
+
+    Args:
+        observer: takes in what ranks send.
+        questions: to ask them for it.
+        cells: theirs.
+        living: tells which of them can be asked.
+        folder: tells where profiles go.
+    """
+
+    def __init__(
+        self, observer: Observer, questions: Questions, cells: Cells, living: Living, folder: Callable[[], str]
+    ) -> None:
+        self.level = LEVELS[-1]  # how much is recorded where a cell does not say it
+        self._observer = observer
+        self._questions = questions
+        self._cells = cells
+        self._living = living
+        self._folder = folder
+        self._has_news = False  # a cell has run since the recording was brought up to date
+        observer.recording.catch_up = self._catch_up
+
+    def set_level(self, level: str) -> None:
+        """See `Session.record`."""
+        if level not in LEVELS:
+            raise UsageError(f"ranks record off, meta or values, not {level!r}")
+        self.level = level
+
+    def for_cell(self, asked: RecordOptions | None) -> RecordOptions:
+        """What a cell that begins now is to record.
+
+        Args:
+            asked: for this cell; None: nothing beside what is always recorded.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        self._has_news = True
+        if asked is None:
+            return RecordOptions(level=self.level)
+        if not isinstance(asked, RecordOptions):
+            raise UsageError(
+                f"record takes RecordOptions(...), not {type(asked).__name__}: RecordOptions(profile=True)"
+            )
+        return replace(asked, level=asked.level or self.level, profiles=self._folder() if asked.profile else "")
+
+    @property
+    def now(self) -> Recording:
+        """See `Session.recording`."""
+        if (ranks := self._living.to_ask) is not None:
+
+            def ask(request: int) -> ClockProbe:
+                return ClockProbe(request=request, sent_ns=time.monotonic_ns(), flush=True)
+
+            self._has_news = self._cells.watched is not None
+            self._questions.ask_for(ranks, ask, _ANSWER_S)
+        self._observer.flush()
+        return self._observer.recording
+
+    def _catch_up(self) -> None:
+        """A recording that is kept in a variable is asked again after a cell."""
+        is_users = threading.current_thread() is threading.main_thread()
+        if is_users and self._has_news and self._cells.watched is None:
+            _ = self.now

@@ -1,0 +1,75 @@
+"""What a cell records beside what is always recorded, as the notebook asks for it and a rank reads it; and the path of
+the profile that torch's profiler leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+LEVELS = ("off", "meta", "values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """How much one cell records.
+
+    Args:
+        level: "off", "meta" (no values of tensors) or "values"; "": as the session is set, see `Session.record`.
+        full_bytes: tensors of up to so many bytes are kept whole; 0: a preview of each.
+        watch: names of variables that are read after each optimizer step.
+        gradient: name of a parameter in DDP whose gradient is kept, local and averaged; "": none.
+        profile: run torch's profiler.
+        profiles: the folder that its profile goes to. The session sets it.
+        solo: optimizer steps and seconds after which the cell is ended, which runs on one rank alone, without
+            communication; None: it runs as it is.
+
+    Example:
+        >>> RecordOptions(level="meta", watch=["loss"])
+        RecordOptions(level='meta', full_bytes=0, watch=('loss',), gradient='', profile=False, profiles='', solo=None)
+    """
+
+    level: str = ""
+    full_bytes: int = 0
+    watch: tuple[str, ...] = ()
+    gradient: str = ""
+    profile: bool = False
+    profiles: str = ""
+    solo: tuple[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "watch", tuple(self.watch))  # JSON has lists only
+        if self.solo is not None:
+            steps, seconds = self.solo
+            object.__setattr__(self, "solo", (steps, seconds))
+
+    def to_json(self) -> dict[str, Any]:
+        """What differs from the defaults: nothing, for most cells."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> RecordOptions:
+        """What `to_json` has made this of.
+
+        Raises:
+            TypeError, ValueError: it was none.
+        """
+        return cls(**given)
+
+
+def profile_path(folder: str, cell: int, rank: int) -> Path:
+    """Where the profile of a cell on a rank lies.
+
+    Example:
+        >>> profile_path("/tmp/session", 7, 0).name
+        'profile-7-0.json'
+    """
+    return Path(folder) / f"profile-{cell}-{rank}.json"
+
+
+def profiles_in(folder: str) -> Iterator[tuple[int, int, Path]]:
+    """The profiles of a folder: cell, rank and path of each."""
+    for path in Path(folder).glob("profile-*-*.json"):
+        cell, rank = (int(word) for word in path.stem.split("-")[1:])
+        yield cell, rank, path
