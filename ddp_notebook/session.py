@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, overload
 
 from ddp_notebook.errors import SessionExistsError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
@@ -31,9 +31,6 @@ from ddp_notebook.run.values.face import ValueFace
 from ddp_notebook.status import Status
 from ddp_notebook.widgets.placing import Live
 from ddp_notebook.wire.record_options import RecordOptions
-
-if TYPE_CHECKING:
-    import ipyparallel
 
 Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -257,6 +254,7 @@ class Session(GroupFace, ValueFace, RecordFace):
         asked = self._parts.recordings.for_cell(record)
 
         def run() -> CellResult:
+            self._parts.recordings.on_cell()
             return self._cells.run(
                 code,
                 chosen,
@@ -287,18 +285,6 @@ class Session(GroupFace, ValueFace, RecordFace):
         self._parts.living.check_host()
         [one] = self._parts.living.parse([rank])
         return self._parts.arrivals.log(one)
-
-    @property
-    def client(self) -> ipyparallel.Client:
-        """A plain `ipp.Client` of the same engines, for `%%px`, views and ipyparallel's own tools.
-
-        A controller that is gone is started again at the next use.
-
-        Raises:
-            ClientError: it cannot be reached.
-        """
-        self._parts.living.check()
-        return self._parts.client.get()
 
     def monitor(self, cell: int | None = None) -> None:
         """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.

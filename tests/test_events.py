@@ -10,7 +10,7 @@ import pytest
 
 from ddp_notebook.wire import events
 from ddp_notebook.wire.events import VERSION, Display, Message, Probe, Pulled, RunCell, decode
-from ddp_notebook.wire.record_options import RecordOptions, profile_path, profiles_in
+from ddp_notebook.wire.record_options import PROFILES, RecordOptions, profile_of, profile_path
 
 KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Message)]
 KINDS.remove(Message)
@@ -64,13 +64,12 @@ def test_what_is_to_be_recorded_that_is_no_such_thing_is_refused():
 
 
 def test_profiles_are_found_where_they_are_put(tmp_path):
-    folder = str(tmp_path / "a {folder} of {0}")
-    paths = {(cell, rank): profile_path(folder, cell, rank) for cell in (7, 12) for rank in (0, 10)}
-    for path in paths.values():
-        path.parent.mkdir(exist_ok=True)
+    folder = tmp_path / "a {folder} of {0}"
+    folder.mkdir()
+    paths = {(cell, rank): profile_path(str(folder), cell, rank) for cell in (7, 12) for rank in (0, 10)}
+    for path in [*paths.values(), folder / "stack-1"]:
         path.touch()
-    (tmp_path / "a {folder} of {0}" / "stack-1").touch()
-    assert {(cell, rank): path for cell, rank, path in profiles_in(folder)} == paths
+    assert {profile_of(path): path for path in folder.glob(PROFILES)} == paths
 
 
 def test_large_fields_are_frames_of_their_own():

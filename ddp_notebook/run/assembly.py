@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
@@ -19,6 +22,7 @@ from ddp_notebook.run.record.recordings import Recordings
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
 from ddp_notebook.wire.events import Comm
+from ddp_notebook.wire.record_options import PROFILES
 
 
 class Parts:
@@ -60,10 +64,9 @@ class Parts:
         dispatch.add({Comm: self.comms.on_message})
         dispatch.connect(self.arrivals, self.client.on_controller_ended)
 
-    @property
-    def profiles(self) -> str | None:
-        """The folder that profiles of cells lie in; None: it is gone with the session."""
-        return None if self.living.has_ended else self.cluster.directory
+    def profiles(self) -> Iterator[Path]:
+        """The profiles that cells have left; none once the session was stopped."""
+        return iter(()) if self.living.has_ended else Path(self.cluster.directory).glob(PROFILES)
 
     def on_started(self) -> None:
         """The ranks can run cells."""

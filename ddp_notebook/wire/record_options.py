@@ -3,12 +3,13 @@ the profile that torch's profiler leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 LEVELS = ("off", "meta", "values")
+PROFILES = "profile-*-*.json"  # what the files are called that `profile_path` names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,12 @@ def profile_path(folder: str, cell: int, rank: int) -> Path:
     return Path(folder) / f"profile-{cell}-{rank}.json"
 
 
-def profiles_in(folder: str) -> Iterator[tuple[int, int, Path]]:
-    """The profiles of a folder: cell, rank and path of each."""
-    for path in Path(folder).glob("profile-*-*.json"):
-        cell, rank = (int(word) for word in path.stem.split("-")[1:])
-        yield cell, rank, path
+def profile_of(path: Path) -> tuple[int, int]:
+    """The cell and the rank of a profile.
+
+    Example:
+        >>> profile_of(profile_path("/tmp/session", 7, 0))
+        (7, 0)
+    """
+    cell, rank = (int(word) for word in path.stem.split("-")[1:])
+    return cell, rank

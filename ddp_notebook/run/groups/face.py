@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ddp_notebook.run.agree.agreement import Agreement
 from ddp_notebook.run.assembly import Parts
+
+if TYPE_CHECKING:
+    import ipyparallel
 
 
 class GroupFace:
@@ -17,6 +21,18 @@ class GroupFace:
     def epoch(self) -> int:
         """Number of the group: raised each time it is formed anew."""
         return self._parts.living.cluster.epoch
+
+    @property
+    def client(self) -> ipyparallel.Client:
+        """A plain `ipp.Client` of the same engines, for `%%px`, views and ipyparallel's own tools.
+
+        A controller that is gone is started again at the next use.
+
+        Raises:
+            ClientError: it cannot be reached.
+        """
+        self._parts.living.check()
+        return self._parts.client.get()
 
     def reform(self, timeout_s: float = 60.0) -> None:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.

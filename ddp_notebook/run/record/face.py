@@ -70,4 +70,4 @@ class RecordFace:
 
     def write_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> tuple[list[int], list[int]]:
         """The same. Returns the ranks whose profiles it holds, and those whose profiles are lost."""
-        return trace.write(self.recording, path, cell, self._parts.profiles)
+        return trace.write(self.recording, path, cell, self._parts.profiles())

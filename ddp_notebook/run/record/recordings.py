@@ -57,7 +57,6 @@ class Recordings:
         Raises:
             UsageError: it is something else.
         """
-        self._has_news = True
         if asked is None:
             return RecordOptions(level=self.level)
         if not isinstance(asked, RecordOptions):
@@ -65,6 +64,10 @@ class Recordings:
                 f"record takes RecordOptions(...), not {type(asked).__name__}: RecordOptions(profile=True)"
             )
         return replace(asked, level=asked.level or self.level, profiles=self._folder() if asked.profile else "")
+
+    def on_cell(self) -> None:
+        """A cell begins."""
+        self._has_news = True
 
     @property
     def now(self) -> Recording:
