@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-# cell magics of the notebook itself, and what is about it
+# cell magics that act on the notebook or its page, and our own
 _STAYS = re.compile(
     r"\s*(%%(local|on_ranks|on_all_ranks|px|autopx|html|HTML|svg|SVG|js|javascript|markdown|latex)\b"
     r"|%ddp_|%on_all_ranks\b|%load_ext\b|%reload_ext\b)"

@@ -1,4 +1,4 @@
-"""How the ranks are, as a table."""
+"""The state of every rank, as a table."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Observer:
 
     @property
     def handlers(self) -> Mapping[type[Message], Callable[[int, Any], object]]:
-        """Of the messages about what was recorded."""
+        """What takes each message about what was recorded."""
         return {Recorded: self.on_recorded, ClockReply: self.on_clock}
 
     def on_recorded(self, rank: int, message: Recorded) -> None:

@@ -333,7 +333,7 @@ def _capture_text(kernel: Any, streams: dict[str, Any]) -> None:
 def main(spec: dict[str, Any]) -> None:
     """Be a rank, from the first step after the fork (or spawn) to the end."""
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
-    if STACK is not None:  # also while the main thread holds the interpreter's lock: the handler is in C
+    if STACK is not None:  # also while the main thread holds the GIL: the handler is in C
         faulthandler.register(STACK, file=open(spec["stack_file"], "a"), all_threads=True)  # noqa: SIM115  # for good
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the engine installs its own
     torch.set_num_threads(spec["threads"])

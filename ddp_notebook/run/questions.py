@@ -90,7 +90,7 @@ class Questions:
 
     @property
     def handlers(self) -> Handlers:
-        """Of the messages that answer one."""
+        """What takes each message that answers a question."""
         return dict.fromkeys(get_args(Answer), self.on_answer)
 
     def on_answer(self, _: int, answer: Answer) -> None:

@@ -43,7 +43,7 @@ class Streams:
         self._in_cell.set()
 
     def _put_back(self) -> None:
-        """Open again what an earlier cell has closed: its own text was its own affair, that of others is not."""
+        """Open again what an earlier cell has closed, so that the text of this one is not lost."""
         for fd, pipe in self._pipes.items():
             try:
                 is_ours = os.fstat(fd).st_ino == pipe

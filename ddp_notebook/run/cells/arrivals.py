@@ -75,7 +75,7 @@ class Arrivals:
 
     @property
     def handlers(self) -> Handlers:
-        """Of the messages about cells."""
+        """What takes each message about a cell."""
         return {CellDone: self._on_done, Display: self._on_display_message, InputRequest: self._on_input_request}
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:

@@ -112,7 +112,7 @@ class CellRun:
         self._close(rank, "text")
 
     def cut_off(self) -> None:
-        """Text does not come any more: what ranks say by the wire has to do for the end of the cell."""
+        """No text comes any more, and no mark in it: the cell ends with what ranks say over the wire."""
         self.is_cut_off = True
 
     def on_unheard_end(self, rank: int) -> None:

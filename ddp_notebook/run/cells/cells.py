@@ -201,7 +201,7 @@ class Cells:
         return future
 
     def check_idle(self, ranks: Sequence[int] | None = None) -> None:
-        """See to it that no earlier cell is under way on these ranks.
+        """Check that no earlier cell is under way on these ranks.
 
         Args:
             ranks: None: all of them.

@@ -45,19 +45,19 @@ class Interrupts:
                 signal.signal(signal.SIGINT, self._on_late_press)
 
     def _on_late_press(self, _: int, __: FrameType | None) -> None:
-        """Somebody has pressed twice, and the first has ended the cell already. Raised while the kernel sends the
-        cell's reply, the second would lose it, and the cell would run for ever on the page. The kernel sets its own
-        handler when it is done with the cell."""
+        """The second press of two, after the first has ended the cell. If it were raised while the kernel sends the
+        cell's reply, the reply would be lost, and the page would show the cell as running for ever. The kernel sets
+        its own handler when it is done with the cell."""
         if time.monotonic() - self.pressed_s > ONE_PRESS_S:
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise what was pressed: at a place where nothing is left half done."""
+        """Raise KeyboardInterrupt if somebody has pressed stop. Call it where nothing is half done."""
         if self.count:
             raise KeyboardInterrupt
 
     def after_this(self) -> Callable[[], None]:
-        """A check that raises at the next press, which is none of those that belong to the last one."""
+        """A check that raises at the next press, not counting those that belong to the last one."""
         count, pressed_s = self.count, self.pressed_s
 
         def check() -> None:
@@ -67,7 +67,7 @@ class Interrupts:
         return check
 
     def press(self) -> None:
-        """Count one that no signal has brought. From any thread."""
+        """Count a press that came without a signal. From any thread."""
         self.count += 1
         self.pressed_s = time.monotonic()
         self._wake()
@@ -90,7 +90,8 @@ class Interrupts:
 
 @contextlib.contextmanager
 def uninterrupted(message: str = "") -> Iterator[Interrupts]:
-    """Let the block end, then raise what was pressed meanwhile: half an end would leave processes to nobody.
+    """Run the block to its end, and raise an interrupt that came meanwhile only then: code that ends processes would,
+    if it were cut off, leave the rest of them without an owner.
 
     Args:
         message: what the interrupt says in a notebook, instead of this package's frames.

@@ -1,4 +1,4 @@
-"""Who has the ranks for himself: one cell, transfer or healing at a time."""
+"""Whose turn it is: one cell, transfer or healing has the ranks at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOOK_S = 0.2
 
 
 class Turn:
-    """A lock whose wait ends at an interrupt, in words of its own.
+    """A lock. An interrupt ends the wait for it, with a message that says so.
 
     Raises:
         KeyboardInterrupt: on entry; nothing was done.

@@ -60,8 +60,9 @@ Views = Mapping[int, RankView]
 def stuck(views: Views) -> dict[int, tuple[str, int]]:
     """The ranks that cannot go on whatever the running ones do, and the operation that each waits in.
 
-    A waiting rank is stuck as long as some rank that it needs has ended the cell, is gone, or is stuck itself. All are
-    taken for stuck at first; who needs nobody of them is taken out, until nothing changes.
+    A waiting rank is stuck as long as some rank that it needs has ended the cell, is gone, or is stuck itself. All
+    waiting ranks count as stuck at first; those that need none of the stuck or absent ones are taken out, until nothing
+    changes.
     """
     gone = {rank for rank, view in views.items() if view.state in ("failed", "ended", "outside", "died")}
     held = {rank for rank, view in views.items() if view.state == "waiting"}

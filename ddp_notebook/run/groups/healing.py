@@ -97,7 +97,7 @@ class Healing:
             raise UsageError("no rank has died or was replaced, so none needs the variables of another")
 
     def _read(self, from_rank: int, names: Sequence[str], check: Check) -> tuple[Pulled, bytes]:
-        """All in one pickle: an optimizer goes on with the parameters of its model."""
+        """Read all in one pickle, so that an optimizer still has the parameters of its model."""
         asked = self._questions.ask(from_rank, lambda n: Pull(request=n, name="", names=list(names)))
         try:
             answer: Pulled = self._questions.wait_for(from_rank, asked, check)

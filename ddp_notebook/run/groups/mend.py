@@ -162,7 +162,7 @@ def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def _is_even(counts: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Of one group."""
+    """Whether the members of one group have begun as many collectives, and every message has its receive."""
     if len({one["collective"] for one in counts.values()}) > 1:
         return False
     sent_to = {rank: sum(one["sent"].get(str(rank), 0) for one in counts.values()) for rank in counts}

@@ -1,4 +1,4 @@
-"""How every rank is: the table of `%ddp_status`."""
+"""The state of every rank: the table of `%ddp_status`."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _raise_errors(answers: Mapping[int, Pulled | Pushed], what: str = "") -> Non
 
 
 class _Unpickler(pickle.Unpickler):
-    """Imports what it needs without interruption: a torch that was imported by half cannot be imported again."""
+    """Imports what it needs without interruption: a half-imported torch cannot be imported again."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in sys.modules:

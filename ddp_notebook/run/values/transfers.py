@@ -1,4 +1,4 @@
-"""Large values between the notebook and a rank: they end with the rank's death, and with the stop button."""
+"""Large values between the notebook and a rank. A transfer ends when the rank dies, and at the stop button."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Transfers:
 
     @contextmanager
     def _interruptible(self, rank: int) -> Iterator[Callable[[], None]]:
-        """A check for a transfer, which raises an interrupt between two messages: inside one it would tear it apart,
-        and the socket would give the rest of it to the next transfer."""
+        """Yields a check that raises an interrupt between two messages of a transfer. Inside a message, it would leave
+        the rest of that message in the socket, for the next transfer."""
         with Interrupts(lambda: None) as interrupts:
 
             def check() -> None:

@@ -134,7 +134,7 @@ def _maps(arrays: Mapping[int, np.ndarray]) -> Figure:
 
 
 def _finished(figure: Figure) -> Figure:
-    """The figure, out of pyplot's hands: else a notebook would show it at the end of the cell, and as its value."""
+    """The figure, taken from pyplot: a notebook would show it twice, at the end of the cell and as its value."""
     from matplotlib import pyplot
 
     pyplot.close(figure)
