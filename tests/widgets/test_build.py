@@ -114,7 +114,7 @@ def test_wheel_and_sdist_carry_it_and_the_sdist_installs_without_npm(clone, tmp_
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read(BUNDLE) == (clone / BUNDLE).read_bytes()
         names = archive.namelist()
-    assert "ddp_notebook/widgets/simulated/simulation.py" in names
+    assert {"ddp_notebook/widgets/simulated/simulation.py", "ddp_notebook/py.typed"} <= set(names)
     assert not [name for name in names if "/js/" in name or "node_modules" in name]
 
 
