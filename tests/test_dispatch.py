@@ -1,0 +1,56 @@
+"""Where messages of ranks go, without ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.dispatch import Dispatch
+from ddp_notebook.wire import events
+from ddp_notebook.wire.events import CellDone, ClockReply, Formed, Hello, Listening, Message, Ready, Vitals
+
+
+def of_ranks() -> set[type[Message]]:
+    """The kinds of messages that ranks send: the right half of the table in `events`."""
+    lines = (events.__doc__ or "").splitlines()
+    [at] = [line.index("rank -> notebook") for line in lines if "rank -> notebook" in line]
+    names = {line[at:].split()[0] for line in lines if line.startswith("    ") and line[at - 1 : at] == " "}
+    return {getattr(events, name) for name in names if hasattr(events, name)}
+
+
+def vitals(request: int) -> Vitals:
+    return Vitals(request=request, rss_bytes=0, device_bytes=0, running_cell=0, running_s=0.0)
+
+
+def test_several_may_handle_a_message_and_what_nobody_handles_is_dropped():
+    dispatch, got = Dispatch(), []
+    dispatch.add({Vitals: lambda rank, message: got.append((1, rank, message.request))})
+    dispatch.add({Vitals: lambda rank, message: got.append((2, rank, message.request))})
+    dispatch.on_message(3, vitals(7))
+    dispatch.on_message(3, ClockReply(request=1, sent_ns=0, rank_ns=0, boot=""))
+    assert got == [(1, 3, 7), (2, 3, 7)]
+
+
+def test_what_comes_before_anybody_is_there_is_nobodys():
+    dispatch = Dispatch()
+    dispatch.on_text(0, 1, b"text")
+    dispatch.on_ended(0, 1)
+    dispatch.on_controller_ended()
+    dispatch.on_gone()
+
+
+def test_every_message_of_a_rank_has_a_handler(tmp_path):
+    """Those of the start are the cluster's own."""
+    kinds = of_ranks()
+    assert len(kinds) > 10 and {CellDone, Vitals, Hello} < kinds
+    dispatch = Dispatch()
+    cluster: Any = SimpleNamespace(
+        mark_token="ab12", directory=str(tmp_path), send=lambda *_: None, client_file=lambda: ("", 0), alive=[]
+    )
+    parts = Parts(cluster, dispatch, 2, StartOptions())
+    try:
+        assert kinds - dispatch._handlers.keys() == {Hello, Formed, Ready, Listening}
+    finally:
+        parts.close()
