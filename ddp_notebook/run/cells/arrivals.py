@@ -35,6 +35,7 @@ class Arrivals:
         self._ordered = {rank: Ordered() for rank in ranks}
         self._order_lock = threading.Lock()  # text and displays come in two threads
         self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
+        self._is_closed = False
 
     # ---- for the thread that runs cells
 
@@ -67,7 +68,8 @@ class Arrivals:
                 run.on_died(rank, how)
 
     def close(self) -> None:
-        """The session ends."""
+        """The session ends: it ends the ranks itself, and what they leave unsaid is nobody's."""
+        self._is_closed = True
         for log in self._logs.values():
             log.close()
 
@@ -87,6 +89,8 @@ class Arrivals:
 
     def on_ended(self, rank: int, status: int) -> None:
         """A rank's process ended."""
+        if self._is_closed:
+            return
         process = self._cluster.process(rank)
         with self._order_lock:
             for fd, piece in self._ordered[rank].give_up():
