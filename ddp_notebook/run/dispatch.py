@@ -26,6 +26,7 @@ class Dispatch:
     before the ranks are started, since nothing comes earlier.
 
     Example:
+        >>> from ddp_notebook.wire.events import Probe
         >>> dispatch = Dispatch()
         >>> dispatch.add({Probe: lambda rank, message: print(rank, message.request)})
         >>> dispatch.on_message(3, Probe(request=7))

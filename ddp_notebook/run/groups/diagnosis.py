@@ -112,7 +112,9 @@ def verdict(views: Views) -> str:
     """Why ranks wait, in one sentence, or `""` where nothing is certain.
 
     Example:
-        >>> verdict(views)
+        >>> names = ["all_reduce", "all_reduce", "broadcast"]
+        >>> calls = [Operation(name=name, number=5, group="default", ranks=(0, 1, 2)) for name in names]
+        >>> verdict({r: RankView(rank=r, state="waiting", operation=call) for r, call in enumerate(calls)})
         'rank 2 is in broadcast #5, the others in all_reduce #5 of group default'
     """
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
