@@ -233,6 +233,15 @@ def test_what_watch_does_not_take(names):
         what_to_record(watch=names)
 
 
+def test_what_record_does_not_take(ranks):
+    with pytest.raises(
+        UsageError, match=r"^record takes RecordOptions, not dict: record=RecordOptions\(profile=True\)$"
+    ):
+        ranks.run("x = 1", record={"profile": True})
+    with pytest.raises(UsageError, match=r"^ranks record off, meta or values, not 'none'$"):
+        ranks.run("x = 1", record=ddp_notebook.RecordOptions(level="none"))
+
+
 # ---- samples, resources
 
 

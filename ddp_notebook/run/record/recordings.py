@@ -44,8 +44,7 @@ class Recordings:
 
     def set_level(self, level: str) -> None:
         """See `Session.record`."""
-        if level not in LEVELS:
-            raise UsageError(f"ranks record off, meta or values, not {level!r}")
+        _check_level(level)
         self.level = level
 
     def for_cell(self, asked: RecordOptions | None) -> RecordOptions:
@@ -55,14 +54,16 @@ class Recordings:
             asked: for this cell; None: nothing beside what is always recorded.
 
         Raises:
-            UsageError: it is something else.
+            UsageError: it is something else, or names no level.
         """
         if asked is None:
             return RecordOptions(level=self.level)
         if not isinstance(asked, RecordOptions):
             raise UsageError(
-                f"record takes RecordOptions(...), not {type(asked).__name__}: RecordOptions(profile=True)"
+                f"record takes RecordOptions, not {type(asked).__name__}: record=RecordOptions(profile=True)"
             )
+        if asked.level:
+            _check_level(asked.level)
         return replace(asked, level=asked.level or self.level, profiles=self._folder() if asked.profile else "")
 
     def on_cell(self) -> None:
@@ -87,3 +88,8 @@ class Recordings:
         is_users = threading.current_thread() is threading.main_thread()
         if is_users and self._has_news and self._cells.watched is None:
             _ = self.now
+
+
+def _check_level(level: str) -> None:
+    if level not in LEVELS:
+        raise UsageError(f"ranks record off, meta or values, not {level!r}")
