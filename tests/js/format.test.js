@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { logTicks, niceStep, plainTicks, spread, ticks, timeTicks } from "../../ddp_notebook/widgets/js/drawing/axis.js";
 import { contrast, palette, rankStyle, textOn } from "../../ddp_notebook/widgets/js/drawing/colours.js";
-import { bytes, duration, number, parseRanks, percent, ranksInWords, ranksShort } from "../../ddp_notebook/widgets/js/parts/format.js";
+import { bytes, duration, number, parseRanks, percent, ranksInWords, ranksShort } from "../../ddp_notebook/widgets/js/data/format.js";
 
 const labels = (found) => found.map(({ label }) => label);
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { broughtIn, score, sources } from "../../ddp_notebook/lessons/js/explorer.js";
+import { broughtIn, score, sources } from "../../ddp_notebook/lessons/js/prediction.js";
 import { linkTo } from "../../ddp_notebook/lessons/js/link.js";
 import { figure, inWords, short } from "../../ddp_notebook/lessons/js/parts.js";
 import { ticks } from "../../ddp_notebook/lessons/js/scene.js";

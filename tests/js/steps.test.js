@@ -1,8 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { barOf, bucketsOf, cutLabels, highest, stack } from "../../ddp_notebook/widgets/js/data/steps.js";
+import { barOf, bucketsOf } from "../../ddp_notebook/widgets/js/data/steps.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { PARTS } from "../../ddp_notebook/widgets/js/data/tables.js";
+import { cutLabels, highest, stack } from "../../ddp_notebook/widgets/js/drawing/stepbars.js";
 import { TEXTS, deliver, span, step } from "./messages.js";
 
 const FRAME = { left: 50, top: 10, width: 100, height: 200, high: 100, pitch: 20, gap: 2 };

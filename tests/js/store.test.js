@@ -69,7 +69,7 @@ test("steps come in order, the newest that all ranks have ended is chosen, and a
   store.choose({ step: { cell: 1, step: 2 } });
   assert.equal(store.chosenStep().step, 2);
   deliver(store, { seq: 2 }, { step: [step(0, 2, { duration: 321 })] });
-  assert.deepEqual(store.stepOf(1, 2).rows.map((row) => row.duration), [321]);
+  assert.deepEqual(store.rowsOf(store.stepOf(1, 2)).map((row) => row.duration), [321]);
 });
 
 test("an open span is closed by the row that comes again, although times travel rounded", () => {

@@ -7,7 +7,7 @@ import { FAILURE, MEANINGS, MERGE_PX, Rectangles, TRANSFER, UNDER_WAY, WAITING, 
 import { COMMUNICATION, COMPUTE, Lane, Lanes, lowerBound } from "../../ddp_notebook/widgets/js/data/lanes.js";
 import { callsOf, collectivesIn, ribbon } from "../../ddp_notebook/widgets/js/drawing/links.js";
 import { abgr, paint } from "../../ddp_notebook/widgets/js/drawing/pixels.js";
-import { StepMarks, leftOut } from "../../ddp_notebook/widgets/js/drawing/stepmarks.js";
+import { StepMarks, leftOut } from "../../ddp_notebook/widgets/js/data/stepmarks.js";
 import { makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { LEAST_MS, axis, follow, pan, seconds, zoom } from "../../ddp_notebook/widgets/js/drawing/timewindow.js";
 

@@ -3,65 +3,13 @@
  */
 
 import { button, cell, choice, colour, enable, field as labelled, figure, inWords, legend, make, newId, typed } from "./parts.js";
+import { broughtIn, score, sources } from "./prediction.js";
+import { wrongUse } from "./wrong_use.js";
 
-const COMBINE = {
-  SUM: (a, b) => a + b,
-  PRODUCT: (a, b) => a * b,
-  MIN: Math.min,
-  MAX: Math.max,
-  AVG: (a, b, n) => a + b / n,
-  BAND: (a, b) => a & b,
-  BOR: (a, b) => a | b,
-  BXOR: (a, b) => a ^ b,
-};
+/** @typedef {import("./states.js").ExplorerState} State */
 
 /**
- * Which inputs may go into an element of the result: `[rank, place in its input]`.
- * @param {any} state @param {number} rank @param {number} at
- * @returns {[number, number][]}
- */
-export function sources(state, rank, at) {
-  const { op, group, root, inputs } = state;
-  if (op === "all_reduce" || op === "reduce") return group.map((one) => [one, at]);
-  if (op === "barrier") return group.map((one) => [one, 0]);
-  if (op === "reduce_scatter") {
-    const place = group.indexOf(rank) * state.sizes[0] + at;
-    return group.map((one) => [one, place]);
-  }
-  /** @type {[number, number][]} */
-  const found = [];
-  for (const one of op === "broadcast" || op === "scatter" || state.messages ? [root] : group) {
-    inputs[one].forEach((_, place) => found.push([one, place]));
-  }
-  return found;
-}
-
-/**
- * The prediction of one cell after an input was brought in: combined, or in place of what was there.
- * @param {any} state @param {string} before @param {number} value
- */
-export function broughtIn(state, before, value) {
-  if (!state.reduces) return value;
-  const n = state.group.length;
-  if (before === "") return state.reduce_op === "AVG" ? value / n : value;
-  return COMBINE[state.reduce_op](Number(before), value, n);
-}
-
-/** How many predicted cells are right: `[right, predicted]`. @param {any} state @param {Record<string, string[]>} guesses */
-export function score(state, guesses) {
-  let [right, all] = [0, 0];
-  for (const rank of state.specified) {
-    (guesses[rank] ?? []).forEach((guess, at) => {
-      if (guess === "") return;
-      all++;
-      if (state.right?.[rank]?.[at]) right++;
-    });
-  }
-  return [right, all];
-}
-
-/**
- * @param {HTMLElement} el @param {import("./link.js").Link} link @param {{say(words: string): void}} status
+ * @param {HTMLElement} el @param {import("./link.js").Link<State>} link @param {{say(words: string): void}} status
  */
 export function explorer(el, link, status) {
   const document = el.ownerDocument;
@@ -73,9 +21,6 @@ export function explorer(el, link, status) {
   /** @type {Record<string, number[]>|null} */
   let edited = null;
   let drawnFor = "";
-  let wrongKind = "";
-  let wrongRank = "";
-  let isWrongOpen = false;
 
   const controls = make(document, "div", { class: "ddpl-controls", role: "group", "aria-label": "which collective" });
   const code = make(document, "code", {});
@@ -86,8 +31,7 @@ export function explorer(el, link, status) {
   const reveal = button(document, "Reveal", doReveal, {});
   const again = button(document, "Predict again", doAgain, {});
   const verdict = make(document, "span", { class: "ddpl-verdict", role: "status" });
-  const wrong = make(document, "details", { class: "ddpl-wrong" });
-  wrong.addEventListener("toggle", () => (isWrongOpen = wrong.open));
+  const wrong = wrongUse(document, link, status);
   el.append(
     controls,
     make(document, "pre", { class: "ddpl-code", "aria-label": "the line of code" }, code),
@@ -95,13 +39,15 @@ export function explorer(el, link, status) {
     grid,
     bring,
     make(document, "div", { class: "ddpl-actions" }, run, reveal, again, verdict),
-    wrong,
+    wrong.el,
   );
 
   const state = () => link.state();
 
+  /** @param {Record<string, any>} changes */
   function configure(changes) {
     const now = state();
+    /** @type {Record<string, any>} */
     const options = {
       op: now.op,
       reduce_op: now.reduce_op,
@@ -124,6 +70,7 @@ export function explorer(el, link, status) {
     link.ask({ do: "configure", options });
   }
 
+  /** The reduce ops that a dtype has. @param {string} dtype @param {State} now */
   function legal(dtype, now) {
     if (dtype === now.dtype) return now.reduce_ops;
     return dtype.startsWith("float") ? ["SUM", "PRODUCT", "MIN", "MAX", "AVG"] : ["SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"];
@@ -150,7 +97,7 @@ export function explorer(el, link, status) {
   function doReveal() {
     isRevealed = true;
     draw();
-    status.say("");  // the verdict is read out itself
+    status.say(""); // the verdict is read out itself
   }
 
   function doAgain() {
@@ -161,9 +108,10 @@ export function explorer(el, link, status) {
     /** @type {HTMLElement|null} */ (grid.querySelector("input.ddpl-guess"))?.focus();
   }
 
+  /** @param {State} now */
   function drawControls(now) {
     const ranks = Array.from({ length: now.world_size }, (_, rank) => rank);
-    const focused = controls.contains(document.activeElement) ? [...controls.querySelectorAll("select, input")].indexOf(/** @type {any} */ (document.activeElement)) : -1;
+    const focused = controls.contains(document.activeElement) ? [...controls.querySelectorAll("select, input")].findIndex((one) => one === document.activeElement) : -1;
     const sizes = make(document, "input", {
       id: newId("sizes"),
       type: "text",
@@ -207,7 +155,7 @@ export function explorer(el, link, status) {
     if (focused >= 0) /** @type {HTMLElement} */ ([...controls.querySelectorAll("select, input")][focused])?.focus();
   }
 
-  /** @param {any} now @param {number} rank */
+  /** @param {State} now @param {number} rank */
   function inputCells(now, rank) {
     const values = edited?.[rank] ?? now.inputs[rank];
     const isBuffer = now.messages && rank === now.peer;
@@ -223,8 +171,9 @@ export function explorer(el, link, status) {
       });
       colour(field, [rank]);
       typed(field, () => {
-        edited ??= structuredClone(now.inputs);
-        edited[rank][at] = Number(field.value);
+        const changed = edited ?? structuredClone(now.inputs);
+        changed[rank][at] = Number(field.value);
+        edited = changed;
         isRevealed = false;
         field.setAttribute("aria-invalid", String(field.value.trim() === "" || !Number.isFinite(Number(field.value))));
         draw();
@@ -233,6 +182,7 @@ export function explorer(el, link, status) {
     });
   }
 
+  /** @param {State} now @param {number} rank */
   function outputCells(now, rank) {
     const result = isRevealed && now.result ? now.result[rank] : null;
     const isSpecified = now.specified.includes(rank);
@@ -280,12 +230,14 @@ export function explorer(el, link, status) {
     });
   }
 
+  /** @param {number} rank @param {number} at @param {string} value */
   function guessed(rank, at, value) {
     const n = state().out_chunks[rank].reduce((sum, [, size]) => sum + size, 0);
     guesses[rank] ??= Array(n).fill("");
     guesses[rank][at] = Number.isFinite(Number(value)) ? value : "";
   }
 
+  /** The cells of a rank in named rows. @param {[string, number][]} rows @param {(at: number) => HTMLElement} make1 */
   function chunks(rows, make1) {
     let at = 0;
     return rows.map(([name, size]) => {
@@ -299,11 +251,11 @@ export function explorer(el, link, status) {
     });
   }
 
+  /** @param {State} now */
   function drawGrid(now) {
-    const active = /** @type {HTMLElement|null} */ (grid.contains(document.activeElement) ? document.activeElement : null);
-    const places = active ? [...grid.querySelectorAll("input")].indexOf(/** @type {any} */ (active)) : -1;
+    const focused = [...grid.querySelectorAll("input")].findIndex((one) => one === document.activeElement);
     const ranks = Array.from({ length: now.world_size }, (_, rank) => rank);
-    const inside = (rank) => now.actors.includes(rank);
+    const inside = /** @param {number} rank */ (rank) => now.actors.includes(rank);
     const head = make(document, "tr", {}, make(document, "td", {}));
     for (const rank of ranks) {
       const role = !inside(rank) ? (now.messages ? "not in it" : "not in the group") : now.messages ? (rank === now.root ? "sends" : "receives") : now.rooted && rank === now.root ? "root" : "";
@@ -312,7 +264,7 @@ export function explorer(el, link, status) {
     const before = make(document, "tr", {}, make(document, "th", { scope: "row" }, now.op === "barrier" ? "comes after, ms" : "before"));
     const after = make(document, "tr", {}, make(document, "th", { scope: "row" }, isRevealed ? "after, on the ranks" : now.op === "barrier" ? "leaves after, ms: your prediction" : "after: your prediction"));
     for (const rank of ranks) {
-      const of = (cells) => make(document, "td", { class: inside(rank) ? "" : "ddpl-out" }, ...cells);
+      const of = /** @param {HTMLElement[]} cells */ (cells) => make(document, "td", { class: inside(rank) ? "" : "ddpl-out" }, ...cells);
       const rest = now.in_chunks[rank]?.length ? inputCells(now, rank) : [make(document, "span", { class: "ddpl-none" }, inside(rank) ? "nothing" : "")];
       before.append(of(inside(rank) ? rest : []));
       after.append(of(inside(rank) ? outputCells(now, rank) : []));
@@ -321,9 +273,10 @@ export function explorer(el, link, status) {
     const arrowRow = make(document, "tr", { "aria-hidden": "true", class: "ddpl-arrow" }, make(document, "td", {}), make(document, "td", { colSpan: now.world_size }, "▼"));
     before.after(arrowRow);
     grid.replaceChildren(table);
-    if (places >= 0) /** @type {any} */ (grid.querySelectorAll("input")[places])?.focus();
+    if (focused >= 0) grid.querySelectorAll("input")[focused]?.focus();
   }
 
+  /** @param {State} now */
   function drawBring(now) {
     bring.hidden = isRevealed;
     if (!chosen || isRevealed || !now.specified.includes(chosen[0])) {
@@ -352,46 +305,6 @@ export function explorer(el, link, status) {
     }));
   }
 
-  function drawWrong(now) {
-    if (!now.wrong.includes(wrongKind)) wrongKind = now.wrong[0];
-    if (!now.actors.includes(Number(wrongRank)) || wrongRank === "") wrongRank = String(now.actors.at(-1));
-    const told = make(document, "div", { class: "ddpl-told" });
-    if (now.happened) {
-      const { code: ran, error, message, by_rank: byRank, values, seconds } = now.happened;
-      told.append(make(document, "pre", { class: "ddpl-code", "aria-label": "what ran" }, make(document, "code", {}, ran)));
-      if (error) {
-        const isHang = error === "CellTimeoutError";
-        told.append(
-          make(document, "p", {}, make(document, "b", {}, isHang ? "They waited, and were freed. " : "It was found before data moved. ".repeat(Number(message.includes("Nothing was sent"))) || "It failed. "), `After ${seconds.toFixed(1)} s the group could be used again, every variable kept.`),
-          make(document, "pre", { class: "ddpl-message" }, `${error}: ${message}`),
-        );
-        if (!isHang && !message.includes("Nothing was sent")) told.append(list(Object.entries(byRank).map(([rank, act]) => `rank ${rank}: ${act}`)));
-      } else {
-        told.append(make(document, "p", {}, make(document, "b", {}, "Nobody noticed. "), "No error, and these numbers:"));
-        told.append(list(Object.entries(values).map(([rank, one]) => `rank ${rank}: ${one.map(figure).join(", ")}`)));
-      }
-    }
-    const kind = choice(document, "what is wrong", now.wrong, wrongKind, (value) => (wrongKind = value));
-    const who = choice(document, "on rank", now.actors, wrongRank, (value) => (wrongRank = value));
-    const attempt = button(document, "Try it on the ranks", async () => {
-      await link.ask({ do: "wrong", kind: wrongKind, rank: Number(wrongRank) });
-      const now = state();
-      if (now.happened) status.say(now.happened.error ? now.happened.message.split("\n")[0] : "Nobody noticed.");
-      /** @type {HTMLElement|null} */ (wrong.querySelector("button"))?.focus();
-    });
-    enable(attempt, !link.isBusy());
-    wrong.replaceChildren(
-      make(document, "summary", {}, "What if one rank gets it wrong?"),
-      make(document, "div", { class: "ddpl-controls" }, kind, who, attempt),
-      told,
-    );
-    wrong.open = isWrongOpen;
-  }
-
-  function list(lines) {
-    return make(document, "ul", {}, ...lines.map((line) => make(document, "li", {}, line)));
-  }
-
   function draw() {
     const now = state();
     const key = [now.op, now.root, now.peer, now.dtype, now.sizes, now.group, now.reduce_op].join("|");
@@ -409,7 +322,7 @@ export function explorer(el, link, status) {
     formula.textContent = now.formula;
     drawGrid(now);
     drawBring(now);
-    drawWrong(now);
+    wrong.draw(now);
     const isRun = Boolean(now.result) && !edited;
     enable(run, !link.isBusy());
     enable(reveal, isRun && !isRevealed);
@@ -424,7 +337,7 @@ export function explorer(el, link, status) {
   link.onState(draw);
   link.onWork((_, isBusy) => {
     enable(run, !isBusy);
-    for (const one of wrong.querySelectorAll("button")) enable(one, !isBusy);
+    wrong.work(isBusy);
   });
   draw();
   return { inspect: () => ({ guesses, isRevealed, edited }) };

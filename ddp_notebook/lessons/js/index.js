@@ -1,5 +1,14 @@
 /**
  * The lessons in the browser: what anywidget calls.
+ *
+ *     explorer      a collective: inputs, predictions, what the ranks have
+ *     prediction    which inputs may go into an element, how many predictions are right
+ *     wrong_use     what if one rank gets it wrong?
+ *     stepper       an algorithm, one step at a time
+ *     scene         point to point: time to the right, an arrow for each message
+ *     parts         pieces that all lessons are made of
+ *     link          the state that the kernel sends, and asking it
+ *     states.d.ts   the types of these states
  */
 
 import { statusLine } from "../../widgets/js/parts/a11y.js";
@@ -11,6 +20,9 @@ import { scene } from "./scene.js";
 import { stepper } from "./stepper.js";
 import style from "./style.css";
 
+/** @typedef {ReturnType<typeof statusLine>} Status */
+
+/** @type {Record<string, {show: (el: HTMLElement, link: import("./link.js").Link<any>, status: Status) => {inspect: () => object}, title: string}>} */
 const LESSONS = {
   collective: { show: explorer, title: "Collective explorer" },
   algorithm: { show: stepper, title: "Algorithm, step by step" },
@@ -21,7 +33,7 @@ const LESSONS = {
 function render({ model, el }) {
   const document = el.ownerDocument;
   const link = linkTo(model);
-  const { show, title } = LESSONS[link.state().kind];
+  const { show, title } = LESSONS[model.get("state").kind];
   const root = make(document, "section", { class: "ddpl", "aria-label": title, "aria-busy": "false", "data-lm-suppress-shortcuts": "true" });
   const line = make(document, "div", { class: "ddpl-status" });
   const error = make(document, "div", { class: "ddpl-error", role: "alert" });
@@ -52,7 +64,7 @@ function render({ model, el }) {
   link.onState(tellError);
   tellError();
   // What tests read.
-  /** @type {any} */ (root).ddpLesson = { state: link.state, inspect: lesson.inspect };
+  Object.assign(root, { ddpLesson: { state: link.state, inspect: lesson.inspect } });
   return () => {
     watcher.disconnect();
     link.close();

@@ -13,9 +13,10 @@ const SILENT_MS = 500;
  */
 
 /**
+ * @template {{answered?: string, error?: string}} State of the lesson
  * @typedef {object} Link
- * @property {() => any} state
- * @property {(wish: object) => Promise<any>} ask  resolves to the state once the kernel has done it
+ * @property {() => State} state
+ * @property {(wish: object) => Promise<State|null>} ask  resolves to the state once the kernel has done it
  * @property {() => boolean} isBusy
  * @property {(listener: () => void) => void} onState
  * @property {(listener: (words: string, isBusy: boolean) => void) => void} onWork
@@ -23,19 +24,20 @@ const SILENT_MS = 500;
  */
 
 /**
+ * @template {{answered?: string, error?: string}} State
  * @param {Model} model
- * @returns {Link}
+ * @returns {Link<State>}
  */
 export function linkTo(model) {
   const view = Math.random().toString(36).slice(2, 8); // another view of the same widget asks too
   let number = 0;
-  /** @type {{request: string, resolve: (state: any) => void, timer: any}|null} */
+  /** @type {{request: string, resolve: (state: State) => void, timer: ReturnType<typeof setTimeout>}|null} */
   let pending = null;
   /** @type {(() => void)[]} */
   const onState = [];
   /** @type {((words: string, isBusy: boolean) => void)[]} */
   const onWork = [];
-  const tell = (words, isBusy) => onWork.forEach((listener) => listener(words, isBusy));
+  const tell = /** @param {string} words @param {boolean} isBusy */ (words, isBusy) => onWork.forEach((listener) => listener(words, isBusy));
 
   function changed() {
     const answered = pending && model.get("state").answered === pending.request ? pending : null;
@@ -50,7 +52,7 @@ export function linkTo(model) {
     }
   }
 
-  /** Messages overtake the state, so that it is the state that says what is done. */
+  /** Messages overtake the state, so that it is the state that says what is done. @param {{kind: string, request: string}} content */
   function heard(content) {
     if (!pending || content?.kind !== "began" || content.request !== pending.request) return;
     clearTimeout(pending.timer);

@@ -2,7 +2,7 @@
  * Pieces that all lessons are made of.
  */
 
-import { bytes } from "../../widgets/js/parts/format.js";
+import { bytes } from "../../widgets/js/data/format.js";
 import { make, newId } from "../../widgets/js/parts/dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -120,8 +120,9 @@ export function legend(document, worldSize) {
 }
 
 /**
- * @param {Document} document @param {string} tag @param {Record<string, string|number>} [attributes] @param {...(Node|string)} children
- * @returns {any}
+ * @template {keyof SVGElementTagNameMap} T
+ * @param {Document} document @param {T} tag @param {Record<string, string|number>} [attributes] @param {...(Node|string)} children
+ * @returns {SVGElementTagNameMap[T]}
  */
 export function svg(document, tag, attributes = {}, ...children) {
   const found = document.createElementNS(SVG, tag);

@@ -19,9 +19,10 @@ export function ticks(end) {
   return found;
 }
 
-/**
- * @param {HTMLElement} el @param {import("./link.js").Link} link
- */
+/** @typedef {import("./states.js").SceneState} State */
+/** @typedef {import("./states.js").Event} Event */
+
+/** @param {HTMLElement} el @param {import("./link.js").Link<State>} link */
 export function scene(el, link) {
   const document = el.ownerDocument;
   let name = link.state().name;
@@ -61,16 +62,17 @@ export function scene(el, link) {
   }
 
   function key() {
-    const item = (kind, words) => make(document, "span", {}, make(document, "i", { class: `ddpl-key-${kind}` }), words);
+    const item = /** @param {string} kind @param {string} words */ (kind, words) => make(document, "span", {}, make(document, "i", { class: `ddpl-key-${kind}` }), words);
     return make(document, "span", { class: "ddpl-legend" }, item("work", "own work"), item("call", "send or recv under way"), item("blocked", "stands still for it"));
   }
 
+  /** @param {State} now */
   function timeline(now) {
     const ranks = [...new Set(now.events.map((event) => event.rank))].sort((a, b) => a - b);
     const n = ranks.length;
     const end = Math.max(1, ...now.events.map((event) => event.end)) * 1.04;
-    const x = (ms) => LEFT + ((WIDTH - LEFT - 12) * ms) / end;
-    const y = (rank) => 12 + ranks.indexOf(rank) * ROW;
+    const x = /** @param {number} ms */ (ms) => LEFT + ((WIDTH - LEFT - 12) * ms) / end;
+    const y = /** @param {number} rank */ (rank) => 12 + ranks.indexOf(rank) * ROW;
     const height = 12 + n * ROW + FOOT;
     const words = `${now.title}. ${now.said.join(". ")}`;
     const found = svg(document, "svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": words, class: "ddpl-timeline" });
@@ -88,7 +90,7 @@ export function scene(el, link) {
     for (const rank of ranks) {
       found.append(svg(document, "line", { x1: LEFT, x2: WIDTH - 12, y1: y(rank) + 40, y2: y(rank) + 40, class: "ddpl-base" }), svg(document, "text", { x: 2, y: y(rank) + 30, class: "ddpl-row-name" }, `rank ${rank}`));
     }
-    const bar = (event, top, height, kind, from = event.start, to = event.end) => {
+    const bar = /** @param {Event} event @param {number} top @param {number} height @param {string} kind */ (event, top, height, kind, from = event.start, to = event.end) => {
       const one = svg(document, "rect", { x: x(from), y: y(event.rank) + top, width: Math.max(2.5, x(to) - x(from)), height, class: `ddpl-${kind}` });
       if (kind === "call") {
         one.style.fill = `color-mix(in srgb, var(--rank${event.rank % 8}) 45%, var(--paper))`;

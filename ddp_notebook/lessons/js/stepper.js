@@ -4,6 +4,10 @@
 
 import { arrow, button, bytes, cell, choice, enable, field, figure, inWords, legend, make, newId, svg, typed } from "./parts.js";
 
+/** @typedef {import("./states.js").StepperState} State */
+/** @typedef {import("./states.js").Shown} Shown */
+/** @typedef {import("./states.js").Link} Edge  from, to, bytes */
+
 const SIZE = 300;
 const RADIUS = 104;
 const NODE = 21;
@@ -14,12 +18,15 @@ export function place(rank, n) {
   return [SIZE / 2 + RADIUS * Math.cos(angle), SIZE / 2 + RADIUS * Math.sin(angle)];
 }
 
-/** The link with the most bytes. @param {[number, number, number][]} links @returns {[number, number, number]|null} */
+/** The link with the most bytes. @param {Edge[]} links @returns {Edge|null} */
 export function busiest(links) {
-  return links.reduce((best, one) => (!best || one[2] > best[2] ? one : best), /** @type {any} */ (null));
+  /** @type {Edge|null} */
+  let best = null;
+  for (const one of links) if (!best || one[2] > best[2]) best = one;
+  return best;
 }
 
-/** Bytes into and out of each rank. @param {[number, number, number][]} links @param {number} n */
+/** Bytes into and out of each rank. @param {Edge[]} links @param {number} n */
 export function through(links, n) {
   const found = Array(n).fill(0);
   for (const [from, to, nbytes] of links) {
@@ -29,15 +36,13 @@ export function through(links, n) {
   return found;
 }
 
-/** Whether what was recorded is what theory says. @param {[number, number, number][]} one @param {[number, number, number][]} other */
+/** Whether what was recorded is what theory says. @param {Edge[]} one @param {Edge[]} other */
 export function sameLinks(one, other) {
-  const key = (links) => JSON.stringify([...links].sort((a, b) => a[0] - b[0] || a[1] - b[1]));
+  const key = /** @param {Edge[]} links */ (links) => JSON.stringify([...links].sort((a, b) => a[0] - b[0] || a[1] - b[1]));
   return key(one) === key(other);
 }
 
-/**
- * @param {HTMLElement} el @param {import("./link.js").Link} link
- */
+/** @param {HTMLElement} el @param {import("./link.js").Link<State>} link */
 export function stepper(el, link) {
   const document = el.ownerDocument;
   let at = link.state().taken;
@@ -73,6 +78,7 @@ export function stepper(el, link) {
 
   const state = () => link.state();
 
+  /** @param {number} step */
   function goTo(step) {
     at = Math.max(0, Math.min(state().taken, step));
     draw();
@@ -117,16 +123,19 @@ export function stepper(el, link) {
     goTo(after.taken);
   }
 
+  /** @param {Record<string, any>} changes */
   function configure(changes) {
     const now = state();
     isPlaying = false;
     link.ask({ do: "configure", options: { name: now.name, sizes: now.sizes, dtype: now.dtype, ...changes } });
   }
 
+  /** @param {State} now */
   function compared(now) {
     return now.agrees ? `All ranks have what ${now.real_line} gives.` : `The ranks do NOT have what ${now.real_line} gives.`;
   }
 
+  /** @param {State} now */
   function drawControls(now) {
     const sizes = make(document, "input", { type: "text", id: newId("sizes"), value: now.sizes.join(", "), size: 10 });
     typed(sizes, (words) => {
@@ -141,6 +150,7 @@ export function stepper(el, link) {
     compare.textContent = `Compare with ${now.real_line}`;
   }
 
+  /** @param {State} now @param {Shown} shown */
   function drawRing(now, shown) {
     const n = now.world_size;
     const picture = svg(document, "svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": linksInWords(now, shown) });
@@ -179,17 +189,21 @@ export function stepper(el, link) {
     ring.replaceChildren(picture);
   }
 
+  /** @param {State} now @param {Shown} shown */
   function linksInWords(now, shown) {
     if (!shown.links.length) return `${now.world_size} ranks, nothing has moved yet`;
     return `bytes over each link so far: ${shown.links.map(([from, to, nbytes]) => `${from} to ${to} ${bytes(nbytes)}`).join(", ")}`;
   }
 
+  /** @param {State} now @param {Shown} shown */
   function drawGrid(now, shown) {
     const n = now.world_size;
-    const bounds = [];
-    now.sizes.reduce((begin, size) => (bounds.push([begin, begin + size]), begin + size), 0);
-    const fresh = (rank, chunk) => shown.moves.some(([, to, first, last]) => to === rank && bounds[chunk][0] < last && first < bounds[chunk][1]);
-    const leaving = (rank, chunk) => shown.moves.some(([from, , first, last]) => from === rank && bounds[chunk][0] < last && first < bounds[chunk][1]);
+    /** @type {[number, number][]} */
+    const bounds = []; // of each chunk
+    let begin = 0;
+    for (const size of now.sizes) bounds.push([begin, (begin += size)]);
+    const fresh = /** @param {number} rank @param {number} chunk */ (rank, chunk) => shown.moves.some(([, to, first, last]) => to === rank && bounds[chunk][0] < last && first < bounds[chunk][1]);
+    const leaving = /** @param {number} rank @param {number} chunk */ (rank, chunk) => shown.moves.some(([from, , first, last]) => from === rank && bounds[chunk][0] < last && first < bounds[chunk][1]);
     const head = make(document, "tr", {}, make(document, "td", {}));
     for (let rank = 0; rank < n; rank++) head.append(make(document, "th", { scope: "col" }, `rank ${rank}`));
     const body = make(document, "tbody", {});
@@ -212,6 +226,7 @@ export function stepper(el, link) {
     grid.replaceChildren(make(document, "table", { class: "ddpl-grid ddpl-chunks" }, make(document, "thead", {}, head), body));
   }
 
+  /** @param {State} now @param {Shown} shown */
   function drawSums(now, shown) {
     const most = busiest(shown.links);
     const of = through(shown.links, now.world_size);

@@ -1,15 +1,73 @@
 /**
  * The live monitor in the browser: as a widget (anywidget), and on a page without a kernel (`mount`).
+ *
+ * A module imports from its own room and from those above it in this list; tests/js/layers.test.js holds that.
+ *
+ *     data/       what is known, without a page
+ *       format          numbers, times, sizes and sets of ranks in words
+ *       names           which collective a row is of
+ *       unpack          from a message of the feed to columns
+ *       table           rows in columns, in bounded memory
+ *       tables          the tables that are kept, and the rows of a step or of a collective
+ *       series          the whole course of a metric
+ *       run             all that is known of one run
+ *       intake          how messages are taken in
+ *       store           what panels ask
+ *       steps           what a step's time went into; its buckets
+ *       stepmarks       when each step was; which were left out
+ *       lanes           spans in the order of their start, by rank
+ *       values          elements of tensors: written, compared, in one line
+ *       tensor_source   which collective's tensors are shown, and asking for all elements
+ *     drawing/    from numbers to places and pixels
+ *       colours         what each colour means, light and dark; the colour of a rank
+ *       canvas          a sharp canvas, and words on it
+ *       pixels          rectangles straight into pixels
+ *       axis            ticks and their labels
+ *       timewindow      the stretch of time that the timeline shows: zoom, pan, axis
+ *       curves          lines of a metric, smoothed and thinned
+ *       stepbars        where the bars of the steps lie
+ *       sync_draw       the bars of the steps, the buckets, the ranks' times
+ *       bars            where the timeline's bars lie
+ *       links           the same collective on every rank, joined by a ribbon
+ *       timeline_draw   the timeline
+ *       heat            numbers as colours
+ *       tiles           where tensors lie
+ *       tensors_draw    the tensors
+ *     parts/      pieces of the page that several panels have
+ *       dom             an element in one line
+ *       a11y            the sentence and the table behind a picture, the line that is read out
+ *       controls        choosing ranks, metric, step, collective
+ *       legend          what the colours of the steps' bars mean
+ *       notices         who hangs, what goes on, what was left out
+ *       tooltip         words beside the pointer
+ *     panels/     a tab each
+ *       index           the list of panels, and what a panel is
+ *       loss            metrics
+ *       sync            gradient synchronisation
+ *       timeline        the timeline: timeline_controls, timeline_pointer, timeline_words
+ *       tensors         the tensors of a collective: tensors_words
+ *       ranks           how each rank is
+ *     hub         a store, and the way to the kernel
+ *     head        the title and what is chosen for all panels
+ *     view        one view: tabs, when to draw
  */
 
-import { Hub } from "./data/hub.js";
+import { Hub } from "./hub.js";
 import { makeView } from "./view.js";
-import { fromBase64 } from "./data/wire.js";
+import { fromBase64 } from "./data/unpack.js";
 
 /** @type {Map<string, Hub>} by the widget's key: a model comes to `initialize` and to `render` as different objects */
 const hubs = new Map();
 
-/** Once for each model: takes in what comes, whether somebody looks or not. @param {{model: any}} context */
+/**
+ * @typedef {object} Model  of anywidget, as far as it is used
+ * @property {(name: "key"|"compact") => any} get
+ * @property {(content: object) => void} send
+ * @property {(name: "msg:custom", listener: Hub["receive"]) => void} on
+ * @property {(name: "msg:custom", listener: Hub["receive"]) => void} off
+ */
+
+/** Once for each model: takes in what comes, whether somebody looks or not. @param {{model: Model}} context */
 function initialize({ model }) {
   const key = model.get("key");
   const hub = new Hub((message) => model.send(message));
@@ -23,7 +81,7 @@ function initialize({ model }) {
   };
 }
 
-/** Once for each view. @param {{model: any, el: HTMLElement}} context */
+/** Once for each view. @param {{model: Model, el: HTMLElement}} context */
 function render({ model, el }) {
   const key = model.get("key");
   if (!hubs.has(key)) initialize({ model });

@@ -2,16 +2,16 @@
  * How the store takes in messages: rows go into tables and indexes, missing messages are noticed, snapshots merged.
  */
 
-import { MISSING } from "../parts/format.js";
+import { MISSING } from "./format.js";
 import { keyOf, nameAt } from "./names.js";
+import { Run } from "./run.js";
 import { Series } from "./series.js";
-import { CELL, COLLECTIVE, Entry, Index, makeTables } from "./tables.js";
-import { unpack } from "./wire.js";
+import { CELL, COLLECTIVE, CollectiveEntry } from "./tables.js";
+import { unpack } from "./unpack.js";
 
 const MOST_METRICS = 48;
 const MOST_FRESH = 4096;
 const MOST_OPEN = 2000; // spans of a rank
-const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
 
 /**
  * What a span is known by when it comes again: a call by its number, a part of a step by its start. Times travel
@@ -33,46 +33,16 @@ function knownKey(map, columns, at) {
   return undefined;
 }
 
-class StepEntry extends Entry {
-  /** @param {any} store the Store @param {number} cell @param {number} step */
-  constructor(store, cell, step) {
-    super([cell, step]);
-    this.store = store;
-    this.cell = cell;
-    this.step = step;
-    this.numbers = new Map(); // row number by rank
-  }
-
-  /** The row index of each rank that has ended the step. @returns {[number, number][]} */
-  get indexes() {
-    return this.store.indexesOf("step", this.numbers);
-  }
-
-  /** @returns {Record<string, any>[]} */
-  get rows() {
-    return this.indexes.map(([, index]) => this.store.tables.step.row(index));
-  }
-}
-
-class CollectiveEntry extends Entry {
-  /** @param {import("./names.js").Name} name @param {number} start */
-  constructor(name, start) {
-    super([start, name.number]);
-    const { kind, cell, group, number } = name;
-    this.kind = kind;
-    this.cell = cell;
-    this.group = group;
-    this.number = number;
-    this.op = 0; // a text
-    this.start = start;
-    this.spans = new Map(); // number of the span's row, by rank
-    this.values = new Map(); // number of the value's row, by 2 * rank + side
-  }
+/** @param {Map<any, any>} map its oldest entry goes */
+function deleteFirst(map) {
+  for (const key of map.keys()) return void map.delete(key);
 }
 
 /** The half of the store that is written; `Store` is the half that is read. */
-export class Intake {
+export class Intake extends Run {
   constructor() {
+    super();
+    /** @type {Set<(what: "data"|"choice") => void>} */
     this.listeners = new Set();
     this.choice = {
       /** @type {Set<number>|null} */ ranks: null,
@@ -84,85 +54,11 @@ export class Intake {
       paused: false,
       /** @type {[number, number]|null} */ window: null,
     };
-    this.#reset(null);
-  }
-
-  /** @param {string|null} run */
-  #reset(run) {
-    this.run = run;
-    this.seq = 0;
-    this.worldSize = 0;
-    this.cell = 0;
-    this.state = "";
-    this.title = "";
-    this.alert = "";
-    this.liveNow = 0;
-    this.arrivedAt = 0; // performance.now() of the last message
-    this.messages = 0;
-    this.missed = 0; // messages that never came
-    this.catchingUp = false;
-    this.askedAt = -Infinity;
-    this.askAgainMs = HELLO_AGAIN_MS;
-    this.version = 0;
-    /** @type {Map<number, string>} */
-    this.texts = new Map();
-    /** @type {number|null} */
-    this.only = null; // the one cell that this view is of
-    /** @type {Map<number, string>} */
-    this.prompts = new Map(); // of cells that are over: "In [8]"
-    /** @type {Map<number, {time: number, buckets: {parameters: string[]}[]}[]>} */
-    this.layouts = new Map();
-    /** @type {Record<string, any>} */
-    this.notes = {};
-    /** @type {Map<number, Record<string, any>>} */
-    this.liveRanks = new Map();
-    /** @type {Map<string, {cell: number, limit: number, series: Map<number, Series>}>} */
-    this.metrics = new Map();
-    /** @type {{rank: number, name: string, step: number, value: number, time: number}[]} */
-    this.fresh = []; // the newest metrics, for the measurement of latency
-    this.freshTotal = 0; // how many there ever were
-    this.tables = makeTables();
-    this.stepIndex = new Index(this.tables.step, (cell, step) => new StepEntry(this, cell, step));
-    this.bucketIndex = new Index(this.tables.bucket, (cell, step) => Object.assign(new Entry([cell, step]), { numbers: new Map() }));
-    /** @type {Map<string, CollectiveEntry>} */
-    this.collectiveIndex = new Map(); // by their names (names.js)
-    /** @type {CollectiveEntry[]} */
-    this.collectiveList = [];
-    this.collectiveVersion = this.collectiveListVersion = 0;
-    /** @type {number[][]} */
-    this.spansOfRank = []; // row numbers
-    this.forgottenSpan = 0;
-    /** @type {Map<string, number>[]} */
-    this.openOfRank = []; // row numbers of spans that may come again
-    /** @type {Map<number, Record<string, any>>} */
-    this.answers = new Map();
-    this.frozen = null;
-  }
-
-  /** @param {number} number @returns {string} */
-  text(number) {
-    return this.texts.get(number) ?? "";
-  }
-
-  /** The number of a cell, with the prompt by which its reader knows it where that is known. @param {number} cell */
-  cellName(cell) {
-    const prompt = this.prompts.get(cell);
-    return prompt ? `${cell} (${prompt})` : `${cell}`;
   }
 
   /** @param {"data"|"choice"} what */
   tell(what) {
-    this.version++;
     for (const listener of this.listeners) listener(what);
-  }
-
-  /** By the time of their first rank. */
-  sortedCollectives() {
-    if (this.collectiveListVersion !== this.collectiveVersion) {
-      this.collectiveList = [...this.collectiveIndex.values()].sort((a, b) => a.start - b.start || a.number - b.number);
-      this.collectiveListVersion = this.collectiveVersion;
-    }
-    return this.collectiveList;
   }
 
   /**
@@ -176,8 +72,8 @@ export class Intake {
     const tables = unpack(message, buffers); // first of all: a message that cannot be read is one that is missing
     if (message.kind === "answer") {
       this.#take(message, tables, true);
-      if (message.request !== undefined) this.answers.set(message.request, { message, rows: tables, buffers, at: now });
-      while (this.answers.size > 8) this.answers.delete(this.answers.keys().next().value);
+      if (message.request !== undefined) this.answers.set(message.request, { message, rows: tables, buffers });
+      while (this.answers.size > 8) deleteFirst(this.answers);
       this.tell("data");
       return false;
     }
@@ -185,34 +81,15 @@ export class Intake {
     if (message.run !== this.run) this.#startRun(message);
     this.messages++;
     this.arrivedAt = now;
-    const isSnapshot = message.kind === "snapshot";
-    const expected = this.seq + 1;
-    if (!isSnapshot && message.seq < expected) return false; // it was in a snapshot
-    if (isSnapshot) {
-      // Whoever has seen all has more than a snapshot holds.
-      const isComplete = !this.catchingUp && this.seq > 0 && message.seq <= this.seq;
-      this.catchingUp = false;
-      this.seq = Math.max(this.seq, message.seq);
-      if (isComplete) return false;
-    } else {
-      if (message.seq > expected) {
-        this.missed += message.seq - expected;
-        this.catchingUp = true;
-      }
-      this.seq = message.seq;
-    }
-    this.#take(message, tables, isSnapshot);
+    if (!this.isNews(message)) return false;
+    this.#take(message, tables, message.kind === "snapshot");
     this.tell("data");
-    if (!this.catchingUp) this.askAgainMs = HELLO_AGAIN_MS;
-    if (!this.catchingUp || now - this.askedAt < this.askAgainMs) return false;
-    this.askAgainMs = Math.min(60e3, this.askedAt > 0 ? 2 * this.askAgainMs : this.askAgainMs);
-    this.askedAt = now;
-    return true;
+    return this.wantsSnapshot(now);
   }
 
-  /** Another run: nothing of the one before is shown; what was chosen stays where it can. */
+  /** Another run: nothing of the one before is shown; what was chosen stays where it can. @param {Record<string, any>} message */
   #startRun(message) {
-    this.#reset(message.run);
+    Object.assign(this, new Run(message.run));
     this.choice.step = this.choice.collective = this.choice.window = null;
     if (this.choice.paused) this.choice.paused = false;
     if (message.world_size && [...(this.choice.ranks ?? [])].some((rank) => rank >= message.world_size)) this.choice.ranks = null;
@@ -220,26 +97,17 @@ export class Intake {
 
   /**
    * @param {Record<string, any>} message
-   * @param {Record<string, import("./wire.js").Rows>} tables
+   * @param {Record<string, import("./unpack.js").Rows>} tables
    * @param {boolean} mayBeKnown rows may have come before
    */
   #take(message, tables, mayBeKnown) {
     for (const [number, text] of message.texts ?? []) this.texts.set(number, text);
     if (message.layouts) this.#takeLayouts(message.layouts);
-    if (message.kind !== "answer") {
-      this.worldSize = message.world_size ?? this.worldSize;
-      this.liveNow = Math.max(this.liveNow, message.now_ms ?? 0);
-      this.cell = message.cell ?? this.cell;
-      this.only = message.only ?? this.only;
-      this.state = message.state ?? this.state;
-      this.title = message.title ?? this.title;
-      this.alert = message.why ?? "";
-      this.notes = message.notes ?? this.notes;
-    }
+    if (message.kind !== "answer") this.takeHeader(message);
     if (tables.metric) this.#takeMetrics(tables.metric);
-    if (tables.step) this.#takeKeyed(tables.step, "step", this.stepIndex, ({ rank }, index) => rank[index]);
+    if (tables.step) this.#takeKeyed(tables.step, this.tables.step, this.stepIndex, ({ rank }, index) => rank[index]);
     if (tables.bucket) {
-      this.#takeKeyed(tables.bucket, "bucket", this.bucketIndex, ({ rank, bucket }, index) => rank[index] * 65536 + bucket[index]);
+      this.#takeKeyed(tables.bucket, this.tables.bucket, this.bucketIndex, ({ rank, bucket }, index) => rank[index] * 65536 + bucket[index]);
     }
     if (tables.span) this.#takeSpans(tables.span, mayBeKnown);
     if (tables.value) this.#takeValues(tables.value);
@@ -256,7 +124,7 @@ export class Intake {
     }
   }
 
-  /** @param {import("./wire.js").Rows} rows */
+  /** @param {import("./unpack.js").Rows} rows */
   #takeMetrics({ rows, columns }) {
     const { rank, name, cell, step, value, time } = columns;
     for (let at = 0; at < rows; at++) {
@@ -286,13 +154,12 @@ export class Intake {
 
   /**
    * Rows that replace the one before with the same key.
-   * @param {import("./wire.js").Rows} rows
-   * @param {"step"|"bucket"} name
-   * @param {Index<any>} index
-   * @param {(columns: any, at: number) => number} keyOf within the step
+   * @param {import("./unpack.js").Rows} rows
+   * @param {import("./table.js").Table} table
+   * @param {import("./tables.js").Index} index
+   * @param {(columns: import("./table.js").Table["columns"], at: number) => number} keyOf within the step
    */
-  #takeKeyed(rows, name, index, keyOf) {
-    const table = this.tables[name];
+  #takeKeyed(rows, table, index, keyOf) {
     const begin = table.append(rows);
     const { cell, step } = table.columns;
     for (let at = begin; at < table.end; at++) {
@@ -302,7 +169,7 @@ export class Intake {
     index.prune();
   }
 
-  /** @param {import("./wire.js").Rows} rows @param {boolean} mayBeKnown */
+  /** @param {import("./unpack.js").Rows} rows @param {boolean} mayBeKnown */
   #takeSpans(rows, mayBeKnown) {
     const { span } = this.tables;
     const known = mayBeKnown ? this.#knownSpans(rows) : null;
@@ -321,17 +188,17 @@ export class Intake {
       replaced[at] = 0;
       const mayComeAgain = Number.isNaN(end[at]) || (kind[at] >= COLLECTIVE && Number.isNaN(wait[at]));
       if (mayComeAgain) open.set(spanKey(span.columns, at), rowNumber);
-      if (open.size > MOST_OPEN) open.delete(open.keys().next().value);
+      if (open.size > MOST_OPEN) deleteFirst(open);
       const own = (this.spansOfRank[rank[at]] ??= []);
       const last = own.length ? span.find(own[own.length - 1]) : -1;
       latest[at] = Math.max(Number.isNaN(end[at]) ? -Infinity : end[at], last >= 0 ? latest[last] : -Infinity);
       own.push(rowNumber);
       if (kind[at] === COLLECTIVE) this.#collective(nameAt(span.columns, at), op[at], start[at], rowNumber).spans.set(rank[at], rowNumber);
     }
-    this.#forget();
+    this.forget();
   }
 
-  /** Row numbers of the spans that a snapshot or an answer may bring again. @param {import("./wire.js").Rows} rows */
+  /** Row numbers of the spans that a snapshot or an answer may bring again. @param {import("./unpack.js").Rows} rows */
   #knownSpans({ rows, columns }) {
     let from = Infinity;
     for (let at = 0; at < rows; at++) from = Math.min(from, columns.start[at]);
@@ -344,18 +211,18 @@ export class Intake {
     return known;
   }
 
-  /** @param {import("./wire.js").Rows} rows */
+  /** @param {import("./unpack.js").Rows} rows */
   #takeValues(rows) {
     const { value } = this.tables;
     const begin = value.append(rows);
     const { rank, side, op, kind, call } = value.columns;
-    const starts = kind.subarray(begin, value.end).some((one) => one !== COLLECTIVE) ? this.#startsOfMessages() : null;
+    const starts = kind.subarray(begin, value.end).some((/** @type {number} */ one) => one !== COLLECTIVE) ? this.#startsOfMessages() : null;
     for (let at = begin; at < value.end; at++) {
       const start = kind[at] === COLLECTIVE ? NaN : (starts?.get(`${rank[at]}:${call[at]}`) ?? NaN);
       const entry = this.#collective(nameAt(value.columns, at), op[at], start, value.moved + at);
       entry.values.set(2 * rank[at] + side[at], value.moved + at);
     }
-    this.#forget();
+    this.forget();
   }
 
   /** Of sends and receives by rank and call; collectives have the starts of their spans. */
@@ -367,7 +234,7 @@ export class Intake {
     return found;
   }
 
-  /** @param {import("./wire.js").Rows} rows */
+  /** @param {import("./unpack.js").Rows} rows */
   #takeRanks({ rows, columns }) {
     for (let at = 0; at < rows; at++) {
       /** @type {Record<string, any>} */
@@ -388,35 +255,13 @@ export class Intake {
       entry = new CollectiveEntry(name, Number.isNaN(start) ? this.liveNow : start);
       entry.since = rowNumber;
       this.collectiveIndex.set(key, entry);
-      this.collectiveVersion++;
+      this.isCollectiveListCurrent = false;
     }
     if (start < entry.start || (start > entry.start && !entry.spans.size)) {
       entry.start = start; // the first rank's
-      this.collectiveVersion++;
+      this.isCollectiveListCurrent = false;
     }
     entry.op = op || entry.op;
     return entry;
-  }
-
-  /** Let go what points at rows that are gone. */
-  #forget() {
-    const { span, value } = this.tables;
-    if (span.moved + span.first !== this.forgottenSpan) {
-      this.forgottenSpan = span.moved + span.first;
-      for (const own of this.spansOfRank) {
-        if (!own || own.length < 64) continue;
-        let gone = 0;
-        while (gone < own.length && own[gone] < this.forgottenSpan) gone++;
-        if (gone > own.length / 4) own.splice(0, gone);
-      }
-    }
-    const most = 2 * Math.max(2048, Math.ceil((span.limit + value.limit) / Math.max(1, this.worldSize) / 2));
-    if (this.collectiveIndex.size > most) {
-      const entries = this.sortedCollectives();
-      for (const entry of entries.slice(0, entries.length - Math.floor(most / 2))) {
-        this.collectiveIndex.delete(keyOf(entry));
-      }
-      this.collectiveVersion++;
-    }
   }
 }

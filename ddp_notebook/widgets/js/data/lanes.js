@@ -14,7 +14,8 @@ export const MOST_SLOTS = 4;
 export const ISSUED = 0, FAILED = 2, UNWAITED = 3;
 
 const SAME_MS = 0.01; // spans of one kind that differ by less are one
-const COLUMNS = ["start", "end", "row", "call", "wait", "kind", "state"];
+const COLUMNS = /** @type {const} */ (["start", "end", "row", "call", "wait", "kind", "state"]);
+const SETTLED = /** @type {const} */ (["reach", "slot"]); // columns that `settle` fills
 
 export class Lane {
   /** @param {number} which CELL, COMPUTE or COMMUNICATION */
@@ -22,30 +23,26 @@ export class Lane {
     this.which = which;
     this.length = 0;
     this.depth = 1; // slots in use
-    this._allocate(32);
+    this.start = new Float64Array(32);
+    this.end = new Float64Array(32); // Infinity: not over
+    this.reach = new Float64Array(32); // the latest end of this span and all before it
+    this.row = new Float64Array(32); // its number in the store's table
+    this.call = new Float64Array(32);
+    this.wait = new Float32Array(32); // NaN: unknown
+    this.kind = new Uint8Array(32);
+    this.state = new Uint8Array(32);
+    this.slot = new Uint8Array(32);
     this._slotEnds = new Float64Array(MOST_SLOTS).fill(-Infinity);
     this._settled = 0;
     this._lastSettled = 0;
     this.openCount = 0;
   }
 
-  /** @param {number} capacity */
-  _allocate(capacity) {
-    const old = this.start;
-    const grown = (Type, name) => {
-      const array = new Type(capacity);
-      if (old) array.set(this[name]);
-      this[name] = array;
-    };
-    grown(Float64Array, "start");
-    grown(Float64Array, "end"); // Infinity: not over
-    grown(Float64Array, "reach"); // the latest end of this span and all before it
-    grown(Float64Array, "row"); // its number in the store's table
-    grown(Float64Array, "call");
-    grown(Float32Array, "wait"); // NaN: unknown
-    grown(Uint8Array, "kind");
-    grown(Uint8Array, "state");
-    grown(Uint8Array, "slot");
+  /** Twice the room. */
+  _grow() {
+    for (const name of /** @type {const} */ (["start", "end", "reach", "row", "call"])) this[name] = joined(this[name], new Float64Array(2 * this[name].length));
+    this.wait = joined(this.wait, new Float32Array(2 * this.wait.length));
+    for (const name of /** @type {const} */ (["kind", "state", "slot"])) this[name] = joined(this[name], new Uint8Array(2 * this[name].length));
   }
 
   /**
@@ -70,7 +67,7 @@ export class Lane {
     this._settled = Math.min(this._settled, at);
   }
 
-  /** Where this very span is, -1 if it is new. */
+  /** Where this very span is, -1 if it is new. @param {number} start @param {number} end @param {number} kind @param {number} call */
   _find(start, end, kind, call) {
     for (let i = this.length - 1; i >= 0 && this.start[i] >= start - SAME_MS; i--) {
       if (this.start[i] > start + SAME_MS || this.kind[i] !== kind) continue;
@@ -82,7 +79,7 @@ export class Lane {
 
   /** Room for a span that starts then. @param {number} start @returns {number} its place */
   _make(start) {
-    if (this.length === this.start.length) this._allocate(2 * this.length);
+    if (this.length === this.start.length) this._grow();
     let at = this.length;
     while (at > 0 && this.start[at - 1] > start) at--;
     for (const name of at < this.length ? COLUMNS : []) this[name].copyWithin(at + 1, at, this.length);
@@ -96,7 +93,7 @@ export class Lane {
   forget(row) {
     let gone = 0;
     while (gone < this.length && this.row[gone] < row && this.end[gone] !== Infinity) gone++;
-    for (const name of gone ? [...COLUMNS, "reach", "slot"] : []) this[name].copyWithin(0, gone, this.length);
+    for (const name of gone ? [...COLUMNS, ...SETTLED] : []) this[name].copyWithin(0, gone, this.length);
     this.length -= gone;
     this._settled = Math.max(0, this._settled - gone);
     this._lastSettled = Math.max(0, this._lastSettled - gone);
@@ -133,6 +130,12 @@ export class Lane {
   }
 }
 
+/** @template {Float64Array|Float32Array|Uint8Array} T @param {T} old @param {T} larger @returns {T} the larger one, which begins as the old one */
+function joined(old, larger) {
+  larger.set(old);
+  return larger;
+}
+
 /**
  * The first place in ascending `values` that is not below `value`.
  *
@@ -153,10 +156,6 @@ export function lowerBound(values, length, value) {
 /** The lanes of all ranks, kept up with the store's table of spans. */
 export class Lanes {
   constructor() {
-    this.clear();
-  }
-
-  clear() {
     /** @type {Map<number, Lane[]>} */
     this.ranks = new Map();
     this.count = 0;
@@ -164,7 +163,12 @@ export class Lanes {
     this.last = 0; // the latest known time
     this.depths = [1, 1, 1];
     this._end = 0;
-    this._open = [];
+    /** @type {number[]} */
+    this._open = []; // row numbers
+  }
+
+  clear() {
+    Object.assign(this, new Lanes());
   }
 
   /**

@@ -1,9 +1,11 @@
 /**
- * What the bars of the steps and of the buckets are, in numbers. Pure.
+ * What each step's time went into, and when its buckets were under way. Pure.
  */
 
-import { duration } from "../parts/format.js";
 import { COLLECTIVE, KINDS, PARTS } from "./tables.js";
+
+/** @typedef {{cell: number, step: number, parts: number[], duration: number, ranks: number[]}} Bar parts: ms, in the order of PARTS */
+/** @typedef {ReturnType<typeof bucketsOf>["buckets"][number]} Bucket */
 
 const SAME_MS = 5e-3; // times travel rounded
 const BACKWARD = KINDS.indexOf("backward");
@@ -24,9 +26,9 @@ export function partsOf(columns, index) {
 /**
  * The mean of the ranks that have ended the step.
  * @param {import("./store.js").Store} store
- * @param {any} entry of `store.steps()`
+ * @param {import("./tables.js").StepEntry} entry
  * @param {Set<number>|null} ranks
- * @returns {{cell: number, step: number, parts: number[], duration: number, ranks: number[]}|null} null: none has
+ * @returns {Bar|null} null: none has
  */
 export function barOf(store, entry, ranks) {
   const known = entry.bar;
@@ -37,13 +39,13 @@ export function barOf(store, entry, ranks) {
   return value;
 }
 
-/** The same, computed anew. @param {import("./store.js").Store} store @param {any} entry @param {Set<number>|null} ranks */
+/** The same, computed anew. @param {import("./store.js").Store} store @param {import("./tables.js").StepEntry} entry @param {Set<number>|null} ranks @returns {Bar|null} */
 export function newBar(store, entry, ranks) {
   const { columns } = store.tables.step;
   const sum = PARTS.map(() => 0);
   const found = [];
   let duration = 0;
-  for (const [rank, index] of entry.indexes) {
+  for (const [rank, index] of store.indexesOf("step", entry.numbers)) {
     if (ranks && !ranks.has(rank)) continue;
     found.push(rank);
     duration += columns.duration[index];
@@ -52,67 +54,6 @@ export function newBar(store, entry, ranks) {
   if (!found.length) return null;
   const count = found.length;
   return { cell: entry.cell, step: entry.step, parts: sum.map((part) => part / count), duration: duration / count, ranks: found };
-}
-
-/**
- * Stacked rectangles, from the bottom up.
- * @param {{parts: number[]}[]} bars
- * @param {{left: number, top: number, width: number, height: number, high: number, pitch: number, gap: number}} frame
- *   pitch: from bar to bar; gap: between two; high: the value at the top
- * @returns {{part: string, bar: number, x: number, y: number, width: number, height: number}[]}
- */
-export function stack(bars, { left, top, height, high, pitch, gap }) {
-  const found = [];
-  bars.forEach(({ parts }, bar) => {
-    let base = 0;
-    parts.forEach((part, at) => {
-      if (!(part > 0)) return;
-      const [from, to] = [Math.min(base, high), Math.min(base + part, high)];
-      base += part;
-      if (to <= from) return;
-      const y = top + height * (1 - to / high);
-      found.push({ part: PARTS[at], bar, x: left + bar * pitch + gap / 2, y, width: pitch - gap, height: (height * (to - from)) / high });
-    });
-  });
-  return found;
-}
-
-/**
- * The value at the top of the axis. A first step that is much longer than all others does not flatten them: it is cut,
- * and labelled.
- * @param {number[]} durations
- */
-export function highest(durations) {
-  const sorted = durations.filter((one) => one > 0).sort((a, b) => a - b);
-  if (!sorted.length) return 1;
-  const largest = sorted[sorted.length - 1];
-  const usual = sorted[Math.min(sorted.length - 1, Math.floor(0.9 * sorted.length))];
-  return 1.08 * (sorted.length > 4 && largest > 1.6 * usual ? 1.15 * usual : largest);
-}
-
-/**
- * How long the bars are that the axis cuts, in words: behind each bar, at the right edge before it; where there is no
- * room, not at all.
- * @param {{duration: number}[]} bars
- * @param {{left: number, pitch: number, high: number}} frame
- * @param {number} right
- * @param {(words: string) => number} widthOf
- * @returns {{words: string, x: number}[]}
- */
-export function cutLabels(bars, { left, pitch, high }, right, widthOf) {
-  const found = [];
-  let free = -Infinity;
-  bars.forEach((bar, at) => {
-    if (bar.duration <= high) return;
-    const words = `${duration(bar.duration)} ↑`;
-    const width = widthOf(words);
-    const before = left + at * pitch - 3 - width, behind = left + (at + 1) * pitch + 3;
-    const x = behind + width <= right ? behind : before;
-    if (x < free) return;
-    free = x + width + 8;
-    found.push({ words, x });
-  });
-  return found;
 }
 
 /**
@@ -128,6 +69,7 @@ export function bucketsOf(store, step, rank) {
   if (!rows.length) return { backward: null, buckets: [], lastIssue: 0, from: 0, to: 0 };
   const first = Math.min(...rows.map((row) => row.start));
   const last = Math.max(...rows.map((row) => (Number.isNaN(row.end) ? row.start : row.end)));
+  /** @type {[number, number]|null} */
   let backward = null;
   const lastIssue = Math.max(...rows.map((row) => row.start));
   /** @type {[number, number][]} */
@@ -145,7 +87,7 @@ export function bucketsOf(store, step, rank) {
       const isOpen = Number.isNaN(row.end);
       const to = isOpen ? Math.max(store.now, row.start) : row.end;
       const known = nearest(waits, row.start);
-      const arrived = Math.min(to, row.start + (known > 0 ? known : 0));
+      const arrived = Math.min(to, row.start + (known !== undefined && known > 0 ? known : 0));
       const hidden = Math.min(Math.max(arrived, lastIssue), to);
       return {
         bucket: row.bucket,

@@ -33,6 +33,13 @@ export class Store extends Intake {
     return names.sort((a, b) => isLoss(b) - isLoss(a));
   }
 
+  /** The metric that is chosen, or the first. */
+  chosenMetric() {
+    const names = this.metricNames();
+    const { metric } = this.choice;
+    return metric && names.includes(metric) ? metric : (names[0] ?? null);
+  }
+
   /**
    * The course of a metric by rank, as views that the next message may change.
    * @param {string|null} name
@@ -72,6 +79,11 @@ export class Store extends Intake {
       if (steps[at].numbers.size >= this.worldSize) return steps[at];
     }
     return steps[steps.length - 1];
+  }
+
+  /** The rows of a step, of each rank that has ended it, as objects. @param {import("./tables.js").StepEntry} entry */
+  rowsOf(entry) {
+    return this.indexesOf("step", entry.numbers).map(([, index]) => this.tables.step.row(index));
   }
 
   /** Rows of the buckets of a step, of all ranks, as objects. @param {number} cell @param {number} step */
@@ -170,9 +182,18 @@ export class Store extends Intake {
     this.tell("choice");
   }
 
-  /** @param {(what: "data"|"choice") => void} listener */
+  /** Choose the step that is so many further. @param {number} by */
+  chooseNeighbour(by) {
+    const steps = this.steps();
+    const entry = this.chosenStep();
+    if (!entry) return;
+    const { cell, step } = steps[Math.min(Math.max(steps.indexOf(entry) + by, 0), steps.length - 1)];
+    this.choose({ step: { cell, step } });
+  }
+
+  /** @param {(what: "data"|"choice") => void} listener @returns {() => void} ends it */
   subscribe(listener) {
     this.listeners.add(listener);
-    return () => this.listeners.delete(listener);
+    return () => void this.listeners.delete(listener);
   }
 }

@@ -6,7 +6,7 @@
  * where the row is now, or -1.
  */
 
-/** @typedef {import("./wire.js").Column} Column */
+/** @typedef {import("./unpack.js").Column} Column */
 /** @typedef {[string, new (length: number) => Column, number?]} ColumnType name, type, values per row */
 
 export class Table {
@@ -37,7 +37,7 @@ export class Table {
 
   /**
    * Append all rows of a message, and say at which index they begin. Columns that the message lacks are NaN or 0.
-   * @param {import("./wire.js").Rows} rows
+   * @param {import("./unpack.js").Rows} rows
    */
   append({ rows, columns, widths }) {
     const count = Math.min(rows, this.limit);

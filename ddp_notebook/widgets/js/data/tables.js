@@ -1,5 +1,5 @@
 /**
- * The tables that the store keeps, with how many rows of each.
+ * The tables that the store keeps, with how many rows of each, and which rows a step or a collective has.
  *
  * The limits hold half an hour of 64 ranks in about 50 MB whatever happens: what is older is let go, and the view says
  * from where on it knows. Metrics are kept for the whole time (`series.js`).
@@ -40,7 +40,7 @@ export function makeTables() {
         ["rank", U16], ["kind", U8], ["name", U32], ["cell", U32], ["step", U32], ["start", F64], ["end", F64],
         ["thread", U16], ["op", U32], ["group", U32], ["number", U32], ["call", F64], ["nbytes", F64], ["wait", F32],
         ["origin", U8], ["site", U32], ["state", U8],
-        // Not on the wire: the latest end among the rank's rows so far, and the row that took this one's place.
+        // Not in the feed: the latest end among the rank's rows so far, and the row that took this one's place.
         ["latest", F64], ["replaced", F64],
       ],
       131072,
@@ -56,33 +56,72 @@ export function makeTables() {
   };
 }
 
-/**
- * Rows of a table by a key of two numbers (cell and step, group and number), each key's rows by their numbers.
- * Keys are in ascending order of (first, second) or of arrival, and go when their newest row has gone.
- * @template {object} T
- */
+/** What an index or a map holds for a key: which rows are its own. */
+export class Entry {
+  /** @param {[number, number]} order */
+  constructor(order) {
+    this.order = order;
+    this.newest = -1; // number of the newest row
+    this.revision = 0; // grows with each row
+    this.since = -1; // number of the first row: an entry that came later than a pause is not shown in it
+  }
+}
+
+/** A step: its row of each rank, or its rows of each rank's buckets. */
+export class StepEntry extends Entry {
+  /** @param {number} cell @param {number} step */
+  constructor(cell, step) {
+    super([cell, step]);
+    this.cell = cell;
+    this.step = step;
+    /** @type {Map<number, number>} */
+    this.numbers = new Map(); // row number by rank, or by 65536 * rank + bucket
+    /** @type {{revision: number, ranks: Set<number>|null, frozen: object|null, value: import("./steps.js").Bar|null}|null} */
+    this.bar = null; // what barOf has computed
+  }
+}
+
+/** A collective, send or receive. */
+export class CollectiveEntry extends Entry {
+  /** @param {import("./names.js").Name} name @param {number} start */
+  constructor({ kind, cell, group, number }, start) {
+    super([start, number]);
+    this.kind = kind;
+    this.cell = cell;
+    this.group = group;
+    this.number = number;
+    this.op = 0; // a text
+    this.start = start; // the first rank's
+    /** @type {Map<number, number>} */
+    this.spans = new Map(); // number of the span's row, by rank
+    /** @type {Map<number, number>} */
+    this.values = new Map(); // number of the value's row, by 2 * rank + side
+  }
+}
+
+/** The steps in a table, in the order of their cells and numbers. A step goes when its newest row has gone. */
 export class Index {
-  /**
-   * @param {Table} table
-   * @param {(first: number, second: number) => T & Entry} make
-   */
-  constructor(table, make) {
+  /** @param {Table} table */
+  constructor(table) {
     this.table = table;
-    this.make = make;
-    this.clear();
+    /** @type {Map<string, StepEntry>} */
+    this.map = new Map();
+    /** @type {StepEntry[]} */
+    this.list = [];
+    this.sorted = true;
   }
 
-  /** @param {number} first @param {number} second @returns {(T & Entry)|undefined} */
-  get(first, second) {
-    return this.map.get(`${first}:${second}`);
+  /** @param {number} cell @param {number} step */
+  get(cell, step) {
+    return this.map.get(`${cell}:${step}`);
   }
 
-  /** @param {number} first @param {number} second @param {number} rowNumber */
-  entry(first, second, rowNumber) {
-    const key = `${first}:${second}`;
+  /** The step that a row is of, made where it is the first one. @param {number} cell @param {number} step @param {number} rowNumber */
+  entry(cell, step, rowNumber) {
+    const key = `${cell}:${step}`;
     let found = this.map.get(key);
     if (!found) {
-      found = this.make(first, second);
+      found = new StepEntry(cell, step);
       found.since = rowNumber;
       this.map.set(key, found);
       this.list.push(found);
@@ -93,7 +132,7 @@ export class Index {
     return found;
   }
 
-  /** All entries that have rows, sorted. */
+  /** All steps that have rows, sorted. */
   all() {
     if (!this.sorted) {
       this.list.sort((a, b) => (before(a, b) ? -1 : 1));
@@ -108,28 +147,9 @@ export class Index {
     for (const [key, entry] of this.map) if (entry.newest < oldest) this.map.delete(key);
     this.list = this.list.filter((entry) => entry.newest >= oldest);
   }
-
-  clear() {
-    /** @type {Map<string, T & Entry>} */
-    this.map = new Map();
-    /** @type {(T & Entry)[]} */
-    this.list = [];
-    this.sorted = true;
-  }
 }
 
 /** @param {Entry} a @param {Entry} b */
 function before(a, b) {
   return a.order[0] < b.order[0] || (a.order[0] === b.order[0] && a.order[1] <= b.order[1]);
-}
-
-/** What an index holds for a key. */
-export class Entry {
-  /** @param {[number, number]} order */
-  constructor(order) {
-    this.order = order;
-    this.newest = -1; // number of the newest row
-    this.revision = 0; // grows with each row
-    this.since = -1; // number of the first row: an entry that came later than a pause is not shown in it
-  }
 }

@@ -11,16 +11,16 @@ const LOOK_BACK = 12;
 /** @typedef {import("./values.js").Tensor & {words: string}} Told */
 
 export class TensorSource {
-  /** @param {import("./store.js").Store} store @param {Record<string, any>} env */
+  /** @param {import("./store.js").Store} store @param {{ask: (message: Record<string, any>) => number, canSend?: boolean, reducedMotion?: boolean}} env */
   constructor(store, env) {
     this.store = store;
     this.env = env;
-    /** @type {{group: number, number: number}|null} */
+    /** @type {import("./names.js").Name|null} */
     this.newest = null;
     this.since = -Infinity;
     /** @type {Map<string, number>} requests by collective */
     this.requests = new Map();
-    /** @type {{request: number, tensors: Map<string, any>}|null} */
+    /** @type {{request: number, tensors: Map<string, Float32Array>}|null} */
     this.whole = null;
   }
 
@@ -59,6 +59,7 @@ export class TensorSource {
   tensors(one, ranks) {
     const { store } = this;
     const whole = this.#wholeOf(one);
+    /** @type {Map<number, (Told|null)[]>} */
     const found = new Map();
     for (const row of store.valuesOf(one)) {
       if (!ranks.has(row.rank) || row.side > 1) continue;
@@ -67,11 +68,12 @@ export class TensorSource {
       const text = store.text(row.shape);
       const known = whole?.get(`${row.rank}:${row.side}`);
       const numel = row.numel;
+      /** @type {Told} */
       const tensor = {
         rank: row.rank, side: row.side, dtype: store.text(row.dtype).replace("torch.", ""), numel, ...shapeOf(text, numel),
         data: row.first.slice(0, Math.min(row.count, 32)), lookedAt: row.looked_at, low: row.low, high: row.high, mean: row.mean, nans: row.nans, infs: row.infs,
       };
-      if (known?.length === numel) {
+      if (known && known.length === numel) {
         const { low, high, mean, nans, infs } = statistics(known);
         Object.assign(tensor, { data: known, lookedAt: numel, low, high, mean, nans, infs });
       }
@@ -81,7 +83,7 @@ export class TensorSource {
   }
 
   get canAsk() {
-    return !!this.env.ask && this.env.canSend !== false;
+    return this.env.canSend !== false;
   }
 
   /** Asks for the whole tensors, once. @param {import("./names.js").Name & {op: number}} one */
@@ -117,7 +119,7 @@ export class TensorSource {
 /**
  * The elements in an answer, of several tensors of one rank and side one after another.
  *
- * @param {{message: any, rows: any, buffers: (ArrayBuffer|ArrayBufferView)[]}} answer
+ * @param {import("./run.js").Answer} answer
  * @returns {Map<string, Float32Array>}
  */
 export function wholeTensors({ message, rows, buffers }) {

@@ -7,7 +7,7 @@
  * @property {string} dtype
  * @property {number[]} shape of the tensor; of several tensors of one collective, that of all elements in a row
  * @property {number} numel
- * @property {ArrayLike<number>} data the first elements, or all of them
+ * @property {Float32Array|number[]} data the first elements, or all of them
  * @property {number} lookedAt elements that the statistics are of
  * @property {number} low
  * @property {number} high
@@ -16,6 +16,7 @@
  * @property {number} infs
  */
 
+/** @type {Record<string, string>} */
 const SHORT = { float32: "f32", float64: "f64", float16: "f16", bfloat16: "bf16", int64: "i64", int32: "i32", int16: "i16", int8: "i8", uint8: "u8", bool: "bool", complex64: "c64", complex128: "c128" };
 const EXACT = 2 ** 24; // elements travel as float32, which has all integers up to here
 
@@ -66,32 +67,37 @@ export function exactly(value, dtype) {
 }
 
 /**
- * The shape that a text of the wire says, with the number of tensors where there are several: `[[2, 3]]`.
+ * The shape that a text of the feed says, with the number of tensors where there are several: `[[2, 3]]`.
  *
  * @param {string} text
  * @param {number} numel
  * @returns {{shape: number[], words: string}}
  */
 export function shapeOf(text, numel) {
-  /** @type {any} */
-  let parsed = null;
-  try {
-    parsed = JSON.parse(text);
-  } catch {
-    // an old or unknown form: the number of elements is known all the same
-  }
-  if (Array.isArray(parsed) && typeof parsed[0] === "number") parsed = [parsed];
-  if (!Array.isArray(parsed) || !parsed.length) return { shape: [numel], words: `[${numel}]` };
-  const one = (shape) => `[${shape.join(", ")}]`;
-  if (parsed.length === 1) {
-    const own = parsed[0].reduce((product, size) => product * size, 1);
-    if (own === numel) return { shape: parsed[0], words: one(parsed[0]) };
-    // The wire has the input's shape: what was gathered is several of it, what was scattered a part.
+  const shapes = shapesIn(text);
+  if (!shapes.length) return { shape: [numel], words: `[${numel}]` };
+  const [first] = shapes;
+  const one = /** @param {number[]} shape */ (shape) => `[${shape.join(", ")}]`;
+  if (shapes.length === 1) {
+    const own = first.reduce((product, size) => product * size, 1);
+    if (own === numel) return { shape: first, words: one(first) };
+    // The feed has the input's shape: what was gathered is several of it, what was scattered a part.
     const times = numel / own;
-    return Number.isInteger(times) ? { shape: [times, ...parsed[0]], words: `${times} × ${one(parsed[0])}` } : { shape: [numel], words: `[${numel}]` };
+    return Number.isInteger(times) ? { shape: [times, ...first], words: `${times} × ${one(first)}` } : { shape: [numel], words: `[${numel}]` };
   }
-  const areSame = parsed.every((shape) => one(shape) === one(parsed[0]));
-  return { shape: [numel], words: areSame ? `${parsed.length} × ${one(parsed[0])}` : `${parsed.length} tensors` };
+  const areSame = shapes.every((shape) => one(shape) === one(first));
+  return { shape: [numel], words: areSame ? `${shapes.length} × ${one(first)}` : `${shapes.length} tensors` };
+}
+
+/** The shapes in a text; none where its form is old or unknown. @param {string} text @returns {number[][]} */
+function shapesIn(text) {
+  try {
+    const parsed = JSON.parse(text);
+    if (!Array.isArray(parsed)) return [];
+    return typeof parsed[0] === "number" ? [parsed] : parsed;
+  } catch {
+    return [];
+  }
 }
 
 /**
@@ -103,10 +109,10 @@ export function shapeOf(text, numel) {
 export function range(tensor) {
   const { dtype, numel, lookedAt, low, high, mean, nans, infs, data } = tensor;
   const parts = [`${tensor.words ?? `[${tensor.shape.join(", ")}]`}`, SHORT[dtype] ?? dtype, `n=${numel.toLocaleString("en")}`];
-  const write = (value) => element(value, isInteger(dtype) ? dtype : "", 8);
+  const write = /** @param {number} value */ (value) => element(value, isInteger(dtype) ? dtype : "", 8);
   if (dtype === "bool") parts.push(Number.isNaN(mean) ? "" : `true ${(100 * mean).toPrecision(3).replace(/\.?0+$/, "")} %`);
   else if (low === high) parts.push(`all ${write(low)}`);
-  else if (!Number.isNaN(low)) parts.push(`${/^complex/.test(dtype) ? "|x|" : "x"}∈[${write(low)}, ${write(high)}]`, `μ=${element(mean, "", 6)}`);
+  else if (!Number.isNaN(low)) parts.push(`${dtype.startsWith("complex") ? "|x|" : "x"}∈[${write(low)}, ${write(high)}]`, `μ=${element(mean, "", 6)}`);
   if (nans) parts.push(`NaN! ${nans}`);
   if (infs) parts.push(`Inf! ${infs}`);
   if (lookedAt < numel) parts.push(`(of a sample of ${lookedAt.toLocaleString("en")})`);
@@ -140,8 +146,8 @@ export const isSame = (one, other) => one === other || (Number.isNaN(one) && Num
 /**
  * Which elements differ from those of another tensor; null where the two cannot be compared.
  *
- * @param {Tensor|undefined} tensor
- * @param {Tensor|undefined} other
+ * @param {Tensor|null|undefined} tensor
+ * @param {Tensor|null|undefined} other
  * @returns {Uint8Array|null} 1: differs
  */
 export function differences(tensor, other) {
@@ -152,11 +158,13 @@ export function differences(tensor, other) {
   return found;
 }
 
+/** @typedef {{marks: Uint8Array, count: number, ranks: number[]}} Across  marks: 1: differs; ranks: those that differ from most */
+
 /**
  * Which elements are not the same on all ranks.
  *
  * @param {Tensor[]} tensors one per rank
- * @returns {{marks: Uint8Array, count: number, ranks: number[]} | null} `ranks`: those that differ from most
+ * @returns {Across|null} null where they cannot be compared
  */
 export function acrossRanks(tensors) {
   const [first] = tensors;

@@ -5,6 +5,10 @@
 
 import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "../data/lanes.js";
 
+/** @typedef {import("../data/lanes.js").Lane} Lane */
+/** @typedef {{x: number, y: number, width: number, h: number, slots: number, slotH: number, column?: number}} Box  of a lane */
+/** @typedef {{lane: Lane, at: number, x: number, y: number, w: number, h: number, meaning: number}} Wide  a bar that may hold words */
+
 /** The width of the columns into which short operations are merged; twice that in rows that are thin, too. */
 export const MERGE_PX = 2;
 const CROWDED_PX = 6, ROOMY_PX = 9; // per operation of a lane: below, and above which
@@ -35,20 +39,23 @@ export class Rectangles {
   constructor() {
     this.counts = new Int32Array(N);
     this.quads = Array.from({ length: N }, () => new Float32Array(4 * 256)); // x, y, width, height
-    this.clear();
+    this.single = 0; // spans drawn as bars of their own
+    this.merged = 0; // spans drawn as shares of columns
+    this.columns = 0; // those columns
+    /** @type {Wide[]} */
+    this.wide = [];
+    /** @type {{x: number, y: number, h: number}[]} */
+    this.open = []; // right ends of bars that are not over
   }
 
   clear() {
     this.counts.fill(0);
-    this.single = 0; // spans drawn as bars of their own
-    this.merged = 0; // spans drawn as shares of columns
-    this.columns = 0; // those columns
-    /** Bars that may hold words. @type {{lane: import("../data/lanes.js").Lane, at: number, x: number, y: number, w: number, h: number, meaning: number}[]} */
+    this.single = this.merged = this.columns = 0;
     this.wide = [];
-    /** Right ends of bars that are not over. */
     this.open = [];
   }
 
+  /** @param {number} meaning @param {number} x @param {number} y @param {number} w @param {number} h */
   push(meaning, x, y, w, h) {
     const n = this.counts[meaning];
     let quads = this.quads[meaning];
@@ -88,9 +95,9 @@ export function layoutRows(rows, height, depths) {
   const parts = 1 + Math.min(1.5, 0.5 * (depths[COMMUNICATION] - 1) + 0.4);
   const compute = Math.max(2, Math.round(inner / parts));
   const lanes = [
-    { y: 0, h: cell, slots: 1 },
-    { y: cell, h: compute, slots: depths[COMPUTE] },
-    { y: cell + compute, h: inner - compute, slots: depths[COMMUNICATION] },
+    { y: 0, h: cell, slots: 1, slotH: 0 },
+    { y: cell, h: compute, slots: depths[COMPUTE], slotH: 0 },
+    { y: cell + compute, h: inner - compute, slots: depths[COMMUNICATION], slotH: 0 },
   ];
   for (const lane of lanes) {
     lane.h -= row >= 16 && lane !== lanes[0] ? 1 : 0; // air between lanes
@@ -104,9 +111,9 @@ export function layoutRows(rows, height, depths) {
  * Adds what is seen of a lane.
  *
  * @param {Rectangles} into
- * @param {import("../data/lanes.js").Lane} lane
+ * @param {Lane} lane
  * @param {{t0: number, t1: number}} view
- * @param {{x: number, y: number, width: number, h: number, slots: number, slotH: number, column?: number}} box of the lane
+ * @param {Box} box
  * @param {number} now where open spans end
  * @param {number} [pixel] the least that can be seen
  * @param {number} [least] the width of the narrowest bar
@@ -185,7 +192,7 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
 
 /** By slot: where the bars so far end, and the last one that may hold words. */
 const roomEnds = new Float64Array(MOST_SLOTS);
-/** @type {(Rectangles["wide"][number]|undefined)[]} */
+/** @type {(Wide|undefined)[]} */
 const lastWide = new Array(MOST_SLOTS).fill(undefined);
 
 // ---- columns of merged spans: of each meaning how much of the column's time it has
@@ -193,6 +200,7 @@ const lastWide = new Array(MOST_SLOTS).fill(undefined);
 let shares = new Float32Array(0); // (columns, N)
 let firstColumn = 0, lastColumn = -1, columnCount = 0, columnWidth = MERGE_PX;
 
+/** @param {Box} box */
 function openShares({ width, column = MERGE_PX }) {
   columnWidth = column;
   columnCount = Math.ceil(width / columnWidth);
@@ -201,7 +209,7 @@ function openShares({ width, column = MERGE_PX }) {
   lastColumn = -1;
 }
 
-/** Adds to the columns from x0 to x1. */
+/** Adds to the columns from x0 to x1. @param {number} meaning @param {number} x0 @param {number} x1 */
 function share(meaning, x0, x1) {
   const a = Math.max(x0, 0) / columnWidth;
   const b = Math.min(x1 / columnWidth, columnCount);
@@ -213,7 +221,10 @@ function share(meaning, x0, x1) {
   if (column - 1 > lastColumn) lastColumn = column - 1;
 }
 
-/** Stacks of equal height side by side become one rectangle. Meanings are those from `k0` to before `k1`. */
+/**
+ * Stacks of equal height side by side become one rectangle. Meanings are those from `k0` to before `k1`.
+ * @param {Rectangles} into @param {Box} box @param {number} pixel @param {number} k0 @param {number} k1
+ */
 function closeShares(into, box, pixel, k0, k1) {
   const steps = Math.max(1, Math.round(box.h / pixel)); // heights are whole pixels
   const heights = new Int32Array(N), before = new Int32Array(N);
@@ -231,7 +242,10 @@ function closeShares(into, box, pixel, k0, k1) {
   shares.fill(0, firstColumn * N, (lastColumn + 1) * N);
 }
 
-/** Heights of the parts of a column, and whether there are any. */
+/**
+ * Heights of the parts of a column, and whether there are any.
+ * @param {number} column @param {number} steps @param {Int32Array} heights filled in @param {number} k0 @param {number} k1
+ */
 function stack(column, steps, heights, k0, k1) {
   let sum = 0, largest = k0, used = 0;
   const at = column * N;
@@ -246,6 +260,10 @@ function stack(column, steps, heights, k0, k1) {
   return sum > 0;
 }
 
+/**
+ * @param {Rectangles} into @param {Box} box @param {Int32Array} heights @param {number} from column @param {number} to
+ * @param {number} steps @param {number} k0 @param {number} k1
+ */
 function emit(into, box, heights, from, to, steps, k0, k1) {
   const x = box.x + from * columnWidth;
   const w = Math.min(to * columnWidth, box.width) - from * columnWidth;
@@ -260,7 +278,7 @@ function emit(into, box, heights, from, to, steps, k0, k1) {
 /**
  * The span at a place of a lane, and how many others share its pixel column.
  *
- * @param {import("../data/lanes.js").Lane} lane
+ * @param {Lane} lane
  * @param {number} time
  * @param {number} slot -1: any
  * @param {number} msPerPixel

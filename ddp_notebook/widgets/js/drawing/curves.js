@@ -36,7 +36,9 @@ export function smooth(values, weight) {
  * @returns {Float64Array}
  */
 export function unionOfSteps(courses) {
-  const longest = courses.reduce((a, b) => (b.steps.length > a.length ? b.steps : a), new Float64Array(0));
+  /** @type {Float64Array} */
+  let longest = new Float64Array(0);
+  for (const { steps } of courses) if (steps.length > longest.length) longest = steps;
   if (courses.every(({ steps }) => isWithin(steps, longest))) return longest;
   const all = new Set(longest);
   for (const { steps } of courses) for (const step of steps) all.add(step);

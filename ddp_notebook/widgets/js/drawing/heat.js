@@ -34,10 +34,12 @@ export function scaleOf(all) {
   return { limit, isClipped: true };
 }
 
+/** @typedef {ReturnType<typeof colourMap>} ColourMap */
+
 /** The colours of a palette as a table, with what is not a number behind it. @param {import("./colours.js").Palette} colours */
 export function colourMap(colours) {
-  const [low, zero, high] = ["low", "zero", "high"].map((name) => channels(colours.diverging[name]) ?? [128, 128, 128]);
-  const mix = (a, b, part) => a.map((value, at) => value + (b[at] - value) * part);
+  const [low, zero, high] = [colours.diverging.low, colours.diverging.zero, colours.diverging.high].map((one) => channels(one) ?? [128, 128, 128]);
+  const mix = /** @param {number[]} a @param {number[]} b @param {number} part */ (a, b, part) => a.map((value, at) => value + (b[at] - value) * part);
   const rgb = [];
   for (let i = -STEPS; i <= STEPS; i++) rgb.push(mix(zero, i < 0 ? low : high, Math.abs(i / STEPS) ** 0.8));
   // Never in the map: the ink for NaN, green for infinities.
@@ -96,7 +98,7 @@ export function gridOf(shape, count, aspect = 1) {
  * @param {Uint32Array} palette of `colourMap`
  * @param {number} width pixels
  * @param {number} height pixels
- * @returns {{pixels: Uint32Array, width: number, height: number, perPixel: number}} of at most this size
+ * @returns {{pixels: Uint32Array<ArrayBuffer>, width: number, height: number, perPixel: number}} of at most this size
  */
 export function heatMap(data, { rows, columns }, limit, palette, width, height) {
   const across = Math.min(columns, Math.max(1, Math.floor(width))), down = Math.min(rows, Math.max(1, Math.floor(height)));

@@ -16,6 +16,7 @@ const NEAR = 256; // calls to both sides among which the same collective of anot
 
 /** @typedef {import("../data/names.js").Name} Name */
 /** @typedef {{rank: number, row: number, lane: import("../data/lanes.js").Lane, at: number}} Call */
+/** @typedef {{row: number, x0: number, x1: number, top: number, bottom: number}} Bar  of a call: CSS pixels */
 
 /**
  * Its calls, by rank; a rank that has not called it is not there.
@@ -28,10 +29,11 @@ const NEAR = 256; // calls to both sides among which the same collective of anot
  * @returns {Call[]}
  */
 export function callsOf(lanes, table, name, ranks, around) {
+  /** @type {Call[]} */
   const found = [];
   ranks.forEach((rank, row) => {
     const lane = lanes.of(rank)[COMMUNICATION];
-    const is = (i) => {
+    const is = /** @param {number} i */ (i) => {
       if (i < 0 || i >= lane.length || lane.kind[i] !== COLLECTIVE) return false;
       const at = table.find(lane.row[i]);
       return at >= 0 && isSameName(nameAt(table.columns, at), name);
@@ -74,7 +76,7 @@ export function collectivesIn(lane, table, { t0, t1 }, most) {
  * The parts of a ribbon, one between each two calls: left and right edge above, right and left edge below. A part that
  * passes by a row without the call is loose: that rank is not in the group, or has not come.
  *
- * @param {{row: number, x0: number, x1: number, top: number, bottom: number}[]} bars of one collective, in the order of the rows
+ * @param {Bar[]} bars of one collective, in the order of the rows
  * @returns {{corners: number[], isLoose: boolean}[]} corners: x, y of the four
  */
 export function ribbon(bars) {

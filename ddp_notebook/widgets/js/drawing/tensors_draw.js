@@ -1,25 +1,26 @@
 /**
  * The picture of the tensors on its canvas.
  *
- * @typedef {import("../data/values.js").Tensor & {words: string, block: import("./tiles.js").Block, changed: Uint8Array|null, differs: Uint8Array|null}} Placed
- * @typedef {{rank: number, x: number, y: number, width: number, height: number, sides: (Placed|null)[]}} Tile
+ * @typedef {import("./tiles.js").Placed} Placed
+ * @typedef {import("./tiles.js").Tile} Tile
+ * @typedef {{colours: import("./colours.js").Palette, dpr: number, map: import("./heat.js").ColourMap, limit: number,
+ *   pointed: {rank: number, side: number, at: number}|null}} How
+ * @typedef {{cells: number, maps: number, marks: number, outlines: number}} Counts what was drawn
  */
 
 import { font } from "./canvas.js";
 import { heatMap, markOf, placeOf } from "./heat.js";
+import { LINE, NARROW } from "./tiles.js";
 import { element, range } from "../data/values.js";
 
-export const LABEL = 17; // height of a tile's name
-export const LINE = 13; // of a line of words
-export const NARROW = 150; // a tile that has its tensors side by side, without words
 const SIDES = ["in", "out"];
 const LEAST_MARK = 9, LEAST_OUTLINE = 5; // px of a cell
 
 /**
  * @param {CanvasRenderingContext2D} pen
  * @param {Tile[]} tiles
- * @param {{colours: import("./colours.js").Palette, dpr: number, map: any, limit: number, pointed: {rank: number, side: number, at: number}|null}} how
- * @returns {{cells: number, maps: number, marks: number, outlines: number}} what was drawn
+ * @param {How} how
+ * @returns {Counts}
  */
 export function drawTiles(pen, tiles, how) {
   const counts = { cells: 0, maps: 0, marks: 0, outlines: 0 };
@@ -40,7 +41,7 @@ export function drawTiles(pen, tiles, how) {
   return counts;
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Tile} tile @param {Placed} tensor @param {number} side @param {any} how @param {any} counts */
+/** @param {CanvasRenderingContext2D} pen @param {Tile} tile @param {Placed} tensor @param {number} side @param {How} how @param {Counts} counts */
 function drawSide(pen, tile, tensor, side, how, counts) {
   const { block } = tensor;
   pen.font = font(10);
@@ -59,8 +60,9 @@ function drawSide(pen, tile, tensor, side, how, counts) {
   wrap(pen, range(tensor), tile.width - 30, 3).forEach((line, at) => pen.fillText(line, block.x, block.y + Math.max(block.height, 16) + 9 + at * LINE));
 }
 
-/** Numbers in boxes, each on the colour of its value. */
-function drawDigits(pen, { data, block, dtype, changed, differs }, { colours, map, limit }, counts) {
+/** Numbers in boxes, each on the colour of its value. @param {CanvasRenderingContext2D} pen @param {Placed} tensor @param {How} how @param {Counts} counts */
+function drawDigits(pen, tensor, { colours, map, limit }, counts) {
+  const { data, block, dtype } = tensor;
   const size = block.cell >= 40 ? 11 : 10;
   pen.font = font(size);
   pen.textAlign = "center";
@@ -75,13 +77,13 @@ function drawDigits(pen, { data, block, dtype, changed, differs }, { colours, ma
     pen.fillStyle = map.text[place];
     pen.fillText(element(data[at], dtype, Math.max(2, Math.floor((block.cell - 4) / (size * 0.58)))), x + (block.cell - 1) / 2, y + block.cellHeight / 2);
     counts.cells++;
-    mark(pen, block, at, changed, differs, colours, counts);
+    mark(pen, tensor, at, colours, counts);
   }
 }
 
-/** Elements as colours; signs for what is no number or beyond the scale. */
+/** Elements as colours; signs for what is no number or beyond the scale. @param {CanvasRenderingContext2D} pen @param {Placed} tensor @param {How} how @param {Counts} counts */
 function drawMap(pen, tensor, { colours, dpr, map, limit }, counts) {
-  const { data, block, changed, differs } = tensor;
+  const { data, block } = tensor;
   const image = bitmapOf(tensor, limit, map, Math.round(block.width * dpr), Math.round(block.height * dpr));
   pen.imageSmoothingEnabled = false;
   pen.drawImage(image, block.x, block.y, block.width, block.height);
@@ -100,12 +102,15 @@ function drawMap(pen, tensor, { colours, dpr, map, limit }, counts) {
       pen.fillText(sign, block.x + ((at % block.columns) + 0.5) * block.cell, block.y + (Math.floor(at / block.columns) + 0.5) * block.cell + 0.5);
       counts.marks++;
     }
-    mark(pen, block, at, changed, differs, colours, counts);
+    mark(pen, tensor, at, colours, counts);
   }
 }
 
-/** What the collective has changed has a frame, what is not the same on all ranks a corner. */
-function mark(pen, block, at, changed, differs, colours, counts) {
+/**
+ * What the collective has changed has a frame, what is not the same on all ranks a corner.
+ * @param {CanvasRenderingContext2D} pen @param {Placed} tensor @param {number} at @param {import("./colours.js").Palette} colours @param {Counts} counts
+ */
+function mark(pen, { block, changed, differs }, at, colours, counts) {
   if (changed?.[at]) {
     outline(pen, block, at, colours.ink, block.asDigits ? 1.5 : 1);
     counts.outlines++;
@@ -121,6 +126,7 @@ function mark(pen, block, at, changed, differs, colours, counts) {
   pen.fill();
 }
 
+/** @param {CanvasRenderingContext2D} pen @param {import("./tiles.js").Block} block @param {number} at @param {string} colour @param {number} width */
 function outline(pen, block, at, colour, width) {
   const inset = width / 2 + (block.asDigits ? 0.5 : 0);
   pen.strokeStyle = colour;
@@ -132,19 +138,25 @@ function outline(pen, block, at, colour, width) {
 /** @type {WeakMap<object, {name: string, sheet: OffscreenCanvas}>} */
 const bitmaps = new WeakMap();
 
-/** Made once for a tensor, a scale and a size: whoever moves the pointer does not pay for it. */
+/**
+ * Made once for a tensor, a scale and a size, not at each move of the pointer.
+ * @param {Placed} tensor @param {number} limit @param {import("./heat.js").ColourMap} map @param {number} width @param {number} height pixels
+ */
 function bitmapOf(tensor, limit, map, width, height) {
   const name = `${limit} ${width} ${height} ${map.css[0]}${map.css[128]} ${tensor.block.columns}`;
   const known = bitmaps.get(tensor.data);
   if (known?.name === name) return known.sheet;
   const made = heatMap(tensor.data, tensor.block, limit, map.pixels, width, height);
   const sheet = new OffscreenCanvas(made.width, made.height);
-  sheet.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(made.pixels.buffer), made.width, made.height), 0, 0);
+  sheet.getContext("2d")?.putImageData(new ImageData(new Uint8ClampedArray(made.pixels.buffer), made.width, made.height), 0, 0);
   bitmaps.set(tensor.data, { name, sheet });
   return sheet;
 }
 
-/** The scale of the colours. @param {CanvasRenderingContext2D} pen */
+/**
+ * The scale of the colours.
+ * @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {How & {isClipped: boolean, isSideBySide: boolean}} how
+ */
 export function drawScale(pen, x, y, { map, limit, isClipped, colours, isSideBySide }) {
   const width = 128;
   for (let i = 0; i < width; i++) {

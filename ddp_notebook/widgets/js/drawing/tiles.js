@@ -2,9 +2,19 @@
  * Where tensors lie: a tile per rank, in it the input above the output, in it a cell per element. Pure; CSS pixels.
  *
  * @typedef {{x: number, y: number, width: number, height: number, rows: number, columns: number, cell: number, cellHeight: number, asDigits: boolean, isWrapped: boolean}} Block
+ * @typedef {import("../data/tensor_source.js").Told & {block: Block, changed: Uint8Array|null, differs: Uint8Array|null}} Placed
+ * @typedef {{rank: number, x: number, y: number, width: number, height: number, sides: (Placed|null)[]}} Tile
  */
 
+import { differences, range } from "../data/values.js";
 import { gridOf } from "./heat.js";
+
+export const LABEL = 17; // height of a tile's name
+export const LINE = 13; // of a line of words
+export const NARROW = 150; // a tile that has its tensors side by side, without words
+export const MARGIN = 26; // for "in" and "out"
+const GAP = 12; // between tiles
+const LETTER = 5.7; // width of a letter in the words below a tensor
 
 const DIGITS = 32; // elements up to which they are written as numbers
 const LEAST_DIGITS_PX = 30, DIGITS_HEIGHT = 20;
@@ -76,4 +86,64 @@ export function indexOf(at, shape) {
     at = Math.floor(at / shape[k]);
   }
   return [at, ...index];
+}
+
+/**
+ * The tiles of all ranks in rows, and how high they are together.
+ *
+ * @param {Map<number, (import("../data/tensor_source.js").Told|null)[]>} found by rank: input and output
+ * @param {(import("../data/values.js").Across|null)[]} across by side: what is not the same on all ranks
+ * @param {number} width
+ * @returns {{tiles: Tile[], height: number}}
+ */
+export function placeTiles(found, across, width) {
+  const columns = tilesAcross(found.size, width);
+  const tileWidth = Math.floor((width + GAP) / columns) - GAP;
+  const rows = Math.ceil(found.size / columns);
+  const isNarrow = tileWidth < NARROW;
+  // Both sides of all ranks in a height that fits a screen, whatever the number of rows.
+  const room = Math.max(24, isNarrow ? Math.max(52, 480 / rows - LABEL) : Math.min(tileWidth - MARGIN, rows > 1 ? Math.max(40, 560 / rows / 2 - LABEL) : 190));
+  const margin = isNarrow ? 0 : MARGIN;
+  const sideWidth = isNarrow ? (tileWidth - 4) / 2 : tileWidth - MARGIN;
+  /** @type {Tile[]} */
+  const tiles = [];
+  let y = 0, rowHeight = 0;
+  [...found].sort(([a], [b]) => a - b).forEach(([rank, [input, output]], i) => {
+    if (i && i % columns === 0) {
+      y += rowHeight + GAP;
+      rowHeight = 0;
+    }
+    const x = (i % columns) * (tileWidth + GAP);
+    let top = y + LABEL, bottom = top;
+    const sides = [input, output].map((tensor, side) => {
+      if (!tensor) return null;
+      const own = block(tensor.data.length === tensor.numel ? tensor.shape : [tensor.data.length], tensor.data.length, sideWidth, room);
+      // In narrow tiles side by side, in others the output below the input and its words.
+      own.x = x + margin + (isNarrow && side ? sideWidth + 4 : 0);
+      own.y = isNarrow ? y + LABEL : top;
+      top = own.y + Math.max(own.height, isNarrow ? 0 : 16) + (isNarrow ? 2 : LINE * linesOf(tensor, tileWidth - MARGIN) + 10);
+      bottom = Math.max(bottom, top);
+      return { ...tensor, block: own, changed: side ? differences(tensor, input) : null, differs: across[side]?.marks ?? null };
+    });
+    rowHeight = Math.max(rowHeight, bottom - y);
+    tiles.push({ rank, x, y, width: tileWidth, height: bottom - y, sides });
+  });
+  return { tiles, height: y + rowHeight };
+}
+
+/** Lines of words below a tensor. @param {import("../data/tensor_source.js").Told} tensor @param {number} width */
+const linesOf = (tensor, width) => Math.min(3, Math.ceil((range(tensor).length * LETTER) / Math.max(width, 1)));
+
+/** The share of elements that are marked. @param {Uint8Array} marks */
+export const shareOf = (marks) => marks.reduce((sum, one) => sum + one, 0) / Math.max(marks.length, 1);
+
+/** Where nearly all elements differ, marks on each would hide what they mark: they go, and the words say it. @param {Tile[]} tiles */
+export function hideCrowdedMarks(tiles) {
+  const wanted = /** @type {const} */ ([["changed", 1], ["differs", 0], ["differs", 1]]);
+  for (const [name, side] of wanted) {
+    const marked = tiles.map((tile) => tile.sides[side]).filter((tensor) => !!tensor?.[name] && tensor.data.length > 4);
+    const shares = marked.map((tensor) => shareOf(tensor?.[name] ?? new Uint8Array(0)));
+    if (shares.reduce((sum, one) => sum + one, 0) / Math.max(marked.length, 1) <= 0.5) continue;
+    for (const tensor of marked) if (tensor) tensor[name] = null;
+  }
 }

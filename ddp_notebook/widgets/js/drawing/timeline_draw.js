@@ -12,12 +12,12 @@
  * @property {number} top where rows begin, under the axis
  * @property {number} scroll pixels of the rows that are above the picture
  * @property {number[]} ranks
- * @property {ReturnType<import("./bars.js").layoutRows>} layout
+ * @property {ReturnType<typeof import("./bars.js").layoutRows>} layout
  * @property {import("./bars.js").Rectangles} rectangles
- * @property {import("./stepmarks.js").StepMark[]} steps
- * @property {import("./stepmarks.js").StepMark[]} missing
+ * @property {import("../data/stepmarks.js").StepMark[]} steps
+ * @property {import("../data/stepmarks.js").StepMark[]} missing
  * @property {string} missingWords
- * @property {{bars: {x0: number, x1: number, top: number, bottom: number}[], isChosen: boolean}[]} ribbons
+ * @property {{bars: import("./links.js").Bar[], isChosen: boolean}[]} ribbons
  * @property {(lane: import("../data/lanes.js").Lane, at: number) => string[]} wordsOf labels for a bar, the longest first
  * @property {number} hoverRow
  * @property {number} pointerX
@@ -153,7 +153,7 @@ function nameMissing(scene) {
 /** @param {Scene} scene */
 function drawRectangles(scene) {
   const { pen, colours, rectangles, dpr } = scene;
-  const grid = (value) => Math.round(value * dpr) / dpr; // whole pixels: sharp edges, and less work
+  const grid = /** @param {number} value */ (value) => Math.round(value * dpr) / dpr; // whole pixels: sharp edges, and less work
   const pixel = 1 / dpr;
   const areMany = rectangles.total > MOST_DRAWN;
   if (areMany) paintMany(scene);
@@ -196,7 +196,7 @@ function paintMany({ pen, colours, rectangles, dpr, left, top }) {
     const colour = channels(colourOf(colours, meaning)) ?? [128, 128, 128];
     paint(pixels, width, Math.round(top * dpr), Math.round(left * dpr), rectangles.quads[meaning], rectangles.counts[meaning], abgr(colour), dpr);
   }
-  sheet.getContext("2d").putImageData(image, 0, 0);
+  sheet.getContext("2d")?.putImageData(image, 0, 0);
   pen.drawImage(sheet, 0, 0, width / dpr, height / dpr);
 }
 
@@ -205,7 +205,7 @@ let image;
 /** @type {OffscreenCanvas} */
 let sheet;
 
-/** @param {Scene} scene */
+/** @param {Scene} scene @param {number} meaning @param {string} colour @param {number} leastWidth @param {number} leastHeight */
 function outline({ pen, rectangles, dpr }, meaning, colour, leastWidth, leastHeight) {
   const quads = rectangles.quads[meaning];
   const half = 0.5 / dpr;

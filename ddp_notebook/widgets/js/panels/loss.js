@@ -9,7 +9,8 @@ import { logTicks, plainTicks, spread } from "../drawing/axis.js";
 import { FONT, font } from "../drawing/canvas.js";
 import { rankStyle } from "../drawing/colours.js";
 import { MOST_LINES, alike, lines, range, smooth } from "../drawing/curves.js";
-import { number, plural, ranksInWords } from "../parts/format.js";
+import { metricControls } from "../parts/controls.js";
+import { number, plural, ranksInWords } from "../data/format.js";
 
 const POINTS = { few: 1000, many: 250 }; // a rank; of many more than these a software rasteriser does not draw at 30 Hz
 const LABEL_PX = 14;
@@ -22,7 +23,7 @@ const LABEL_PX = 14;
  * @param {{colours: import("../drawing/colours.js").Palette, everyRank: boolean, compact?: boolean}} options
  */
 export function lossPicture(store, { colours, everyRank, compact = false }) {
-  const name = chosenMetric(store);
+  const name = store.chosenMetric();
   const { series, cell, thinned } = store.metric(name);
   const { smoothing, log } = store.choice;
   const isBand = series.size > MOST_LINES && !everyRank;
@@ -71,13 +72,7 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
   return { name, cell, isBand, x, ends, lines: drawn, band, notes, ranks: [...series.keys()] };
 }
 
-/** @param {import("../data/store.js").Store} store */
-export function chosenMetric(store) {
-  const names = store.metricNames();
-  return store.choice.metric && names.includes(store.choice.metric) ? store.choice.metric : (names[0] ?? null);
-}
-
-/** @param {import("../drawing/colours.js").Palette} colours @param {number[]} ranks @param {any[]} values @param {number} width */
+/** @param {import("../drawing/colours.js").Palette} colours @param {number[]} ranks @param {Line["values"]} values @param {number} width */
 function lineOf(colours, ranks, values, width) {
   const { colour, dash } = rankStyle(colours, ranks[0]);
   return { key: `rank ${ranks[0]}`, label: ranksInWords(ranks), values, colour, dash, width, alpha: 1, ranks, broken: "" };
@@ -88,16 +83,17 @@ function ranksLabel(ranks, worldSize) {
   return ranks.length > 1 && ranks.length === worldSize ? "all ranks" : ranksInWords(ranks);
 }
 
-/** The first value of a course that is no number, and where. @param {any} course */
+/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course */
 function brokenOf(course) {
-  const at = course.values.findIndex((/** @type {number} */ value) => !Number.isFinite(value));
-  return at < 0 ? "" : `${number(course.values[at])} from step ${course.steps[at]}`;
+  const at = course ? course.values.findIndex((value) => !Number.isFinite(value)) : -1;
+  return at < 0 || !course ? "" : `${number(course.values[at])} from step ${course.steps[at]}`;
 }
 
 /**
  * @param {HTMLElement} el
  * @param {import("../data/store.js").Store} store
- * @param {any} env
+ * @param {import("./index.js").Env} env
+ * @returns {import("./index.js").Panel}
  */
 export function lossPanel(el, store, env) {
   const document = el.ownerDocument;
@@ -119,13 +115,15 @@ export function lossPanel(el, store, env) {
     picture = lossPicture(store, { colours: env.colours, everyRank, compact: env.compact });
     const { log } = store.choice;
     const wanted = [picture.isBand, log, env.colours.theme, env.colours.paper, env.dpr, picture.lines.map(({ key, width: stroke }) => `${key}/${stroke}`)].join();
-    const data = [picture.x, ...(picture.band ? [picture.band.high, picture.band.low] : []), ...picture.lines.map((line) => line.values)];
-    const shown = log ? data.map((values, at) => (at ? values.map((/** @type {any} */ value) => (value <= 0 && value !== null ? null : value)) : values)) : data;
+    const drawable = /** @param {Line["values"]} values */ (values) => (log ? values.map((value) => (typeof value === "number" && value <= 0 ? null : value)) : values);
+    const courses = [...(picture.band ? [picture.band.high, picture.band.low] : []), ...picture.lines.map((line) => line.values)];
+    /** @type {uPlot.AlignedData} */
+    const shown = [picture.x, ...courses.map(drawable)];
     if (!plot || wanted !== shape) {
       plot?.destroy();
       shape = wanted;
-      plot = new uPlot(options(), /** @type {any} */ (shown), chart);
-    } else plot.setData(/** @type {any} */ (shown));
+      plot = new uPlot(options(), shown, chart);
+    } else plot.setData(shown);
     read();
   }
 
@@ -242,14 +240,15 @@ export function lossPanel(el, store, env) {
     }
     const parts = picture.lines
       .filter((line) => line.label)
-      .map((line) => [line.label, valueNear(line.values, at), line.colour, line.broken]);
-    if (picture.band) parts.push(["lowest", picture.band.low[at], ""], ["highest", picture.band.high[at], ""]);
+      .map(({ label, values, colour, broken }) => ({ label, value: valueNear(values, at), colour, broken }));
+    const edge = { colour: "", broken: "" };
+    if (picture.band) parts.push({ ...edge, label: "lowest", value: picture.band.low[at] }, { ...edge, label: "highest", value: picture.band.high[at] });
     readout.replaceChildren(
       span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `steps ${x[at]}–${ends[at]}` : `step ${x[at]}`}`),
-      ...parts.map(([label, value, colour, broken]) => {
+      ...parts.map(({ label, value, colour, broken }) => {
         const item = span("", `${label} `);
-        const strong = span("ddpm-number", value === null || value === undefined ? (broken && value === null ? "no number" : "–") : number(/** @type {number} */ (value)));
-        if (colour) item.style.setProperty("--mark", String(colour));
+        const strong = span("ddpm-number", value === null || value === undefined ? (broken && value === null ? "no number" : "–") : number(value));
+        if (colour) item.style.setProperty("--mark", colour);
         item.className = colour ? "ddpm-item ddpm-marked" : "ddpm-item";
         item.append(strong);
         return item;
@@ -265,9 +264,15 @@ export function lossPanel(el, store, env) {
     return found;
   }
 
+  /** @param {boolean} value */
+  function showEveryRank(value) {
+    everyRank = value;
+    env.redraw();
+  }
+
   return {
+    controls: env.compact ? [] : [metricControls(document, store, showEveryRank)],
     draw,
-    /** @param {number} newWidth @param {number} newHeight */
     resize(newWidth, newHeight) {
       width = Math.max(160, Math.floor(newWidth));
       height = Math.max(80, Math.floor(newHeight - (env.compact ? 0 : 24)));
@@ -289,18 +294,11 @@ export function lossPanel(el, store, env) {
       return { head, rows };
     },
     notes: () => picture.notes,
-    /** For the measurement of latency: of which metric the lines are. */
     drawn: () => ({ metric: picture.name }),
     state() {
       const named = Object.fromEntries(picture.lines.map(({ key, values, ranks }) => [key, { ranks, values: [...values] }]));
       return { metric: picture.name, x: [...picture.x], lines: named, band: picture.band, isBand: picture.isBand, log: store.choice.log, notes: picture.notes };
     },
-    /** @param {boolean} value */
-    showEveryRank(value) {
-      everyRank = value;
-      env.redraw();
-    },
-    /** @param {KeyboardEvent} event */
     onKey(event) {
       if (!plot || !picture.x.length) return false;
       const at = plot.cursor.idx ?? picture.x.length - 1;

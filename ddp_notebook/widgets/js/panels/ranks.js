@@ -2,9 +2,10 @@
  * The panel of the ranks: a table of how each is, and, first of all, who waits for whom.
  */
 
-import { MISSING, bytes, percent, ranksInWords } from "../parts/format.js";
+import { MISSING, bytes, percent } from "../data/format.js";
+import { alarmOf, waiting } from "../parts/notices.js";
 
-/** @typedef {{title: string, of: (row: any) => string, number?: boolean, share?: (row: any) => number, wide?: boolean}} Column */
+/** @typedef {{title: string, of: (row: Record<string, any>) => string, number?: boolean, share?: (row: Record<string, any>) => number, wide?: boolean}} Column */
 
 /** @type {Column[]} */
 const COLUMNS = [
@@ -26,43 +27,11 @@ const COLUMNS = [
 const GPU = ["GPU", "GPU memory"];
 
 /**
- * Who waits for what, the most ranks first: `ranks 0,1,3 wait for rank 2 in all_reduce #12 (cell line 7)`.
- * @param {Iterable<Record<string, any>>} rows
- * @returns {{ranks: number[], words: string}[]}
- */
-export function waiting(rows) {
-  /** @type {Map<string, number[]>} */
-  const found = new Map();
-  for (const row of rows) {
-    if (!row.waits_for) continue;
-    const ranks = found.get(row.waits_for) ?? [];
-    ranks.push(row.rank);
-    found.set(row.waits_for, ranks);
-  }
-  return [...found]
-    .sort((a, b) => b[1].length - a[1].length)
-    .map(([what, ranks]) => ({ ranks, words: `${ranksInWords(ranks)} wait${ranks.length === 1 ? "s" : ""} for ${what}` }));
-}
-
-/** @param {string} words */
-function capital(words) {
-  return words.charAt(0).toUpperCase() + words.slice(1);
-}
-
-/** What is wrong, in a sentence; empty if nothing is. @param {import("../data/store.js").Store} store */
-export function alarmOf(store) {
-  if (store.alert) return capital(store.alert);
-  if (store.state !== "stuck") return "";
-  const found = waiting(store.ranks.values());
-  return found.length ? capital(`${found.map(({ words }) => words).join("; ")}.`) : "The ranks wait for each other and cannot go on.";
-}
-
-/**
  * @param {HTMLElement} el
  * @param {import("../data/store.js").Store} store
- * @param {any} _env
+ * @returns {import("./index.js").Panel}
  */
-export function ranksPanel(el, store, _env) {
+export function ranksPanel(el, store) {
   const document = el.ownerDocument;
   const waits = document.createElement("p");
   waits.className = "ddpm-waits";
@@ -79,6 +48,7 @@ export function ranksPanel(el, store, _env) {
   const lines = new Map();
   /** @type {Column[]} */
   let columns = [];
+  /** @type {Record<string, any>[]} */
   let drawn = [];
 
   function draw() {
@@ -160,6 +130,7 @@ export function ranksPanel(el, store, _env) {
   }
 
   return {
+    controls: [],
     draw,
     resize() {},
     height: () => Math.min(470, 66 + 27 * Math.max(2, store.shownRanks().length)),

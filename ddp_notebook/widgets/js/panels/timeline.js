@@ -13,16 +13,24 @@
  * | ribbon from row to row | the same collective: left edge arrivals, right edge ends |
  */
 
-import { MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
-import { plural } from "../parts/format.js";
+import { plural } from "../data/format.js";
 import { COMMUNICATION, COMPUTE, Lanes } from "../data/lanes.js";
-import { MOST_RIBBONS, callsOf, collectivesIn } from "../drawing/links.js";
-import { StepMarks, leftOut } from "../drawing/stepmarks.js";
-import { Asking, Follow, GOING_ON, controls, legend, tooltip } from "./timeline_controls.js";
 import { isSameName, keyOf, nameOf } from "../data/names.js";
+import { StepMarks, leftOut } from "../data/stepmarks.js";
+import { MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
+import { MOST_RIBBONS, callsOf, collectivesIn } from "../drawing/links.js";
 import { drawScene, xOf } from "../drawing/timeline_draw.js";
-import { timelineWords } from "./timeline_words.js";
 import { pan, zoom } from "../drawing/timewindow.js";
+import { collectiveControl, stepControl } from "../parts/controls.js";
+import { tooltip } from "../parts/tooltip.js";
+import { Asking, Follow, GOING_ON, controls, legend } from "./timeline_controls.js";
+import { pointer as listen } from "./timeline_pointer.js";
+import { timelineWords } from "./timeline_words.js";
+
+/** @typedef {import("../drawing/timewindow.js").TimeWindow} TimeWindow */
+/** @typedef {import("../drawing/timeline_draw.js").Scene} Scene */
+/** @typedef {import("../data/names.js").Name} Name */
+/** @typedef {{rank: number, row: number, which: number, lane: import("../data/lanes.js").Lane, at: number, count: number}} Found  an operation under the pointer */
 
 const TOP = 28; // axis and steps
 const MOST_STEPS = 400; // steps in sight, above which none is asked for or hatched
@@ -30,7 +38,8 @@ const MOST_STEPS = 400; // steps in sight, above which none is asked for or hatc
 /**
  * @param {HTMLElement} el
  * @param {import("../data/store.js").Store} store
- * @param {Record<string, any>} env
+ * @param {import("./index.js").Env} env
+ * @returns {import("./index.js").Panel}
  */
 export function timelinePanel(el, store, env) {
   const lanes = new Lanes();
@@ -38,7 +47,8 @@ export function timelinePanel(el, store, env) {
   const rectangles = new Rectangles();
   const following = new Follow();
   const asking = new Asking(store, env);
-  const bar = env.compact ? null : controls(el, following, { zoomBy, redraw, setWindow, whole: () => limits() });
+  const { ownerDocument: document } = el;
+  const bar = env.compact ? null : controls(el, following, { zoomBy, redraw: () => env.redraw(), setWindow, whole: () => limits() });
   const canvas = el.appendChild(document.createElement("canvas"));
   canvas.style.cssText = "display:block;touch-action:none;cursor:crosshair";
   const key = legend(el);
@@ -48,20 +58,15 @@ export function timelinePanel(el, store, env) {
   let width = 0, height = 0, scroll = 0, run = store.run;
   let left = 52;
   let least = [MERGE_PX, MERGE_PX, MERGE_PX]; // width of the narrowest bars, by lane
-  /** @type {import("../drawing/timeline_draw.js").Scene & Record<string, any>} */
-  let scene;
-  let drawn = { drawMs: 0, draws: 0 };
-  let found = null; // under the pointer: {rank, row, which, lane, at, count}
+  /** @type {Scene|null} */
+  let scene = null;
+  let drawn = { collectMs: 0, drawMs: 0, draws: 0 };
+  /** @type {Found|null} */
+  let found = null;
   let shownStep = store.choice.window && store.choice.step ? `${store.choice.step.cell}.${store.choice.step.step}` : "";
-  let chosenCalls = { key: "", calls: [] };
+  let chosenCalls = { key: "", calls: /** @type {import("../drawing/links.js").Call[]} */ ([]) };
 
   const { rowOf, wordsOf, about, describe, table } = timelineWords(store, lanes);
-  const listeners = new AbortController();
-  const on = (type, listener, options = {}) => canvas.addEventListener(type, listener, { ...options, signal: listeners.signal });
-
-  function redraw() {
-    env.redraw?.();
-  }
 
   // ---- the window
 
@@ -75,23 +80,27 @@ export function timelinePanel(el, store, env) {
   function view() {
     const chosen = store.choice.window;
     if (chosen) return { t0: chosen[0], t1: chosen[1] };
-    return following.window(store, lanes, steps, Math.max(width - left, 50), env.reducedMotion);
+    return following.window(store, lanes, steps.marks, Math.max(width - left, 50), env.reducedMotion);
   }
 
+  /** @param {TimeWindow|null} wanted null: follows the newest */
   function setWindow(wanted) {
     store.choose({ window: wanted ? [wanted.t0, wanted.t1] : null });
   }
 
+  /** @param {number} factor @param {number} [x] what stays where it is */
   function zoomBy(factor, x = (left + width) / 2) {
     const now = view();
     setWindow(zoom(now, timeAt(x, now), factor, limits()));
   }
 
+  /** @param {number} pixels */
   function panBy(pixels) {
     const now = view();
     setWindow(pan(now, (pixels / (width - left)) * (now.t1 - now.t0), limits()));
   }
 
+  /** @param {number} x @param {TimeWindow} view */
   function timeAt(x, { t0, t1 }) {
     return t0 + ((Math.min(Math.max(x, left), width) - left) / Math.max(width - left, 1)) * (t1 - t0);
   }
@@ -132,14 +141,14 @@ export function timelinePanel(el, store, env) {
     });
     const inSight = steps.within(seen);
     const missing = inSight.length > MOST_STEPS ? [] : leftOut(inSight, ranks.slice(0, 4).map((rank) => lanes.of(rank)), GOING_ON.has(store.state) && !store.choice.paused ? now : Infinity);
-    const missingWords = asking.about(missing, seen, ranks, redraw);
+    const missingWords = asking.about(missing, seen, ranks, () => env.redraw());
     scene = {
       pen, colours: env.colours, dpr: env.dpr, width, height, view: seen, left, top: TOP, scroll, ranks, layout, rectangles,
       steps: inSight, missing, missingWords, ribbons: [], wordsOf, hoverRow: pointer.isInside ? pointer.row : -1, pointerX: pointer.isInside ? pointer.x : -1,
     };
-    found = pointer.isInside ? find(pointer.x, pointer.y) : null;
+    found = pointer.isInside ? find(scene, pointer.x, pointer.y) : null;
     const collectMs = performance.now() - begun;
-    scene.ribbons = ribbons(ranks, layout, seen, now);
+    scene.ribbons = ribbons(scene, now);
     drawScene(scene);
     bar?.update(!store.choice.window);
     key.colours(env.colours);
@@ -160,6 +169,7 @@ export function timelinePanel(el, store, env) {
 
   /** What has been left out or drawn together, in words; "" if nothing. */
   function note() {
+    if (!scene) return "";
     const parts = [];
     if (rectangles.merged) parts.push(`${plural(rectangles.merged, "short operation")} drawn as shares of time: zoom in to see single operations`);
     const { missing } = scene;
@@ -168,11 +178,17 @@ export function timelinePanel(el, store, env) {
     return parts.join("; ");
   }
 
-  /** The collectives that are joined across ranks: the chosen, the one under the pointer, and all where they are few. */
-  function ribbons(ranks, layout, seen, now) {
+  /**
+   * The collectives that are joined across ranks: the chosen, the one under the pointer, and all where they are few.
+   * @param {Scene} scene
+   * @param {number} now
+   */
+  function ribbons(scene, now) {
+    const { ranks, layout } = scene;
     const { span } = store.tables;
+    /** @type {Scene["ribbons"]} */
     const made = [];
-    const add = (calls, isChosen) => {
+    const add = /** @param {import("../drawing/links.js").Call[]} calls @param {boolean} isChosen */ (calls, isChosen) => {
       const part = layout.lanes[COMMUNICATION];
       const bars = calls.map(({ row, lane, at }) => {
         const top = TOP + row * layout.row - scroll + part.y + (part.slots > 1 ? lane.slot[at] * part.slotH : 0);
@@ -182,7 +198,7 @@ export function timelinePanel(el, store, env) {
       const isSeen = bars.some(({ x0, x1 }) => x1 >= left && x0 <= width);
       if (isSeen) made.push({ bars, isChosen });
     };
-    const names = layout.row >= 12 && ranks.length > 1 ? collectivesIn(lanes.of(ranks[0])[COMMUNICATION], span, seen, MOST_RIBBONS) : null;
+    const names = layout.row >= 12 && ranks.length > 1 ? collectivesIn(lanes.of(ranks[0])[COMMUNICATION], span, scene.view, MOST_RIBBONS) : null;
     const { collective } = store.choice;
     for (const name of names ?? []) {
       if (isSameName(name, collective)) continue;
@@ -190,26 +206,28 @@ export function timelinePanel(el, store, env) {
     }
     if (collective) add(callsOfChosen(ranks, collective), true);
     const under = found && nameUnder(found);
-    if (under && !isSameName(under, collective)) add(callsOf(lanes, span, under, ranks, found.lane.start[found.at]), true);
+    if (found && under && !isSameName(under, collective)) add(callsOf(lanes, span, under, ranks, found.lane.start[found.at]), true);
     return made;
   }
 
+  /** @param {number[]} ranks @param {Name} collective */
   function callsOfChosen(ranks, collective) {
-    const name = `${keyOf(collective)}:${span().total}:${ranks.length}`;
+    const { span } = store.tables;
+    const name = `${keyOf(collective)}:${span.total}:${ranks.length}`;
     if (chosenCalls.key !== name) {
       const start = store.collectiveOf(collective)?.start;
-      chosenCalls = { key: name, calls: callsOf(lanes, span(), collective, ranks, start) };
+      chosenCalls = { key: name, calls: callsOf(lanes, span, collective, ranks, start) };
     }
     return chosenCalls.calls;
   }
 
-  const span = () => store.tables.span;
   // Far outside of the picture canvases lose precision.
-  const clampX = (x) => Math.min(Math.max(x, -2000), width + 2000);
+  const clampX = /** @param {number} x */ (x) => Math.min(Math.max(x, -2000), width + 2000);
 
   // ---- what is under the pointer
 
-  function find(x, y) {
+  /** @param {Scene} scene @param {number} x @param {number} y @returns {Found|null} */
+  function find(scene, x, y) {
     const { layout, ranks, view: seen } = scene;
     const row = Math.floor((y - TOP + scroll) / layout.row);
     pointer.row = row >= 0 && row < ranks.length && y >= TOP ? row : -1;
@@ -227,71 +245,34 @@ export function timelinePanel(el, store, env) {
     return null;
   }
 
+  /** @param {Found} one @returns {Name|null} */
   function nameUnder(one) {
     if (one.lane.kind[one.at] !== TRANSFER) return null;
     const row = rowOf(one);
-    return row && nameOf(row);
+    return row && nameOf(/** @type {Record<keyof Name, number>} */ (row));
   }
 
-  // ---- pointer
+  // ---- pointer and keys
 
-  const touches = new Map();
-  let dragged = 0;
+  listen(canvas, {
+    zoomBy,
+    panBy,
+    click,
+    hasFocus: () => el.contains(document.activeElement),
+    scrollBy(pixels) {
+      scroll += pixels;
+    },
+    moved(at) {
+      Object.assign(pointer, at, { isInside: true });
+      env.redraw();
+    },
+    left() {
+      pointer.isInside = false;
+      env.redraw();
+    },
+  });
 
-  function place(event) {
-    const box = canvas.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
-  }
-
-  on("pointermove", (event) => {
-    const at = place(event);
-    const before = touches.get(event.pointerId);
-    if (before && touches.size === 2) {
-      const other = [...touches.entries()].find(([id]) => id !== event.pointerId)[1];
-      const apart = Math.abs(before.x - other.x), wanted = Math.abs(at.x - other.x);
-      if (apart > 8 && wanted > 8) zoomBy(wanted / apart, other.x);
-    } else if (before) {
-      dragged += Math.abs(at.x - before.x) + Math.abs(at.y - before.y);
-      if (dragged > 4) {
-        canvas.style.cursor = "grabbing";
-        if (at.x !== before.x) panBy(before.x - at.x);
-        scroll += before.y - at.y;
-      }
-    }
-    if (before) touches.set(event.pointerId, at);
-    Object.assign(pointer, at, { isInside: true });
-    redraw();
-  });
-  on("pointerdown", (event) => {
-    canvas.setPointerCapture(event.pointerId);
-    touches.set(event.pointerId, place(event));
-    dragged = 0;
-  });
-  const release = (event) => {
-    touches.delete(event.pointerId);
-    canvas.style.cursor = "crosshair";
-  };
-  on("pointerup", (event) => {
-    release(event);
-    if (dragged <= 4) click(place(event));
-  });
-  on("pointercancel", release);
-  on("pointerleave", () => {
-    pointer.isInside = false;
-    redraw();
-  });
-  on("wheel", (event) => {
-    // A wheel over the page scrolls the page, until one has clicked here or holds Ctrl, which a pinch does.
-    const isOurs = event.ctrlKey || event.metaKey || el.contains(document.activeElement);
-    const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
-    if (!isOurs && !isSideways) return;
-    event.preventDefault();
-    const unit = event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1;
-    if (isSideways) panBy((event.deltaX || event.deltaY) * unit);
-    else zoomBy(Math.exp((-event.deltaY * unit) / (event.ctrlKey ? 100 : 400)), place(event).x);
-  }, { passive: false });
-  on("dblclick", (event) => zoomBy(event.shiftKey ? 1 / 3 : 3, place(event).x));
-
+  /** @param {import("./timeline_pointer.js").Point} at */
   function click(at) {
     if (!scene) return;
     if (at.y < TOP) {
@@ -300,12 +281,11 @@ export function timelinePanel(el, store, env) {
       if (step) store.choose({ step: { cell: step.cell, step: step.step } });
       return;
     }
-    const one = find(at.x, at.y);
+    const { x, y } = at;
+    const one = find(scene, x, y);
     const name = one && nameUnder(one);
     store.choose({ collective: name || null });
   }
-
-  // ---- keys
 
   /** @param {KeyboardEvent} event @returns {boolean} whether it was for the timeline */
   function onKey(event) {
@@ -313,11 +293,12 @@ export function timelinePanel(el, store, env) {
     if (event.altKey || event.metaKey || event.ctrlKey || /^(INPUT|SELECT|TEXTAREA)$/.test(tag) || (tag === "BUTTON" && event.key === "Enter")) return false;
     const centre = pointer.isInside ? pointer.x : undefined;
     const page = (width - left) / (event.shiftKey ? 1 : 8);
+    /** @type {Record<string, () => void>} */
     const actions = {
       ArrowLeft: () => panBy(-page), a: () => panBy(-page), ArrowRight: () => panBy(page), d: () => panBy(page),
       "+": () => zoomBy(1.6, centre), "=": () => zoomBy(1.6, centre), w: () => zoomBy(1.6, centre),
       "-": () => zoomBy(1 / 1.6, centre), s: () => zoomBy(1 / 1.6, centre),
-      ArrowUp: () => scrollBy(-1), ArrowDown: () => scrollBy(1),
+      ArrowUp: () => scrollRows(-1), ArrowDown: () => scrollRows(1),
       f: () => setWindow(null), End: () => setWindow(null), Home: () => setWindow(limits()),
       ",": () => next(-1), ".": () => next(1), Enter: () => showChosen(),
     };
@@ -328,15 +309,16 @@ export function timelinePanel(el, store, env) {
       return true;
     }
     action();
-    redraw();
+    env.redraw();
     return true;
   }
 
-  function scrollBy(rows) {
+  /** @param {number} rows */
+  function scrollRows(rows) {
     scroll += rows * (scene?.layout.row ?? 0);
   }
 
-  /** The collective before or after the chosen one, brought into sight. */
+  /** The collective before or after the chosen one, brought into sight. @param {number} by */
   function next(by) {
     const all = store.collectives().filter((one) => one.spans.size);
     if (!all.length) return;
@@ -350,7 +332,8 @@ export function timelinePanel(el, store, env) {
 
   /** Zooms to the chosen collective. @param {number} [length] ms of the window; else it fills a third of it */
   function showChosen(length) {
-    const calls = callsOfChosen(store.shownRanks(), store.choice.collective);
+    const { collective } = store.choice;
+    const calls = collective ? callsOfChosen(store.shownRanks(), collective) : [];
     if (!calls.length) return;
     const t0 = Math.min(...calls.map(({ lane, at }) => lane.start[at]));
     const t1 = Math.max(...calls.map(({ lane, at }) => Math.min(lane.end[at], store.now)));
@@ -359,11 +342,12 @@ export function timelinePanel(el, store, env) {
   }
 
   return {
+    controls: env.compact ? [] : [stepControl(document, store), collectiveControl(document, store)],
     draw,
-    describe: () => describe(view(), scene ? note() : ""),
+    describe: () => describe(view(), note()),
     table: () => table(view()),
     onKey,
-    notes: () => (scene && note() ? [note()] : []),
+    notes: () => [note()].filter(Boolean),
     height: () => Math.min(Math.max(store.worldSize * (store.worldSize > 16 ? 9 : store.worldSize > 6 ? 34 : 76), 120), 620) + TOP + (env.compact ? 24 : 64),
     resize(newWidth, newHeight) {
       width = newWidth;
@@ -373,17 +357,16 @@ export function timelinePanel(el, store, env) {
       canvas.style.width = `${width}px`;
       canvas.style.height = `${height}px`;
     },
-    /** What is drawn, for tests. */
     state() {
-      const { view: seen, rectangles: all, missing, ribbons: joined, layout, ranks } = scene ?? { rectangles, missing: [], ribbons: [], ranks: [] };
+      const { missing = [], ribbons: joined = [], ranks = [] } = scene ?? {};
+      const all = rectangles;
       return {
-        window: seen && [seen.t0, seen.t1], isFollowing: !store.choice.window, rectangles: all.total, single: all.single, merged: all.merged, columns: all.columns,
+        window: scene && [scene.view.t0, scene.view.t1], isFollowing: !store.choice.window, rectangles: all.total, single: all.single, merged: all.merged, columns: all.columns,
         links: joined.length, linked: joined.map((one) => one.bars.length), missing: missing.map((one) => one.step), asking: asking.isWaiting, rows: ranks.length,
-        rowHeight: layout?.row, scroll, spans: lanes.count, underPointer: found ? about(found) : null, chosen: store.choice.collective, note: scene ? note() : "", left, top: TOP, ...drawn,
+        rowHeight: scene?.layout.row, scroll, spans: lanes.count, underPointer: found ? about(found) : null, chosen: store.choice.collective, note: note(), left, top: TOP, ...drawn,
       };
     },
     destroy() {
-      listeners.abort();
       asking.unsubscribe();
       asking.clear();
       el.replaceChildren();

@@ -1,16 +1,21 @@
 /**
- * What stands around the timeline: buttons, the legend, the tooltip, following the newest, and asking for what was left out.
+ * What stands around the timeline: buttons, the legend, following the newest, and asking for what was left out.
  */
 
 import { colourOf } from "../drawing/timeline_draw.js";
 import { MEANINGS } from "../drawing/bars.js";
-import { make, show } from "../parts/dom.js";
+import { make } from "../parts/dom.js";
 import { follow } from "../drawing/timewindow.js";
 
 const LENGTHS = [
   ["5000", "last 5 s"], ["500", "last 0.5 s"], ["1000", "last 1 s"], ["2000", "last 2 s"], ["20000", "last 20 s"], ["60000", "last minute"],
   ["1 step", "last step"], ["3 steps", "last 3 steps"], ["10 steps", "last 10 steps"],
 ];
+/** @typedef {import("../data/store.js").Store} Store */
+/** @typedef {import("../data/lanes.js").Lanes} Lanes */
+/** @typedef {import("../data/stepmarks.js").StepMark} StepMark */
+/** @typedef {import("../drawing/timewindow.js").TimeWindow} TimeWindow */
+
 /** States of a run in which more is to come. */
 export const GOING_ON = new Set(["running", "stuck", "hang"]);
 const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
@@ -22,17 +27,21 @@ export class Follow {
     this.length = LENGTHS[0][0];
   }
 
-  /** The time at which there may be something new. */
+  /** The time at which there may be something new. @param {Store} store @param {Lanes} lanes */
   newest(store, lanes) {
     // An idle run does not run away to the left; one that hangs goes on.
     const isGoingOn = GOING_ON.has(store.state) || lanes.hasOpen;
     return isGoingOn || !lanes.count ? store.now : Math.min(lanes.last, store.now);
   }
 
-  window(store, lanes, steps, pixels, inPages) {
+  /**
+   * @param {Store} store @param {Lanes} lanes @param {StepMark[]} marks @param {number} pixels @param {boolean} inPages
+   * @returns {TimeWindow}
+   */
+  window(store, lanes, marks, pixels, inPages) {
     const newest = this.newest(store, lanes);
     const [count, isSteps] = this.length.split(" ");
-    const over = isSteps ? steps.marks.filter((one) => one.end <= newest).slice(-Number(count)) : [];
+    const over = isSteps ? marks.filter((one) => one.end <= newest).slice(-Number(count)) : [];
     if (over.length) {
       const t0 = over[0].start, t1 = over[over.length - 1].end;
       return { t0: t0 - (t1 - t0) / 40, t1: t1 + (t1 - t0) / 40 };
@@ -44,11 +53,11 @@ export class Follow {
 /**
  * @param {HTMLElement} el
  * @param {Follow} following
- * @param {{zoomBy: (factor: number) => void, redraw: () => void, setWindow: (wanted: any) => void, whole: () => any}} actions
+ * @param {{zoomBy: (factor: number) => void, redraw: () => void, setWindow: (wanted: TimeWindow|null) => void, whole: () => TimeWindow}} actions
  */
 export function controls(el, following, { zoomBy, redraw, setWindow, whole }) {
   const document = el.ownerDocument;
-  const button = (text, label, onclick) => make(document, "button", { type: "button", textContent: text, title: label, "aria-label": label, onclick });
+  const button = /** @param {string} text @param {string} label @param {() => void} onclick */ (text, label, onclick) => make(document, "button", { type: "button", textContent: text, title: label, "aria-label": label, onclick });
   const newest = button("Follow", "Follow the newest (F)", () => setWindow(null));
   const onchange = () => {
     following.length = lengths.value;
@@ -75,11 +84,12 @@ export function controls(el, following, { zoomBy, redraw, setWindow, whole }) {
   el.append(row);
   return {
     height: () => row.offsetHeight + 4,
-    update: (isFollowing) => newest.setAttribute("aria-pressed", String(isFollowing)),
+    update: /** @param {boolean} isFollowing */ (isFollowing) => newest.setAttribute("aria-pressed", String(isFollowing)),
   };
 }
 
 const LEGEND = ["forward", "backward", "optimizer", "input", "transfer", "waiting"];
+/** @type {Record<string, string>} */
 const LEGEND_WORDS = { transfer: "communication", waiting: "waits for the last rank" };
 
 /** @param {HTMLElement} el */
@@ -93,6 +103,7 @@ export function legend(el) {
   let shown = null;
   return {
     height: () => row.offsetHeight,
+    /** @param {import("../drawing/colours.js").Palette} colours */
     colours(colours) {
       if (shown === colours) return;
       shown = colours;
@@ -104,48 +115,37 @@ export function legend(el) {
   };
 }
 
-/** Words beside the pointer. For the eye only: a screen reader has the table. @param {HTMLElement} el */
-export function tooltip(el) {
-  const box = make(el.ownerDocument, "div", { class: "ddpm-tip", "aria-hidden": "true", hidden: true });
-  box.style.whiteSpace = "pre-line";
-  el.append(box);
-  return {
-    /** @param {string[]|null} lines none: hides it @param {number} x @param {number} y in `el` @param {number} width of `el` */
-    show(lines, x = 0, y = 0, width = 0) {
-      show(box, !!lines);
-      if (!lines) return;
-      const text = lines.join("\n");
-      if (box.textContent !== text) box.textContent = text;
-      const isRight = x + 14 + box.offsetWidth <= width;
-      box.style.left = `${isRight ? x + 14 : Math.max(x - 14 - box.offsetWidth, 0)}px`;
-      box.style.top = `${y + 16}px`;
-    },
-  };
-}
-
 /** Asks the kernel for the steps in sight that were left out, once each, when the window has come to rest. */
 export class Asking {
+  /** @param {Store} store @param {import("./index.js").Env} env */
   constructor(store, env) {
     this.store = store;
     this.env = env;
-    this.clear();
+    /** @type {Map<string, number>} request by step */
+    this.requests = new Map();
+    /** @type {Map<number, number>} time by request */
+    this.sentAt = new Map();
+    this.words = "";
+    this.isWaiting = false;
+    /** @type {ReturnType<typeof setTimeout>|undefined} */
+    this._timer = undefined;
     // Also while paused, when nothing else is drawn.
-    this.unsubscribe = store.subscribe(() => this.isWaiting && env.redraw?.());
+    this.unsubscribe = store.subscribe(() => {
+      if (this.isWaiting) env.redraw();
+    });
   }
 
   clear() {
     clearTimeout(this._timer);
-    /** @type {Map<string, number>} request by step */
-    this.requests = new Map();
-    this.sentAt = new Map();
+    this.requests.clear();
+    this.sentAt.clear();
     this.words = "";
     this.isWaiting = false;
-    this._timer = 0;
   }
 
   /**
-   * @param {import("../drawing/stepmarks.js").StepMark[]} missing
-   * @param {{t0: number, t1: number}} view
+   * @param {StepMark[]} missing
+   * @param {TimeWindow} view
    * @param {number[]} ranks
    * @param {() => void} redraw
    * @returns {string} what stands on the hatch: the longer and the shorter, with a bar between
@@ -155,9 +155,9 @@ export class Asking {
     this.words = "";
     this.isWaiting = false;
     if (!missing.length) return "";
-    const name = ({ cell, step }) => `${cell}.${step}`;
+    const name = /** @param {StepMark} one */ ({ cell, step }) => `${cell}.${step}`;
     const isChosen = this.store.choice.window !== null; // while following the next picture is another one
-    if (!this.env.ask || this.env.canSend === false) return "not on this page";
+    if (!this.env.canSend) return "not on this page";
     if (!isChosen || view.t1 - view.t0 > MOST_ASKED_MS) {
       this.words = isChosen ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
       return "not sent";
@@ -175,11 +175,11 @@ export class Asking {
     const waiting = missing.filter((one) => !this.store.answers.has(this.requests.get(name(one)) ?? -1));
     this.isWaiting = waiting.length > 0;
     if (!this.isWaiting) {
-      const [{ message }] = missing.map((one) => this.store.answers.get(this.requests.get(name(one))));
-      this.words = `: ${message.error ?? "the recording has no more of them"}`;
+      const answer = this.store.answers.get(this.requests.get(name(missing[0])) ?? -1);
+      this.words = `: ${answer?.message.error ?? "the recording has no more of them"}`;
       return "not in the recording any more|not kept";
     }
-    const since = Math.min(...waiting.map((one) => this.sentAt.get(this.requests.get(name(one))) ?? Infinity));
+    const since = Math.min(...waiting.map((one) => this.sentAt.get(this.requests.get(name(one)) ?? -1) ?? Infinity));
     const isLate = performance.now() - since > PATIENCE_MS && GOING_ON.has(this.store.state);
     this.words = isLate ? ": asked the kernel, which answers when the cell is over" : ": asking the kernel";
     return isLate ? "asked; the kernel answers after the cell|asked" : "asking the kernel …|asking";

@@ -3,7 +3,7 @@
  */
 
 import { TRANSFER } from "../drawing/bars.js";
-import { bytes, duration, percent, plural, ranksInWords } from "../parts/format.js";
+import { bytes, duration, percent, plural, ranksInWords } from "../data/format.js";
 import { COMMUNICATION, COMPUTE, FAILED, UNWAITED } from "../data/lanes.js";
 import { KINDS } from "../data/tables.js";
 
@@ -18,12 +18,13 @@ const SAYABLE = 50; // rows of the table for screen readers
 export function timelineWords(store, lanes) {
   const span = () => store.tables.span;
 
-  /** Its row as an object; null where the store has let it go. */
+  /** Its row as an object; null where the store has let it go. @param {Place} place */
   function rowOf({ lane, at }) {
     const index = span().find(lane.row[at]);
     return index < 0 ? null : span().row(index);
   }
 
+  /** Labels of a bar, the longest first. @param {import("../data/lanes.js").Lane} lane @param {number} at @returns {string[]} */
   function wordsOf(lane, at) {
     const index = span().find(lane.row[at]);
     const kind = lane.kind[at];
@@ -34,7 +35,7 @@ export function timelineWords(store, lanes) {
     return [`${words} #${number[index]}`, words, `#${number[index]}`];
   }
 
-  /** Lines about an operation. */
+  /** Lines about an operation. @param {Place & {rank: number, count: number}} one */
   function about(one) {
     const row = rowOf(one);
     const { lane, at } = one;
@@ -82,7 +83,7 @@ export function timelineWords(store, lanes) {
     const count = each.reduce((sum, one) => sum + one.count, 0);
     const length = seen.t1 - seen.t0;
     if (!count) return `nothing was recorded in these ${duration(length)}.`;
-    const part = (name) => percent(each.reduce((sum, one) => sum + one[name], 0) / each.length / length);
+    const part = /** @param {"compute"|"communication"} name */ (name) => percent(each.reduce((sum, one) => sum + one[name], 0) / each.length / length);
     const byWait = [...each].filter((one) => one.communication).sort((a, b) => a.waited - b.waited);
     const least = byWait[0], most = byWait[byWait.length - 1];
     const slow = byWait.length > 1 && most.waited > 2 * least.waited + length / 100 ? ` Rank ${least.rank} waits least, ${duration(least.waited)}; rank ${most.rank} most, ${duration(most.waited)}.` : "";

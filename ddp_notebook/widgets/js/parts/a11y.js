@@ -2,7 +2,7 @@
  * What stands behind pictures: a sentence and a table for who does not see them, and the line that tells of changes.
  */
 
-import { plural } from "./format.js";
+import { plural } from "../data/format.js";
 
 const EVERY_MS = 1000;
 const MOST_ROWS = 64;
@@ -21,9 +21,9 @@ export function behind(el, panel, name) {
   let said = "";
 
   return {
-    update(force = false) {
+    update() {
       const now = performance.now();
-      if (!force && now - last < EVERY_MS) return;
+      if (now - last < EVERY_MS) return;
       last = now;
       const canvases = el.querySelectorAll("canvas");
       const sentence = `${name}: ${panel.describe()}`;

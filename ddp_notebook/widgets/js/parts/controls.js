@@ -5,13 +5,12 @@
  */
 
 import { make, newId, show } from "./dom.js";
-import { parseRanks, plural, ranksShort } from "./format.js";
+import { parseRanks, plural, ranksShort } from "../data/format.js";
 import { MOST_LINES } from "../drawing/curves.js";
-import { chosenMetric } from "../panels/loss.js";
 import { isSameName, nameOf } from "../data/names.js";
-import { chooseNeighbour } from "../panels/sync.js";
 
 /** @typedef {import("../data/store.js").Store} Store */
+/** @typedef {{el: HTMLElement, update(): void, destroy(): void}} Control */
 
 /** A button to go one further. @param {Document} document @param {string} sign @param {string} label @param {() => void} press */
 function arrow(document, sign, label, press) {
@@ -67,9 +66,9 @@ export function rankPicker(document, store) {
     event.stopPropagation();
   };
   // As a menu does: it closes when the focus or the pointer goes elsewhere.
-  el.onfocusout = (event) => {
+  el.addEventListener("focusout", (event) => {
     if (event.relatedTarget && !el.contains(/** @type {Node} */ (event.relatedTarget))) el.open = false;
-  };
+  });
   const outside = /** @param {Event} event */ (event) => {
     if (el.open && !event.composedPath().includes(el)) el.open = false;
   };
@@ -135,7 +134,7 @@ export function metricControls(document, store, showEveryRank) {
       metric.replaceChildren(...found.map((name) => make(document, "option", { value: name, textContent: name })));
     }
     metric.disabled = !found.length;
-    const chosen = chosenMetric(store);
+    const chosen = store.chosenMetric();
     if (chosen && metric.value !== chosen) metric.value = chosen;
     if (log.checked !== store.choice.log) log.checked = store.choice.log;
     if (Number(smoothing.value) !== store.choice.smoothing) smoothing.value = String(store.choice.smoothing);
@@ -174,9 +173,9 @@ export function stepControl(document, store) {
       "span",
       { class: "ddpm-field" },
       make(document, "label", { for: id }, "Step"),
-      arrow(document, "‹", "Previous step", () => chooseNeighbour(store, -1)),
+      arrow(document, "‹", "Previous step", () => store.chooseNeighbour(-1)),
       slider,
-      arrow(document, "›", "Next step", () => chooseNeighbour(store, 1)),
+      arrow(document, "›", "Next step", () => store.chooseNeighbour(1)),
       told,
     ),
     make(document, "label", {}, latest, "latest"),
@@ -205,7 +204,7 @@ export function stepControl(document, store) {
  * Of the sync panel: what is below the bars, and of which rank the buckets are.
  * @param {Document} document
  * @param {Store} store
- * @param {any} panel
+ * @param {{showDetail(value: "buckets"|"ranks"): void, showRank(value: number): void}} panel
  */
 export function detailControls(document, store, panel) {
   const [detailId, rankId] = [newId("detail"), newId("rank")];
@@ -217,7 +216,7 @@ export function detailControls(document, store, panel) {
     {
       id: detailId,
       onchange() {
-        panel.showDetail(detail.value);
+        panel.showDetail(detail.value === "ranks" ? "ranks" : "buckets");
         show(rankField, detail.value === "buckets");
       },
     },

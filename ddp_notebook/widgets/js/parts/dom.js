@@ -21,7 +21,7 @@ export function make(document, tag, properties = {}, ...children) {
   const found = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (/^(class|role|for|aria-.*|data-.*)$/.test(name)) found.setAttribute(name, String(value));
-    else found[name] = value;
+    else Object.assign(found, { [name]: value });
   }
   found.append(...children);
   return found;

@@ -5,6 +5,7 @@
 import { show } from "./dom.js";
 import { PARTS } from "../data/tables.js";
 
+/** @type {Record<string, string>} */
 export const WORDS = {
   input: "input",
   compute: "compute",
@@ -15,7 +16,7 @@ export const WORDS = {
   rest: "rest",
 };
 
-/** A list of colours and words. @param {HTMLElement} el @param {any} env */
+/** A list of colours and words. @param {HTMLElement} el @param {{colours: import("../drawing/colours.js").Palette}} env */
 export function legend(el, env) {
   const document = el.ownerDocument;
   const list = document.createElement("ul");
@@ -26,9 +27,10 @@ export function legend(el, env) {
     const swatch = document.createElement("i");
     item.append(swatch, words);
     list.append(item);
-    return [part, swatch];
+    return { part, style: swatch.style };
   });
   el.append(list);
+  /** @type {object|null} */
   let drawn = null;
   return {
     /** @param {string} detail what is below the bars */
@@ -37,9 +39,8 @@ export function legend(el, env) {
       if (drawn === env.colours) return;
       drawn = env.colours;
       const { fill } = env.colours;
-      for (const [part, swatch] of swatches) {
-        const style = /** @type {HTMLElement} */ (swatch).style;
-        style.background = part === "overlapped" ? `repeating-linear-gradient(135deg, ${fill.overlapped} 0 3px, ${fill.overlappedStripe} 3px 5px)` : fill[/** @type {string} */ (part)];
+      for (const { part, style } of swatches) {
+        style.background = part === "overlapped" ? `repeating-linear-gradient(135deg, ${fill.overlapped} 0 3px, ${fill.overlappedStripe} 3px 5px)` : fill[part];
         style.borderColor = part === "waiting" ? fill.waitingLine : "transparent";
       }
     },

@@ -1,11 +1,43 @@
 /**
- * The words of the lines below the picture.
+ * What the lines above and below the picture say: who hangs, what goes on, what was left out.
  */
 
-import { plural } from "./format.js";
-import { alarmOf } from "../panels/ranks.js";
+import { plural, ranksInWords } from "../data/format.js";
 
+/** @type {Record<string, string>} */
 const STATES = { stuck: "hangs" };
+
+/**
+ * Who waits for what, the most ranks first: `ranks 0,1,3 wait for rank 2 in all_reduce #12 (cell line 7)`.
+ * @param {Iterable<Record<string, any>>} rows
+ * @returns {{ranks: number[], words: string}[]}
+ */
+export function waiting(rows) {
+  /** @type {Map<string, number[]>} */
+  const found = new Map();
+  for (const row of rows) {
+    if (!row.waits_for) continue;
+    const ranks = found.get(row.waits_for) ?? [];
+    ranks.push(row.rank);
+    found.set(row.waits_for, ranks);
+  }
+  return [...found]
+    .sort((a, b) => b[1].length - a[1].length)
+    .map(([what, ranks]) => ({ ranks, words: `${ranksInWords(ranks)} wait${ranks.length === 1 ? "s" : ""} for ${what}` }));
+}
+
+/** @param {string} words */
+function capital(words) {
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
+/** What is wrong, in a sentence; empty if nothing is. @param {import("../data/store.js").Store} store */
+export function alarmOf(store) {
+  if (store.alert) return capital(store.alert);
+  if (store.state !== "stuck") return "";
+  const found = waiting(store.ranks.values());
+  return found.length ? capital(`${found.map(({ words }) => words).join("; ")}.`) : "The ranks wait for each other and cannot go on.";
+}
 
 /**
  * What the view is in: for the chip at the top, and for the line that is read out. The line changes only when a state
@@ -21,6 +53,7 @@ export function stateOf(store, interrupt) {
   if (store.catchingUp) return { chip, words: `Catching up: ${plural(store.missed, "message")} did not arrive.` };
   const alarm = alarmOf(store);
   if (alarm) return { chip, words: `Cell ${cell} hangs. ${alarm}` };
+  /** @type {Record<string, string>} */
   const whats = {
     running: `Cell ${cell} is running.`,
     idle: `No cell is running${store.cell ? `; the last one was ${cell}` : ""}.`,

@@ -1,5 +1,5 @@
 /**
- * From a message and its buffer to tables.
+ * From a message of the feed and its buffer to tables.
  *
  * A message's `tables` say for each table how many rows it has and where its columns lie, in one buffer, little endian,
  * each aligned to 8 bytes. `tables.py` packs them so that they are few bytes:
@@ -9,6 +9,7 @@
  *     ["start", "u2", 32, 1e-4, 812]  what is meant is 1e-4 * raw + 812, and the greatest raw number means NaN
  */
 
+/** @type {Record<string, {new (buffer: ArrayBufferLike, offset: number, count: number): Column, BYTES_PER_ELEMENT: number}>} */
 const TYPES = {
   u1: Uint8Array,
   i1: Int8Array,
@@ -19,6 +20,7 @@ const TYPES = {
   f4: Float32Array,
   f8: Float64Array,
 };
+/** @type {Record<string, number>} */
 const GREATEST = { u1: 0xff, u2: 0xffff, u4: 0xffffffff };
 
 /** @typedef {Uint8Array|Int8Array|Uint16Array|Int16Array|Uint32Array|Int32Array|Float32Array|Float64Array} Column */

@@ -3,7 +3,7 @@
  * came before a view was opened is there.
  */
 
-import { Store } from "./store.js";
+import { Store } from "./data/store.js";
 
 const HELLO_AFTER_MS = 300; // a model that was made by a running cell gets its first message sooner
 

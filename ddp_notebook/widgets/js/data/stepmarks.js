@@ -3,7 +3,7 @@
  * browser, the feed leaves out whole steps. Their times are known all the same.
  */
 
-import { COMMUNICATION, COMPUTE, lowerBound } from "../data/lanes.js";
+import { COMMUNICATION, COMPUTE, lowerBound } from "./lanes.js";
 
 /** @typedef {{cell: number, step: number, start: number, end: number}} StepMark */
 
@@ -11,10 +11,6 @@ const SETTLED_MS = 500; // a step's spans may come a little later than the step
 
 export class StepMarks {
   constructor() {
-    this.clear();
-  }
-
-  clear() {
     /** @type {StepMark[]} by start */
     this.marks = [];
     /** @type {Map<string, StepMark>} */
@@ -22,7 +18,11 @@ export class StepMarks {
     this._end = 0;
   }
 
-  /** Takes in what has come since. @param {import("../data/table.js").Table} table */
+  clear() {
+    Object.assign(this, new StepMarks());
+  }
+
+  /** Takes in what has come since. @param {import("./table.js").Table} table */
   sync(table) {
     if (table.moved + table.first >= this._end || this.marks.length > table.length + 64) this.clear();
     const { cell, step, start, duration } = table.columns;
@@ -69,14 +69,14 @@ export class StepMarks {
  * Those of the steps of which nothing is here.
  *
  * @param {StepMark[]} steps
- * @param {import("../data/lanes.js").Lane[][]} ranks lanes of the ranks that are looked at
+ * @param {import("./lanes.js").Lane[][]} ranks lanes of the ranks that are looked at
  * @param {number} newest the latest time that is known
  */
 export function leftOut(steps, ranks, newest) {
   return steps.filter((step) => step.end < newest - SETTLED_MS && !ranks.some((lanes) => hasWork(lanes, step)));
 }
 
-/** @param {import("../data/lanes.js").Lane[]} lanes @param {StepMark} step */
+/** @param {import("./lanes.js").Lane[]} lanes @param {StepMark} step */
 function hasWork(lanes, { start, end }) {
   // Not at the very edges: a neighbour's span may reach over a little.
   const edge = (end - start) / 50;

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fromBase64, unpack } from "../../ddp_notebook/widgets/js/data/wire.js";
+import { fromBase64, unpack } from "../../ddp_notebook/widgets/js/data/unpack.js";
 
 /** @param {Record<string, any>} tables @param {ArrayBufferLike} buffer */
 const one = (tables, buffer) => unpack({ tables }, [buffer]);

@@ -1,0 +1,105 @@
+// What the kernel says of a lesson (lessons/acts.py): the state that is drawn.
+
+/** JSON has no NaN and no infinities: they are words. */
+export type Figure = number | "nan" | "inf" | "-inf";
+/** From, to, bytes. */
+export type Link = [number, number, number];
+
+interface State {
+  world_size: number;
+  answered?: string; // the request that was done last
+  error?: string;
+}
+
+export interface ExplorerState extends State {
+  kind: "collective";
+  op: string;
+  reduce_op: string;
+  root: number;
+  peer: number;
+  group: number[];
+  dtype: string;
+  sizes: number[];
+  ops: string[];
+  dtypes: string[];
+  reduce_ops: string[];
+  reduces: boolean;
+  rooted: boolean;
+  messages: boolean; // send and receive
+  uneven: boolean;
+  wrong: string[];
+  actors: number[];
+  line: string;
+  formula: string;
+  inputs: Record<number, number[]>;
+  in_chunks: Record<number, [string, number][]>;
+  out_chunks: Record<number, [string, number][]>;
+  who: Record<number, number[][]>; // whose data an element has
+  specified: number[];
+  prediction: Record<number, Figure[]>;
+  result: Record<number, number[]> | null;
+  right: Record<number, boolean[]> | null;
+  agrees: boolean | null;
+  happened: Happened | null;
+}
+
+export interface Happened {
+  kind: string;
+  rank: number;
+  code: string;
+  error: string;
+  message: string;
+  by_rank: Record<number, string>;
+  values: Record<number, Figure[]>;
+  seconds: number;
+}
+
+export interface StepperState extends State {
+  kind: "algorithm";
+  name: string;
+  names: string[];
+  steps: number;
+  taken: number;
+  sizes: number[];
+  dtype: string;
+  rules: string[];
+  states: Shown[];
+  theory: Link[];
+  real_line: string;
+  agrees: boolean | null;
+}
+
+/** After one step. */
+export interface Shown {
+  moves: [number, number, number, number][]; // from, to, first and last element
+  chunks: number[][][]; // by rank and chunk
+  who: number[][][];
+  links: Link[];
+}
+
+export interface SceneState extends State {
+  kind: "messages";
+  name: string;
+  stories: [string, string][];
+  title: string;
+  lesson: string;
+  code: string;
+  events: Event[];
+  arrows: [number, number][];
+  said: string[];
+  message: string;
+  strip: number[] | null;
+}
+
+/** Own work, or a call; times are milliseconds. */
+export interface Event {
+  rank: number;
+  what: string;
+  peer: number | null;
+  tag: number;
+  nbytes: number;
+  start: number;
+  end: number;
+  blocked: number;
+  over: boolean;
+}

@@ -1,0 +1,148 @@
+/**
+ * All that is known of one run. Another run begins with a new one.
+ */
+
+import { keyOf } from "./names.js";
+import { Index, makeTables } from "./tables.js";
+
+/** @typedef {{message: Record<string, any>, rows: Record<string, import("./unpack.js").Rows>, buffers: (ArrayBuffer|ArrayBufferView)[]}} Answer */
+
+const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
+
+export class Run {
+  /** @param {string|null} [run] its name */
+  constructor(run = null) {
+    this.run = run;
+    this.seq = 0; // number of the last message
+    this.worldSize = 0;
+    this.cell = 0;
+    this.state = "";
+    this.title = "";
+    this.alert = "";
+    this.liveNow = 0;
+    this.arrivedAt = 0; // performance.now() of the last message
+    this.messages = 0;
+    this.missed = 0; // messages that never came
+    this.catchingUp = false;
+    this.askedAt = -Infinity;
+    this.askAgainMs = HELLO_AGAIN_MS;
+    /** @type {Map<number, string>} */
+    this.texts = new Map();
+    /** @type {number|null} */
+    this.only = null; // the one cell that this view is of
+    /** @type {Map<number, string>} */
+    this.prompts = new Map(); // of cells that are over: "In [8]"
+    /** @type {Map<number, {time: number, buckets: {parameters: string[]}[]}[]>} */
+    this.layouts = new Map();
+    /** @type {Record<string, any>} */
+    this.notes = {};
+    /** @type {Map<number, Record<string, any>>} */
+    this.liveRanks = new Map();
+    /** @type {Map<string, {cell: number, limit: number, series: Map<number, import("./series.js").Series>}>} */
+    this.metrics = new Map();
+    /** @type {{rank: number, name: string, step: number, value: number, time: number}[]} */
+    this.fresh = []; // the newest metrics, for the measurement of latency
+    this.freshTotal = 0; // how many there ever were
+    this.tables = makeTables();
+    this.stepIndex = new Index(this.tables.step);
+    this.bucketIndex = new Index(this.tables.bucket);
+    /** @type {Map<string, import("./tables.js").CollectiveEntry>} */
+    this.collectiveIndex = new Map(); // by their names (names.js)
+    /** @type {import("./tables.js").CollectiveEntry[]} */
+    this.collectiveList = [];
+    this.isCollectiveListCurrent = true;
+    /** @type {number[][]} */
+    this.spansOfRank = []; // row numbers
+    this.forgottenSpan = 0;
+    /** @type {Map<string, number>[]} */
+    this.openOfRank = []; // row numbers of spans that may come again
+    /** @type {Map<number, Answer>} */
+    this.answers = new Map(); // by the number of the question
+    /** @type {{now: number, ranks: Map<number, Record<string, any>>, ends: Record<"step"|"bucket"|"span"|"value", number>}|null} */
+    this.frozen = null; // what was known when the pause began
+  }
+
+  /** @param {number} number @returns {string} */
+  text(number) {
+    return this.texts.get(number) ?? "";
+  }
+
+  /** The number of a cell, with the prompt by which its reader knows it where that is known. @param {number} cell */
+  cellName(cell) {
+    const prompt = this.prompts.get(cell);
+    return prompt ? `${cell} (${prompt})` : `${cell}`;
+  }
+
+  /** By the time of their first rank. */
+  sortedCollectives() {
+    if (!this.isCollectiveListCurrent) {
+      this.collectiveList = [...this.collectiveIndex.values()].sort((a, b) => a.start - b.start || a.number - b.number);
+      this.isCollectiveListCurrent = true;
+    }
+    return this.collectiveList;
+  }
+
+  // ---- what comes
+
+  /** Count a message. @param {Record<string, any>} message @returns {boolean} whether it brings anything that is not known */
+  isNews({ kind, seq }) {
+    const expected = this.seq + 1;
+    if (kind === "snapshot") {
+      // Whoever has seen all has more than a snapshot holds.
+      const isComplete = !this.catchingUp && this.seq > 0 && seq <= this.seq;
+      this.catchingUp = false;
+      this.seq = Math.max(this.seq, seq);
+      return !isComplete;
+    }
+    if (seq < expected) return false; // it was in a snapshot
+    if (seq > expected) {
+      this.missed += seq - expected;
+      this.catchingUp = true;
+    }
+    this.seq = seq;
+    return true;
+  }
+
+  /** Whether to ask for a snapshot: messages are missing, and it was not asked for lately. @param {number} now performance.now() */
+  wantsSnapshot(now) {
+    if (!this.catchingUp) this.askAgainMs = HELLO_AGAIN_MS;
+    if (!this.catchingUp || now - this.askedAt < this.askAgainMs) return false;
+    this.askAgainMs = Math.min(60e3, this.askedAt > 0 ? 2 * this.askAgainMs : this.askAgainMs);
+    this.askedAt = now;
+    return true;
+  }
+
+  /** @param {Record<string, any>} message */
+  takeHeader(message) {
+    this.worldSize = message.world_size ?? this.worldSize;
+    this.liveNow = Math.max(this.liveNow, message.now_ms ?? 0);
+    this.cell = message.cell ?? this.cell;
+    this.only = message.only ?? this.only;
+    this.state = message.state ?? this.state;
+    this.title = message.title ?? this.title;
+    this.alert = message.why ?? "";
+    this.notes = message.notes ?? this.notes;
+  }
+
+  /** Let go what points at rows that are gone. */
+  forget() {
+    const { span, value } = this.tables;
+    if (span.moved + span.first !== this.forgottenSpan) {
+      this.forgottenSpan = span.moved + span.first;
+      for (const own of this.spansOfRank) {
+        if (!own || own.length < 64) continue;
+        let gone = 0;
+        while (gone < own.length && own[gone] < this.forgottenSpan) gone++;
+        if (gone > own.length / 4) own.splice(0, gone);
+      }
+    }
+    const most = 2 * Math.max(2048, Math.ceil((span.limit + value.limit) / Math.max(1, this.worldSize) / 2));
+    if (this.collectiveIndex.size > most) {
+      const entries = this.sortedCollectives();
+      for (const entry of entries.slice(0, entries.length - Math.floor(most / 2))) {
+        this.collectiveIndex.delete(keyOf(entry));
+      }
+      this.isCollectiveListCurrent = false;
+    }
+  }
+}
