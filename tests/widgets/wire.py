@@ -1,4 +1,4 @@
-"""What the browser makes of a message: the same as `js/wire.js`, so that tests see what a view sees."""
+"""What the browser makes of a message: the same as `js/data/unpack.js`, so that tests see what a view sees."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ export function explorer(el, link, status) {
   /** @param {State} now */
   function drawControls(now) {
     const ranks = Array.from({ length: now.world_size }, (_, rank) => rank);
-    const focused = controls.contains(document.activeElement) ? [...controls.querySelectorAll("select, input")].findIndex((one) => one === document.activeElement) : -1;
+    const focused = [...controls.querySelectorAll("select, input")].indexOf(/** @type {Element} */ (document.activeElement));
     const sizes = make(document, "input", {
       id: newId("sizes"),
       type: "text",
@@ -253,7 +253,7 @@ export function explorer(el, link, status) {
 
   /** @param {State} now */
   function drawGrid(now) {
-    const focused = [...grid.querySelectorAll("input")].findIndex((one) => one === document.activeElement);
+    const focused = [...grid.querySelectorAll("input")].indexOf(/** @type {HTMLInputElement} */ (document.activeElement));
     const ranks = Array.from({ length: now.world_size }, (_, rank) => rank);
     const inside = /** @param {number} rank */ (rank) => now.actors.includes(rank);
     const head = make(document, "tr", {}, make(document, "td", {}));
@@ -311,7 +311,7 @@ export function explorer(el, link, status) {
     if (key !== drawnFor) {
       if (drawnFor) [guesses, isRevealed, chosen, edited] = [{}, false, null, null];
       drawnFor = key;
-      // What was run before the page came: of a saved notebook.
+      // A saved notebook has results from before this page was opened.
       if (now.result && !link.isBusy()) {
         isRevealed = true;
         for (const [rank, given] of Object.entries(now.prediction ?? {})) guesses[rank] = given.map((one) => (one === "nan" ? "" : figure(one)));

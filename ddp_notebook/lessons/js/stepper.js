@@ -20,10 +20,7 @@ export function place(rank, n) {
 
 /** The link with the most bytes. @param {Edge[]} links @returns {Edge|null} */
 export function busiest(links) {
-  /** @type {Edge|null} */
-  let best = null;
-  for (const one of links) if (!best || one[2] > best[2]) best = one;
-  return best;
+  return links.reduce((best, one) => (!best || one[2] > best[2] ? one : best), /** @type {Edge|null} */ (null));
 }
 
 /** Bytes into and out of each rank. @param {Edge[]} links @param {number} n */
@@ -165,7 +162,7 @@ export function stepper(el, link) {
       const [dx, dy] = [b[0] - a[0], b[1] - a[1]];
       const length = Math.hypot(dx, dy);
       const [ux, uy] = [dx / length, dy / length];
-      // Both ways between two ranks lie side by side.
+      // Links in both directions between two ranks lie side by side.
       const aside = seen.has(`${to},${from}`) || now.theory.some(([f, t]) => f === to && t === from) ? 6 : 0;
       const start = [a[0] + ux * (NODE + 2) - uy * aside, a[1] + uy * (NODE + 2) + ux * aside];
       const end = [b[0] - ux * (NODE + 2) - uy * aside, b[1] - uy * (NODE + 2) + ux * aside];

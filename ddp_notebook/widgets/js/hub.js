@@ -1,6 +1,6 @@
 /**
- * A store, and the way to the kernel. One for each model of the widget: it lives as long as the model does, so that what
- * came before a view was opened is there.
+ * A store, and the connection to the kernel. There is one for each model of the widget, which lives as long as the model:
+ * so it has what came before a view was opened.
  */
 
 import { Store } from "./data/store.js";

@@ -47,7 +47,7 @@
  *       timeline        the timeline: timeline_controls, timeline_pointer, timeline_words
  *       tensors         the tensors of a collective: tensors_words
  *       ranks           how each rank is
- *     hub         a store, and the way to the kernel
+ *     hub         a store, and the connection to the kernel
  *     head        the title and what is chosen for all panels
  *     view        one view: tabs, when to draw
  */

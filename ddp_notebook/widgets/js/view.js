@@ -278,7 +278,7 @@ class View {
     const words = this.head.update();
     this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "stuck" : store.state;
     this.status.say(words);
-    // What hangs is seen above; here it is only read out.
+    // A hang is shown above; here it is only read out.
     this.statusEl.classList.toggle("ddpm-hidden", alarm !== "" && words.endsWith(alarm));
     const notes = [...this.current.flatMap((one) => one.panel.notes()), ...inWords(store)].join(" · ");
     if (this.notes.textContent !== notes) this.notes.textContent = notes;

@@ -1,7 +1,7 @@
 /**
  * Numbers, times, sizes and sets of ranks in words.
  *
- * Times are milliseconds, as on the wire. A missing number is an en dash, never a zero.
+ * Times are milliseconds, as in the feed. A missing number is an en dash, never a zero.
  */
 
 export const MISSING = "–";

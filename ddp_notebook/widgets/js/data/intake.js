@@ -225,7 +225,7 @@ export class Intake extends Run {
     this.forget();
   }
 
-  /** Of sends and receives by rank and call; collectives have the starts of their spans. */
+  /** When sends and receives began, by rank and call. A collective's start comes with its spans. */
   #startsOfMessages() {
     const { span } = this.tables;
     const { rank, kind, call, start } = span.columns;
@@ -251,7 +251,7 @@ export class Intake extends Run {
     const key = keyOf(name);
     let entry = this.collectiveIndex.get(key);
     if (!entry) {
-      // Values may come before the span: then the collective is one of now.
+      // Values may come before the span: until then the collective begins now.
       entry = new CollectiveEntry(name, Number.isNaN(start) ? this.liveNow : start);
       entry.since = rowNumber;
       this.collectiveIndex.set(key, entry);

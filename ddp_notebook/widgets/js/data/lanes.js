@@ -104,7 +104,7 @@ export class Lane {
     if (this._settled === this.length) return;
     let i = this._settled;
     if (i < this._lastSettled) {
-      // Not only appended: slots depend on all that came before.
+      // A span was inserted, not only appended: slots depend on all spans before it.
       i = 0;
       this._slotEnds.fill(-Infinity);
     }
@@ -179,7 +179,7 @@ export class Lanes {
    */
   sync(table) {
     const { columns, moved } = table;
-    // All that was known is gone in another run; in a long one the oldest are.
+    // In another run all that was known is gone; in a long one the oldest rows are.
     const grown = this.count + table.total - this._end;
     if (moved + table.first >= this._end) this.clear();
     else if (grown > 1.1 * table.length + 1024) this._forget(moved + table.first);

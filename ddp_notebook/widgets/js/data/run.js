@@ -88,7 +88,7 @@ export class Run {
   isNews({ kind, seq }) {
     const expected = this.seq + 1;
     if (kind === "snapshot") {
-      // Whoever has seen all has more than a snapshot holds.
+      // A view that has seen all messages has more than a snapshot holds.
       const isComplete = !this.catchingUp && this.seq > 0 && seq <= this.seq;
       this.catchingUp = false;
       this.seq = Math.max(this.seq, seq);

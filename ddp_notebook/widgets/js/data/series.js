@@ -1,8 +1,8 @@
 /**
  * The whole course of a metric on one rank, in bounded memory.
  *
- * When a series is full, its older part is thinned: of neighbours the lowest and the highest stay, in the order in which
- * they came. So every point that is kept was logged. The older part is equally dense everywhere; when it takes more than
+ * When a series is full, its older part is thinned: the lowest and the highest of neighbouring points stay, in the order
+ * in which they came. So every point that is kept was logged. The older part is equally dense everywhere; when it takes more than
  * half of the room it is thinned to half of its density.
  */
 
@@ -15,7 +15,7 @@ export class Series {
     this.length = 0;
     this.thinned = 0; // points that were let go
     this.older = 0; // points of the older part
-    this.together = 2; // of so many logged points of it one is kept
+    this.together = 2; // one of so many logged points of the older part is kept
     this.steps = new Float64Array(64);
     this.values = new Float64Array(64);
     this.times = new Float64Array(64);
@@ -72,7 +72,7 @@ export class Series {
     this.thinned += before - this.length;
   }
 
-  /** Of each `size` points from one index to another keep two. @returns {number} where they end now */
+  /** Keep two of each `size` points from one index to another. @returns {number} where they end now */
   #reduce(/** @type {number} */ from, /** @type {number} */ until, /** @type {number} */ size) {
     let to = from;
     let at = from;
@@ -83,7 +83,7 @@ export class Series {
     return end;
   }
 
-  /** The indexes of the lowest and the highest. A value that is no number is the news and takes the place of one. */
+  /** The indexes of the lowest and the highest. A NaN or infinity matters most and takes the place of one. */
   #extremes(/** @type {number} */ from, /** @type {number} */ until) {
     const { values } = this;
     let [low, high, broken] = [-1, -1, -1];

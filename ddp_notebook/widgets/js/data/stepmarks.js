@@ -78,7 +78,7 @@ export function leftOut(steps, ranks, newest) {
 
 /** @param {import("./lanes.js").Lane[]} lanes @param {StepMark} step */
 function hasWork(lanes, { start, end }) {
-  // Not at the very edges: a neighbour's span may reach over a little.
+  // Not at the very edges: a span of the neighbouring step may reach over a little.
   const edge = (end - start) / 50;
   return [COMPUTE, COMMUNICATION].some((which) => {
     const { start: starts, length } = lanes[which];

@@ -34,7 +34,7 @@ export function barOf(store, entry, ranks) {
   const known = entry.bar;
   if (known && known.revision === entry.revision && known.ranks === ranks && known.frozen === store.frozen) return known.value;
   const value = newBar(store, entry, ranks);
-  // Those that are drawn again and again: of all ranks, or of the same choice.
+  // Cached, because the bars of all ranks, or of the same choice, are drawn again and again.
   entry.bar = { revision: entry.revision, ranks, frozen: store.frozen, value };
   return value;
 }

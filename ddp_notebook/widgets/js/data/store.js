@@ -117,7 +117,7 @@ export class Store extends Intake {
     const { start, end, latest, replaced } = span.columns;
     const limit = this.frozen?.ends.span ?? Infinity;
     const own = this.spansOfRank[rank] ?? [];
-    // The few that are open come first, as their ends do not tell where to stop.
+    // The few open ones come first: their ends do not tell where to stop.
     if (!this.frozen) {
       for (const number of this.openOfRank[rank]?.values() ?? []) {
         const index = span.find(number);

@@ -50,7 +50,7 @@ export class Table {
       const own = widths?.[name] ?? width;
       if (from && own === width) into.set(from.subarray(skipped * width, rows * width), begin * width);
       else if (from) {
-        // As wide as the fullest row of the message.
+        // The message's rows are only as wide as its fullest row.
         into.fill(NaN, begin * width, (begin + count) * width);
         for (let row = 0; row < count; row++) {
           into.set(from.subarray((skipped + row) * own, (skipped + row + 1) * own), (begin + row) * width);
@@ -87,7 +87,7 @@ export class Table {
   /** @param {number} count */
   #makeRoom(count) {
     if (this.end + count <= this.capacity) return;
-    // Half as much room again as rows are kept: moving is then rare.
+    // Room for half as many rows again as are kept, so that moving is rare.
     const most = this.limit + Math.ceil(this.limit / 2);
     if (this.capacity < most) {
       this.#resize(Math.min(most, Math.max(this.capacity * 2, this.end + count)));

@@ -41,7 +41,7 @@ export class TensorSource {
         continue;
       }
       seen++;
-      // One that has not come from all ranks yet would be filled in before the eyes.
+      // One that has not come from all ranks yet would fill in while the reader looks.
       if (!best || one.values.size > best.values.size) best = one;
     }
     if (best && best !== kept) {

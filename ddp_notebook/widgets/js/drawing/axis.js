@@ -79,7 +79,7 @@ export function plainTicks(low, high, count = 5) {
 export function logTicks(low, high) {
   if (!(low > 0) || !(high > low)) return [];
   const decades = Math.log10(high / low);
-  // Within a small part of a decade no power of ten need lie: then it is as a plain axis, on a logarithmic scale.
+  // A small part of a decade may contain no power of ten: ticks are then those of a plain axis.
   if (decades < 0.5) return plainTicks(low, high, 4).filter((tick) => tick.value > 0);
   const factors = decades > 3 ? [1] : decades > 1.5 ? [1, 3] : [1, 2, 5];
   const every = Math.max(1, Math.ceil(decades / 8));

@@ -1,6 +1,6 @@
 /**
- * From spans to rectangles: what of a lane is seen in a window, bar by bar where a bar is wide enough, and as shares of
- * each pixel column where it is not. Pure; the canvas is in timeline_draw.js. Sizes are CSS pixels.
+ * From spans to rectangles: the part of a lane that lies in a window, bar by bar where a bar is wide enough, and as
+ * shares of each pixel column where it is not. Pure; the canvas is in timeline_draw.js. Sizes are CSS pixels.
  */
 
 import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "../data/lanes.js";
@@ -15,8 +15,8 @@ const CROWDED_PX = 6, ROOMY_PX = 9; // per operation of a lane: below, and above
 const LEAST_SINGLE_PX = 40; // what a bar of its own has in a crowded lane
 
 /**
- * From which width on an operation is a bar of its own. In a crowded lane nearly all are merged: a picture half of bars
- * and half of shares would not be read. Between the two limits it stays as it was, so that nothing flickers.
+ * The least width of a bar of its own. In a crowded lane nearly all operations are merged: nobody could read a picture
+ * that is half bars and half shares. Between the two limits it stays as it was, so that nothing flickers.
  *
  * @param {number} pixels
  * @param {number} count operations in these pixels
@@ -158,7 +158,7 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
     const y = box.y + (box.slots > 1 ? slot[i] * box.slotH : 0);
     const h = Math.max(box.slotH - air, 1);
     let meaning = kind[i];
-    // What is under way may be waiting or moving data: nobody knows before its end.
+    // A call under way may be waiting or moving data: nobody knows before it ends.
     if (meaning >= TRANSFER) meaning = state[i] === FAILED ? FAILURE : end[i] === Infinity ? UNDER_WAY : meaning;
     let bodyX = x, bodyW = w;
     if (isWaitKnown && meaning === kind[i]) {
@@ -175,7 +175,7 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
     const bodyH = isHalf ? h * 0.65 : h;
     if (bodyW > 0) into.push(meaning, bodyX, bodyY, bodyW, bodyH);
     if (end[i] === Infinity) into.open.push({ x: x + w, y, h });
-    // Bars that share a slot may lie on each other: words have what is a bar's alone.
+    // Bars that share a slot may overlap: words get the part that belongs to one bar only.
     const place = box.slots > 1 ? slot[i] : 0;
     const before = lastWide[place];
     if (before) before.w = Math.min(before.w, x - before.x);
@@ -195,7 +195,7 @@ const roomEnds = new Float64Array(MOST_SLOTS);
 /** @type {(Wide|undefined)[]} */
 const lastWide = new Array(MOST_SLOTS).fill(undefined);
 
-// ---- columns of merged spans: of each meaning how much of the column's time it has
+// ---- columns of merged spans: the share of each meaning in the column's time
 
 let shares = new Float32Array(0); // (columns, N)
 let firstColumn = 0, lastColumn = -1, columnCount = 0, columnWidth = MERGE_PX;
@@ -215,7 +215,7 @@ function share(meaning, x0, x1) {
   const b = Math.min(x1 / columnWidth, columnCount);
   let column = Math.min(Math.floor(a), columnCount - 1);
   if (column < firstColumn) firstColumn = column;
-  // A span of no length is there, too.
+  // A span without length must be seen too.
   shares[column * N + meaning] += Math.max(Math.min(b, column + 1) - a, 1e-6);
   while (++column < b) shares[column * N + meaning] += Math.min(b - column, 1);
   if (column - 1 > lastColumn) lastColumn = column - 1;
@@ -253,7 +253,7 @@ function stack(column, steps, heights, k0, k1) {
     sum += shares[at + k];
     if (shares[at + k] > shares[at + largest]) largest = k;
   }
-  const scale = sum > 1 ? steps / sum : steps; // of overlapping ones the shares of their sum
+  const scale = sum > 1 ? steps / sum : steps; // overlapping spans: shares of their sum
   for (let k = k0; k < k1; k++) used += heights[k] = Math.round(shares[at + k] * scale);
   if (sum && !used) heights[largest] = 1; // the least that can be seen
   else if (used > steps) heights[largest] -= used - steps; // of rounding
@@ -295,7 +295,7 @@ export function hit(lane, time, slot, msPerPixel, now, least = MERGE_PX) {
     if (stop < time - reach) continue;
     if (stop - lane.start[i] < least * msPerPixel) count++;
     const away = Math.max(lane.start[i] - time, time - stop, 0) + (slot >= 0 && lane.slot[i] !== slot ? 3 * reach : 0);
-    // Of nested ones the inner, which starts later.
+    // Among nested spans the innermost, which starts last.
     if (away <= bestAway && away <= reach) {
       best = i;
       bestAway = away;

@@ -51,7 +51,7 @@ export class Surface {
     pen.fillText(width === undefined ? words : this.shorten(words, width), x, y);
   }
 
-  /** Words that fit, cut in front: of a parameter's name the end tells more. @param {string} words @param {number} width */
+  /** Words that fit, cut at the front: the end of a parameter's name tells more. @param {string} words @param {number} width */
   shorten(words, width) {
     const { pen } = this;
     if (pen.measureText(words).width <= width) return words;

@@ -207,7 +207,7 @@ export function alike(series) {
 /** @param {Course} one @param {Course} other */
 function isSame(one, other) {
   if (one.values.length !== other.values.length) return false;
-  // From the newest: what differs does so at the end.
+  // From the newest point back: differences are at the end.
   for (let at = one.values.length - 1; at >= 0; at--) {
     if (one.steps[at] !== other.steps[at] || !Object.is(one.values[at], other.values[at])) return false;
   }

@@ -29,7 +29,7 @@ export function scaleOf(all) {
     count += finite;
   }
   const limit = SIGMAS * Math.sqrt(sum / count);
-  // Among a handful of values none is an outlier, and small tensors are written in numbers.
+  // A handful of values has no outliers, and small tensors are written as numbers.
   if (!(limit > 0) || limit >= largest || all.every((data) => data.length <= SMALL)) return { limit: largest || 1, isClipped: false };
   return { limit, isClipped: true };
 }
@@ -42,7 +42,7 @@ export function colourMap(colours) {
   const mix = /** @param {number[]} a @param {number[]} b @param {number} part */ (a, b, part) => a.map((value, at) => value + (b[at] - value) * part);
   const rgb = [];
   for (let i = -STEPS; i <= STEPS; i++) rgb.push(mix(zero, i < 0 ? low : high, Math.abs(i / STEPS) ** 0.8));
-  // Never in the map: the ink for NaN, green for infinities.
+  // Two colours that the map never has: the ink for NaN, green for infinities.
   const nan = channels(colours.ink) ?? [0, 0, 0];
   const inf = channels(colours.fill.optimizer) ?? [0, 158, 115];
   const pixels = Uint32Array.from([...rgb, nan, inf], (one) => abgr(one));

@@ -38,7 +38,7 @@ export function callsOf(lanes, table, name, ranks, around) {
       const at = table.find(lane.row[i]);
       return at >= 0 && isSameName(nameAt(table.columns, at), name);
     };
-    // From the likely place to both sides; without one from the newest back.
+    // Outwards from the likely place; without one, backwards from the newest call.
     const begin = around === undefined ? lane.length - 1 : lowerBound(lane.start, lane.length, around);
     const most = around === undefined ? lane.length : NEAR;
     for (let away = 0; away < most && (begin - away >= 0 || begin + away < lane.length); away++) {

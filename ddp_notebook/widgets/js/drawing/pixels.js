@@ -16,7 +16,7 @@ export function paint(pixels, width, top, left, quads, count, colour, scale) {
   const height = pixels.length / width;
   for (let i = 0; i < 4 * count; i += 4) {
     const x0 = Math.round(quads[i] * scale), y0 = Math.round(quads[i + 1] * scale);
-    // At least a pixel: what is there is seen.
+    // At least one pixel, so that nothing disappears.
     const x1 = Math.min(width, Math.max(x0 + 1, Math.round((quads[i] + quads[i + 2]) * scale)));
     const y1 = Math.min(height, Math.max(y0 + 1, Math.round((quads[i + 1] + quads[i + 3]) * scale)));
     const x = x0 < left ? left : x0;

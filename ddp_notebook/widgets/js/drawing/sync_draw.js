@@ -1,6 +1,6 @@
 /**
- * The pictures of the gradients' synchronisation on their canvas: the bars of the steps; below, of the step that is
- * chosen, the buckets over the backward or the time of each rank.
+ * The pictures of the gradients' synchronisation on their canvas: the bars of the steps; below, the buckets of the chosen
+ * step over its backward, or the time of each rank.
  */
 
 import { bytes, duration, plural, ranksInWords } from "../data/format.js";
@@ -120,7 +120,7 @@ function drawStepNumbers({ surface, env: { colours } }, bars, { left, top, heigh
   const isOneCell = bars[0].cell === bars[bars.length - 1].cell;
   const wanted = isOneCell ? new Set(plainTicks(first, last, Math.max(2, (bars.length * pitch) / 70)).map(({ value }) => value)) : null;
   const every = Math.max(1, niceStep(70, pitch));
-  // Where two cells begin next to each other the newer one is named.
+  // If two cells begin next to each other, the newer one is named.
   const second = bars.findIndex((bar, at) => at > 0 && bars[at - 1].cell !== bar.cell);
   let free = second > 0 && second * pitch < 100 ? left + second * pitch - 20 : -Infinity;
   bars.forEach((bar, at) => {

@@ -101,7 +101,7 @@ export function placeTiles(found, across, width) {
   const tileWidth = Math.floor((width + GAP) / columns) - GAP;
   const rows = Math.ceil(found.size / columns);
   const isNarrow = tileWidth < NARROW;
-  // Both sides of all ranks in a height that fits a screen, whatever the number of rows.
+  // Both sides of all ranks fit a screen, whatever the number of rows.
   const room = Math.max(24, isNarrow ? Math.max(52, 480 / rows - LABEL) : Math.min(tileWidth - MARGIN, rows > 1 ? Math.max(40, 560 / rows / 2 - LABEL) : 190));
   const margin = isNarrow ? 0 : MARGIN;
   const sideWidth = isNarrow ? (tileWidth - 4) / 2 : tileWidth - MARGIN;

@@ -31,7 +31,7 @@ import { axis, seconds } from "./timewindow.js";
 
 const FONT = "system-ui, sans-serif";
 const MOST_DRAWN = 2500; // rectangles, above which they are painted as pixels
-// Where bars lie on each other, waiting hides nothing.
+// Waiting is drawn first, so that it hides nothing where bars overlap.
 const ORDER = [WAITING, ...MEANINGS.keys()].filter((meaning, at) => meaning !== WAITING || !at);
 const widths = new Map(); // of texts at 10 px
 
@@ -114,7 +114,7 @@ function drawRows({ pen, colours, left, top, width, height, ranks, layout, scrol
     pen.fillStyle = colours.hover;
     pen.fillRect(left, y, width - left, part.y);
     if (row === hoverRow) pen.fillRect(left, y, width - left, part.y + part.h);
-    // Darker than what waits, which is as the page.
+    // Darker than waiting, which has the page's own colour.
     pen.fillStyle = colours.grid;
     pen.fillRect(left, y + part.y, width - left, part.h);
   }
@@ -170,7 +170,7 @@ function drawRectangles(scene) {
   outline(scene, WAITING, colours.fill.waitingLine, 4, 6); // in thin rows it is seen by its ground
   outline(scene, UNDER_WAY, colours.fill.communication, 3, 3);
   crossFailed(scene);
-  // What is not over has no right edge, but points into the future.
+  // A bar that is not over ends in an arrow instead of an edge.
   pen.fillStyle = colours.ink;
   for (const { x, y, h } of rectangles.open) {
     const size = Math.min(h, 8);

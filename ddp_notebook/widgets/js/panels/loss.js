@@ -1,7 +1,6 @@
 /**
- * The panel of the metrics: a line per rank, or above 16 ranks the range of all, the median and the three that are
- * furthest from it. What is drawn is what was logged; where points stand for several steps, or are smoothed, the panel
- * says so.
+ * The panel of the metrics: a line per rank, or for more than 16 ranks the range of all, the median and the three ranks
+ * furthest from it. Values are drawn as logged; where a point stands for several steps, or is smoothed, the panel says so.
  */
 
 import uPlot from "uplot";
@@ -39,7 +38,7 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
     ({ x, ends } = found);
     band = { low: found.low, high: found.high };
     drawn.push({ key: "median", label: "median", values: found.median, colour: colours.ink, dash: [], width: 2, alpha: 1, ranks, broken: "" });
-    // Three of 64 would often have similar hues of their own: here they have three that are far apart.
+    // Three ranks out of 64 often have similar colours of their own: here they get three that are far apart.
     found.worst.sort((a, b) => a - b).forEach((at, index) => {
       const line = lineOf(colours, [ranks[at]], found.means[at], 1);
       drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(series.get(ranks[at])) });
@@ -215,7 +214,7 @@ export function lossPanel(el, store, env) {
       ctx.globalAlpha = 0.55;
       ctx.setLineDash([]);
       ctx.beginPath();
-      // From the end of the line, or where that is further left from the edge: no line is to look like values.
+      // From the end of the line, or from the edge where that is further left: this line must not look like values.
       ctx.moveTo(Math.max(x + 2 * dpr, left - 14 * dpr), y);
       ctx.lineTo(left - 9 * dpr, y);
       ctx.lineTo(left - 3 * dpr, places[at]);
@@ -322,7 +321,7 @@ function xRange(_, low, high) {
 function yRange(_, low, high) {
   if (low === null || low === undefined || !Number.isFinite(high - low)) return [0, 1];
   const room = high > low ? 0.06 * (high - low) : Math.max(0.5, 0.05 * Math.abs(high));
-  // A loss that comes near to 0 is seen against it.
+  // A loss that comes near to 0 is drawn above 0.
   return [low >= 0 && low < 0.35 * high ? 0 : low - room, high + room];
 }
 

@@ -175,7 +175,7 @@ export function tensorsPanel(el, store, env) {
     if (!isByKey) pointed = null;
     env.redraw();
   });
-  // A chosen collective stays, whatever comes.
+  // A chosen collective stays when newer ones come.
   canvas.addEventListener("click", () => {
     if (current) store.choose({ collective: nameOf(current) });
   });

@@ -221,7 +221,7 @@ export function timelinePanel(el, store, env) {
     return chosenCalls.calls;
   }
 
-  // Far outside of the picture canvases lose precision.
+  // Canvases lose precision far outside of the picture.
   const clampX = /** @param {number} x */ (x) => Math.min(Math.max(x, -2000), width + 2000);
 
   // ---- what is under the pointer

@@ -29,7 +29,7 @@ export class Follow {
 
   /** The time at which there may be something new. @param {Store} store @param {Lanes} lanes */
   newest(store, lanes) {
-    // An idle run does not run away to the left; one that hangs goes on.
+    // The picture of an idle run stands still; that of one that hangs goes on.
     const isGoingOn = GOING_ON.has(store.state) || lanes.hasOpen;
     return isGoingOn || !lanes.count ? store.now : Math.min(lanes.last, store.now);
   }

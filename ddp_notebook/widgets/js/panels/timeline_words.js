@@ -55,7 +55,7 @@ export function timelineWords(store, lanes) {
     return lines;
   }
 
-  /** Of each shown rank what of the window it computed, communicated and waited: ms. @param {{t0: number, t1: number}} seen */
+  /** How long each shown rank computed, communicated and waited within the window, in ms. @param {{t0: number, t1: number}} seen */
   function sums(seen) {
     return store.shownRanks().map((rank) => {
       const sum = { rank, compute: 0, communication: 0, waited: 0, count: 0 };

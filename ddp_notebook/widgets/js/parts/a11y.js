@@ -1,5 +1,5 @@
 /**
- * What stands behind pictures: a sentence and a table for who does not see them, and the line that tells of changes.
+ * What screen readers read: a sentence and a table behind each picture, and the line that tells of changes.
  */
 
 import { plural } from "../data/format.js";

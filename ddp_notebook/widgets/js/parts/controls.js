@@ -201,7 +201,7 @@ export function stepControl(document, store) {
 }
 
 /**
- * Of the sync panel: what is below the bars, and of which rank the buckets are.
+ * The sync panel's: what is shown below the bars, and which rank's buckets.
  * @param {Document} document
  * @param {Store} store
  * @param {{showDetail(value: "buckets"|"ranks"): void, showRank(value: number): void}} panel
