@@ -120,6 +120,7 @@ def test_wheel_and_sdist_carry_it_and_the_sdist_installs_without_npm(clone, tmp_
 
 def test_an_editable_install_makes_it_in_its_place(clone, tmp_path):
     build("editable", clone, tmp_path)
+    assert not (clone / "node_modules" / "typescript").exists(), "a build fetches nothing that only checks"
     assert (clone / BUNDLE).read_bytes() == (ROOT / BUNDLE).read_bytes()
 
 

@@ -17,7 +17,7 @@ const BACKWARD = KINDS.indexOf("backward");
  * @param {number} index
  * @returns {number[]}
  */
-export function partsOf(columns, index) {
+function partsOf(columns, index) {
   const compute = columns.compute[index];
   const hidden = Math.min(columns.overlapped[index], compute);
   return PARTS.map((part) => (part === "compute" ? compute - hidden : part === "overlapped" ? hidden : columns[part][index]));

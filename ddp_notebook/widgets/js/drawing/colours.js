@@ -123,7 +123,7 @@ export function rankStyle(colours, rank) {
  * Source: https://www.w3.org/TR/WCAG21/#dfn-relative-luminance
  * @param {string} colour
  */
-export function luminance(colour) {
+function luminance(colour) {
   const parts = channels(colour);
   if (!parts) return NaN;
   const [red, green, blue] = parts.map((part) => {

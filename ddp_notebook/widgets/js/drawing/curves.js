@@ -5,7 +5,7 @@
 /** @typedef {{steps: Float64Array, values: Float64Array}} Course */
 
 export const MOST_LINES = 16; // ranks that get a line each
-export const WORST = 3;
+const WORST = 3;
 
 /**
  * The exponential average that TensorBoard draws: `weight` 0 leaves the values, 0.9 averages about the last ten.

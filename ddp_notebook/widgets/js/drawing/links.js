@@ -7,8 +7,8 @@
 
 import { isSameName, nameAt } from "../data/names.js";
 import { COMMUNICATION, lowerBound } from "../data/lanes.js";
+import { COLLECTIVE } from "../data/tables.js";
 
-const COLLECTIVE = 5;
 /** With more collectives than this in sight, only the chosen and the one under the pointer have a ribbon. */
 export const MOST_RIBBONS = 16;
 

@@ -9,7 +9,7 @@
 import { differences, range } from "../data/values.js";
 import { gridOf } from "./heat.js";
 
-export const LABEL = 17; // height of a tile's name
+const LABEL = 17; // height of a tile's name
 export const LINE = 13; // of a line of words
 export const NARROW = 150; // a tile that has its tensors side by side, without words
 export const MARGIN = 26; // for "in" and "out"

@@ -21,7 +21,7 @@ const LABEL_PX = 14;
  * @param {import("../data/store.js").Store} store
  * @param {{colours: import("../drawing/colours.js").Palette, everyRank: boolean, compact?: boolean}} options
  */
-export function lossPicture(store, { colours, everyRank, compact = false }) {
+function lossPicture(store, { colours, everyRank, compact = false }) {
   const name = store.chosenMetric();
   const { series, cell, thinned } = store.metric(name);
   const { smoothing, log } = store.choice;

@@ -47,7 +47,7 @@ export function behind(el, panel, name) {
 }
 
 /** @param {Document} document @param {{head: string[], rows: string[][]}} content @param {string} name */
-export function htmlTable(document, { head, rows }, name) {
+function htmlTable(document, { head, rows }, name) {
   const table = document.createElement("table");
   const caption = table.createCaption();
   caption.textContent = rows.length > MOST_ROWS ? `${name}, the first ${MOST_ROWS} of ${plural(rows.length, "row")}` : name;
