@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from typing import NamedTuple
 
-from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.codec import Batch, CodecError, decode, skim
 
 _MOST_BYTES = 32 << 20
@@ -42,7 +42,7 @@ class Intake:
         >>> intake.close()
     """
 
-    def __init__(self, recording: Recording, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, recording: RecordedTables, most_bytes: int = _MOST_BYTES) -> None:
         self.recording = recording
         self.most_bytes = most_bytes
         self.damaged: Counter[int] = Counter()  # batches that could not be read, by rank

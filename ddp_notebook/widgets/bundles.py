@@ -6,6 +6,17 @@ from pathlib import Path
 
 from ddp_notebook.errors import MissingBuildError
 
+MONITOR = Path(__file__).with_name("static") / "monitor.js"
+
+
+def monitor() -> str:
+    """The monitor's.
+
+    Raises:
+        MissingBuildError: it was not built.
+    """
+    return read(MONITOR, "the monitor")
+
 
 def read(file: Path, whose: str, more: str = "") -> str:
     """A bundle.

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import logging
-import re
 import uuid
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
 
-from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets import bundles
 from ddp_notebook.widgets.feed import answers
-from ddp_notebook.widgets.feed.feed import Feed, Message
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
-from ddp_notebook.widgets.simulated.simulation import Simulation
 from ddp_notebook.widgets.subshell import hear_at_once
 
-BUNDLE = Path(__file__).with_name("static") / "monitor.js"
+if TYPE_CHECKING:
+    from ddp_notebook.widgets.simulated.simulation import Simulation
+
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ class Monitor(anywidget.AnyWidget):
 
     def __init__(
         self,
-        recording: Recording | Simulation,
+        recording: RecordedTables | Simulation,
         cell: int | None = None,
         *,
         live: bool = False,
@@ -58,7 +58,7 @@ class Monitor(anywidget.AnyWidget):
         publisher: Publisher | None = None,
         interrupt: Callable[[], str] | None = None,
     ) -> None:
-        if not isinstance(recording, Recording):
+        if not isinstance(recording, RecordedTables):
             recording, live = recording.recording, True
         self._cell = cell
         self._interrupt = interrupt
@@ -68,7 +68,7 @@ class Monitor(anywidget.AnyWidget):
             publisher = Publisher(feed, Present(feed, None, _title(recording)))
         self._publisher = publisher
         # After what `close` needs: Python closes a widget too that could not be made.
-        super().__init__(_esm=bundles.read(BUNDLE, "the monitor"), compact=compact, key=uuid.uuid4().hex)
+        super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex)
         self._hears_at_once = hear_at_once(self.comm)
         self.on_msg(self._on_message)
         # At once, and not when the browser asks: what it says may be heard only after the cell.
@@ -85,7 +85,7 @@ class Monitor(anywidget.AnyWidget):
             self._publisher.close()
         super().close()
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: FeedMessage) -> None:
         header = {**message.header, "only": self._cell}
         if "notes" in header:
             header["notes"] = {**header["notes"], "answers": "now" if self._hears_at_once else "after the cell"}
@@ -100,20 +100,20 @@ class Monitor(anywidget.AnyWidget):
                     self._publisher.catch_up(self._tell)
                 case {"kind": "interrupt"}:
                     said = self._interrupt() if self._interrupt else "nothing runs that could be interrupted"
-                    self._tell(Message({"kind": "answer", "request": content.get("request"), "said": said}, b""))
+                    self._tell(FeedMessage({"kind": "answer", "request": content.get("request"), "said": said}, b""))
                 case {"kind": "ask"}:
                     self._answer(content, partial(answers.answer, content))
         except Exception:
             _log.exception("the monitor could not answer %s", content)
 
-    def _answer(self, content: dict[str, Any], ask: Callable[[Feed, int], Message]) -> None:
+    def _answer(self, content: dict[str, Any], ask: Callable[[Feed, int], FeedMessage]) -> None:
         try:
             self._tell(self._publisher.with_feed(ask))
         except Exception as error:
-            self._tell(Message({"kind": "answer", "request": content.get("request"), "error": str(error)}, b""))
+            self._tell(FeedMessage({"kind": "answer", "request": content.get("request"), "error": str(error)}, b""))
             if not isinstance(error, LookupError | ValueError | TypeError):
                 raise
 
 
-def _title(recording: Recording) -> str:
-    return re.sub(r"^<Recording of ([^:]*):.*", r"\1", repr(recording))
+def _title(recording: RecordedTables) -> str:
+    return f"{recording.world_size} rank{'s' * (recording.world_size != 1)}"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_notebook.errors import MissingBuildError, UsageError
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.tables.matching import prompt_of
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import ORIGINS
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.kernel import has_front_end
@@ -44,7 +44,7 @@ class Live:
     """
 
     def __init__(
-        self, recording: Recording, flushed: Callable[[], object], cells: Cells, title: str, mode: str
+        self, recording: RecordedTables, flushed: Callable[[], object], cells: Cells, title: str, mode: str
     ) -> None:
         self._recording = recording
         self._flushed = flushed
@@ -165,7 +165,7 @@ class Live:
         """Whether `%ddp_monitor` does: the view of a cell that is over does not."""
         return isinstance(self._shown, _View) and self._shown.is_live
 
-    def _recording_now(self) -> Recording:
+    def _recording_now(self) -> RecordedTables:
         with contextlib.suppress(Exception):  # the ranks may be gone: then what has come must do
             self._flushed()
         return self._recording
@@ -245,7 +245,7 @@ class _View:
         self._monitor = monitor
         self._handle = display(monitor, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
 
-    def freeze(self, recording: Recording, cell: int | None) -> None:
+    def freeze(self, recording: RecordedTables, cell: int | None) -> None:
         """Leave a picture and a text in its place: they stand in the saved notebook, and without a kernel."""
         try:
             if self._handle is not None:
@@ -257,19 +257,19 @@ class _View:
 class _Still:
     """A picture where nobody looks: of what is there now, and of all when the session ends."""
 
-    def __init__(self, recording: Recording, cell: int | None) -> None:
+    def __init__(self, recording: RecordedTables, cell: int | None) -> None:
         from IPython.display import display
 
         self.cell = cell
         self._handle = display(_static(recording, cell), raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
 
-    def freeze(self, recording: Recording, cell: int | None) -> None:
+    def freeze(self, recording: RecordedTables, cell: int | None) -> None:
         """Draw it anew."""
         if self._handle is not None:
             self._handle.update(_static(recording, cell), raw=True)
 
 
-def _static(recording: Recording, cell: int | None) -> dict[str, Any]:
+def _static(recording: RecordedTables, cell: int | None) -> dict[str, Any]:
     from ddp_notebook.widgets.still import summary
 
     data: dict[str, Any] = {"text/plain": ""}

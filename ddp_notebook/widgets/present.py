@@ -133,11 +133,11 @@ class Present:
             if call["op"]:
                 site = recording.text(int(call["site"]))
                 text = f"{recording.text(int(call['op']))} #{int(call['number'])}" + (f", {site}" if site else "")
-                rows["last"][rank] = feed.own_text(text)
+                rows["last"][rank] = feed.texts.own(text)
             state, line, waits_for = self._words(views.get(rank), views, gone.get(rank))
-            rows["state"][rank] = feed.own_text(state)
-            rows["line"][rank] = feed.own_text(line)
-            rows["waits_for"][rank] = feed.own_text(waits_for)
+            rows["state"][rank] = feed.texts.own(state)
+            rows["line"][rank] = feed.texts.own(line)
+            rows["waits_for"][rank] = feed.texts.own(waits_for)
         return rows
 
     def _words(self, view: RankView | None, views: Views, how_it_died: str | None) -> tuple[str, str, str]:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from ddp_notebook.records.codec import Batch
-from ddp_notebook.widgets.feed.feed import Feed, Message
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.present import Present
 
 PERIOD_S = 0.1
@@ -16,7 +17,7 @@ _IDLE_S = 0.5  # between two looks at a session in which nothing is recorded
 _QUIET = {"resource"}  # tables that need no message of their own
 _CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
-Sink = Callable[[Message], None]
+Sink = Callable[[FeedMessage], None]
 
 
 class Publisher:
@@ -67,12 +68,12 @@ class Publisher:
         with self._lock:
             sink(self.snapshot())
 
-    def snapshot(self) -> Message:
+    def snapshot(self) -> FeedMessage:
         if not self._feed.is_live and (ranks := self._present.look(0.0)) is not None:
             self._feed.delta(self._now_ns(), self._present.head(), ranks)
         return self._feed.snapshot(self._now_ns(), self._present.head())
 
-    def with_feed(self, ask: Callable[[Feed, int], Message]) -> Message:
+    def with_feed(self, ask: Callable[[Feed, int], FeedMessage]) -> FeedMessage:
         """Ask the feed, while the thread does not."""
         with self._lock:
             return ask(self._feed, self._now_ns())

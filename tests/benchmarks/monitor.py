@@ -20,8 +20,9 @@ import ddp_notebook
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import METRIC, VALUE, Rows
-from ddp_notebook.widgets.feed.feed import Feed, Message
-from ddp_notebook.widgets.monitor import BUNDLE
+from ddp_notebook.widgets.bundles import MONITOR
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.benchmarks.results import Figure, moment, table
@@ -152,7 +153,7 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
     publisher = Publisher(its_feed, Present(its_feed, None, f"{world_size} ranks, simulated"))
     told: list[tuple[float, int, dict[str, Any]]] = []
 
-    def sink(message: Message) -> None:
+    def sink(message: FeedMessage) -> None:
         told.append((time.monotonic(), message.nbytes, message.header))
 
     publisher.add(sink)
@@ -166,7 +167,7 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
     ]
     steady = seconds_told[2:]
     what = f"{world_size} ranks with 1000 events/s each"
-    script = BUNDLE.stat().st_size if BUNDLE.exists() else 0
+    script = MONITOR.stat().st_size if MONITOR.exists() else 0
     return [
         Figure(
             what=f"{what}: bytes in the worst second of {len(steady)}", value=max(steady), unit="B", bar=BAR_BYTES_PER_S

@@ -349,7 +349,8 @@ def test_a_notebook_shows_a_picture_on_its_own_ground(draw):
 
 LAZY = """
 import sys
-from ddp_notebook.observe import figures, trace
+from ddp_notebook.observe.figures import figures
+from ddp_notebook.observe.trace import trace
 assert "matplotlib" not in sys.modules and "torch" not in sys.modules
 from tests.observe.synthetic import simulate
 figures.steps(simulate(steps=3))

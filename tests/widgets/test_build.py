@@ -19,7 +19,7 @@ import pytest
 
 from ddp_notebook.errors import MissingBuildError
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets import monitor
+from ddp_notebook.widgets import bundles, monitor
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = "ddp_notebook/widgets/static/monitor.js"
@@ -151,7 +151,7 @@ def test_a_module_that_cannot_be_bundled_leaves_no_bundle(clone):
 
 
 def test_without_a_bundle_the_monitor_says_how_to_build_it_and_nothing_else(monkeypatch, tmp_path):
-    monkeypatch.setattr(monitor, "BUNDLE", tmp_path / "monitor.js")
+    monkeypatch.setattr(bundles, "MONITOR", tmp_path / "monitor.js")
     with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
         monitor.Monitor(Recording(1))
     gc.collect()  # what Python says of a widget that it cannot close is an error in tests

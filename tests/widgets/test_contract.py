@@ -11,7 +11,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.observe.figures.drawing import FILLS
 from ddp_notebook.records.schema import SPANS, STATES
-from ddp_notebook.widgets.feed.tables import KINDS, WIRE
+from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS
 from ddp_notebook.widgets.still.page import MOST
 
 _JS = Path(ddp_notebook.__file__).parent / "widgets" / "js"
@@ -35,7 +35,7 @@ def test_a_table_of_the_browsers(table):
         )
     own = _OWN.get(table, [])
     kept = [column for column in columns if column[0] not in own]
-    assert np.dtype(kept) == WIRE[table]
+    assert np.dtype(kept) == FEED_TABLES[table]
     assert len(columns) - len(kept) == len(own)
     assert int(found[2]) == MOST[table]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.kernels import Reply
 from tests.test_widgets import VIEW, FrontEnd
-from tests.widgets.wire import unpack
+from tests.widgets.unpacking import unpack
 
 TRAINS = """%%on_all_ranks
 import time
@@ -25,10 +25,10 @@ for step in range(30):
 """
 OWN_BUNDLE = """
 import pathlib, tempfile
-from ddp_notebook.widgets import monitor
-if not monitor.BUNDLE.exists():  # what is drawn is the browser tests' business
-    monitor.BUNDLE = pathlib.Path(tempfile.mkdtemp()) / "monitor.js"
-    monitor.BUNDLE.write_text("export default { render({ el }) {} }")
+from ddp_notebook.widgets import bundles
+if not bundles.MONITOR.exists():  # what is drawn is the browser tests' business
+    bundles.MONITOR = pathlib.Path(tempfile.mkdtemp()) / "monitor.js"
+    bundles.MONITOR.write_text("export default { render({ el }) {} }")
 """
 
 

@@ -17,7 +17,7 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import KINDS
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, simulate
-from tests.widgets.wire import unpack
+from tests.widgets.unpacking import unpack
 
 PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest", "duration")
 

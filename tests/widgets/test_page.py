@@ -21,7 +21,7 @@ from ddp_notebook.widgets.still import page, summary
 from tests.browser import chromium
 from tests.observe.batches import Rank
 from tests.observe.test_figures import logged
-from tests.widgets.wire import unpack
+from tests.widgets.unpacking import unpack
 
 EVIL = "</script><script>document.title='taken'</script><!--<script> & $title"
 

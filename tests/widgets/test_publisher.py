@@ -14,7 +14,7 @@ from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.conftest import wait_until
 from tests.observe.batches import Rank
-from tests.widgets.wire import unpack
+from tests.widgets.unpacking import unpack
 
 
 class View:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ddp_notebook.widgets.feed.budget import Thinning
-from ddp_notebook.widgets.feed.tables import WIRE, empty, pack
-from tests.widgets.wire import unpack
+from ddp_notebook.widgets.feed.tables import FEED_TABLES, empty, pack
+from tests.widgets.unpacking import unpack
 
 
 def random_rows(table, count=500, seed=1):
@@ -33,7 +33,7 @@ def travelled(tables):
     return unpack({"tables": json.loads(json.dumps(header, allow_nan=False))}, data), header, data
 
 
-@pytest.mark.parametrize("table", WIRE)
+@pytest.mark.parametrize("table", FEED_TABLES)
 def test_every_table_comes_out_as_it_went_in(table):
     rows = random_rows(table)
     found, _, _ = travelled({table: rows})

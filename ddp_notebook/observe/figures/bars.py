@@ -14,7 +14,7 @@ from ddp_notebook.observe.figures.drawing import INK, Picture, fill_style, key, 
 from ddp_notebook.observe.steps.steps import measure, typical
 from ddp_notebook.observe.steps.steps import steps as steps_of
 from ddp_notebook.observe.steps.waits import WARM_UP, straggler_of
-from ddp_notebook.observe.tables.matching import Recorded, calls_of, match_collectives
+from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_collectives
 from ddp_notebook.observe.views import Bucket, Step, Straggler
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent, size
@@ -37,7 +37,7 @@ Times = npt.NDArray[np.float64]
 # ---- steps
 
 
-def steps(recording: Recorded, cell: int | None) -> Picture:
+def steps(recording: RowSource, cell: int | None) -> Picture:
     """See `figures.steps`."""
     measured = measure(recording, cell)
     last_cell = max((one.step.cell for one in measured), default=0)
@@ -168,7 +168,7 @@ def _write(axes: Axes, x: float, y: float, text: str, color: str, align: str) ->
 # ---- buckets
 
 
-def buckets(recording: Recorded, rank: int, step: int | None, cell: int | None) -> Picture:
+def buckets(recording: RowSource, rank: int, step: int | None, cell: int | None) -> Picture:
     """See `figures.buckets`."""
     chosen = _choose_step(recording, rank, step, cell)
     waited = _waited_by_issue(recording, chosen)
@@ -252,7 +252,7 @@ def _label(bucket: Bucket) -> str:
     return "  ".join(filter(None, [shown, f"{size(bucket.nbytes)}", f"#{bucket.bucket}"]))
 
 
-def _choose_step(recording: Recorded, rank: int, step: int | None, cell: int | None) -> Step:
+def _choose_step(recording: RowSource, rank: int, step: int | None, cell: int | None) -> Step:
     if not 0 <= rank < recording.world_size:
         raise UsageError(f"there is no rank {rank}; the ranks are 0 to {recording.world_size - 1}")
     found = steps_of(recording, cell, rank)
@@ -273,7 +273,7 @@ def _choose_step(recording: Recorded, rank: int, step: int | None, cell: int | N
     return of_number[step]
 
 
-def _waited_by_issue(recording: Recorded, step: Step) -> dict[int, int]:
+def _waited_by_issue(recording: RowSource, step: Step) -> dict[int, int]:
     """How long each bucket waited for the other ranks, by the time of its issue on this rank."""
     calls = calls_of(recording, step.cell)
     calls = calls[calls["bucket"] >= 0]
@@ -284,7 +284,7 @@ def _waited_by_issue(recording: Recorded, step: Step) -> dict[int, int]:
     return dict(zip(rows["issue_ns"][mine].tolist(), came.tolist(), strict=True))
 
 
-def _backward_of(recording: Recorded, step: Step) -> tuple[int, int]:
+def _backward_of(recording: RowSource, step: Step) -> tuple[int, int]:
     """From the begin of the backward in which the first bucket was issued to the end of the last."""
     spans = recording.rows("span")
     issued = [bucket.issue_ns for bucket in step.buckets]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.views import Metric
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def loss(recording: Logged, name: str | None = None, cell: int | None = None) ->
     return curves.loss(recording.metrics, name, cell)
 
 
-def steps(recording: Recorded, cell: int | None = None) -> Picture:
+def steps(recording: RowSource, cell: int | None = None) -> Picture:
     """What the time of a step goes into: the mean of each part by rank, and each step, mean of the ranks.
 
     Args:
@@ -71,7 +71,7 @@ def steps(recording: Recorded, cell: int | None = None) -> Picture:
     return bars.steps(recording, cell)
 
 
-def buckets(recording: Recorded, rank: int = 0, step: int | None = None, cell: int | None = None) -> Picture:
+def buckets(recording: RowSource, rank: int = 0, step: int | None = None, cell: int | None = None) -> Picture:
     """When the buckets of one step were issued and when they were through, beside the backward of that step.
 
     Args:
@@ -93,7 +93,7 @@ def buckets(recording: Recorded, rank: int = 0, step: int | None = None, cell: i
     return bars.buckets(recording, rank, step, cell)
 
 
-def bandwidth(recording: Recorded, cell: int | None = None) -> Picture:
+def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:
     """Bus bandwidth by message size, on logarithmic axes: a line for each operation in each group.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_notebook.observe.steps.waits import fewest_steps
-from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.views import Step, Straggler
 from ddp_notebook.records.schema import ORIGINS, SPANS
 from ddp_notebook.records.units import ms, percent, size
@@ -259,7 +259,7 @@ def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bo
     return found
 
 
-def is_sharded(recording: Recorded, found: list[Step]) -> bool:
+def is_sharded(recording: RowSource, found: list[Step]) -> bool:
     """Whether FSDP, DTensor or a pipeline communicates in these steps: such a model is not for DDP."""
     begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
     calls = recording.rows("call")
@@ -267,7 +267,7 @@ def is_sharded(recording: Recorded, found: list[Step]) -> bool:
     return bool(np.isin(origins, [ORIGINS.index(name) for name in ("fsdp", "dtensor", "pipeline")]).any())
 
 
-def gradients_of(recording: Recorded, found: list[Step]) -> Gradients | None:
+def gradients_of(recording: RowSource, found: list[Step]) -> Gradients | None:
     """How these steps have synchronised their gradients; None where DDP did not."""
     with_buckets = [step for step in found if step.buckets]
     if not with_buckets:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.tables.matching import Matched, Recorded, Times, calls_of, match_collectives, match_messages
+from ddp_notebook.observe.tables.matching import Matched, RowSource, Times, calls_of, match_collectives, match_messages
 from ddp_notebook.observe.views import Bandwidth
 from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import STATES, Rows
@@ -45,7 +45,7 @@ class _Key(NamedTuple):
     nbytes: int
 
 
-def bandwidth(recording: Recorded, cell: int | None = None) -> list[Bandwidth]:
+def bandwidth(recording: RowSource, cell: int | None = None) -> list[Bandwidth]:
     """Bandwidths by operation, group and size.
 
     A send counts together with its receive. Transfers that shared the wire with another one are left out where at
@@ -113,7 +113,7 @@ def bus_factor(op: str, world_size: int) -> float:
     return 1.0
 
 
-def _transfers(recording: Recorded, matched: Matched, rows: Rows) -> Iterator[tuple[_Key, int, int, bool]]:
+def _transfers(recording: RowSource, matched: Matched, rows: Rows) -> Iterator[tuple[_Key, int, int, bool]]:
     last, first = rows[matched.last], matched.first[:-1]
     sizes = np.maximum.reduceat(np.maximum(rows["nbytes_in"], rows["nbytes_out"]), first)
     is_sound = np.logical_and.reduceat((rows["end_ns"] >= 0) & (rows["state"] != _FAILED), first)

@@ -24,7 +24,7 @@ from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, 
 from ddp_notebook.observe.steps.apart import Bounded, apart
 from ddp_notebook.observe.steps.steps import measure, typical
 from ddp_notebook.observe.steps.waits import WARM_UP, straggler_of
-from ddp_notebook.observe.tables.matching import Recorded, calls_of, prompt_of
+from ddp_notebook.observe.tables.matching import RowSource, calls_of, prompt_of
 from ddp_notebook.observe.views import Step, Straggler
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent
@@ -151,7 +151,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     )
 
 
-def _last_cell_with_steps(recording: Recorded) -> int | None:
+def _last_cell_with_steps(recording: RowSource) -> int | None:
     spans = recording.rows("span")
     cells = spans["cell"][(spans["kind"] == SPANS.index("optimizer")) & (spans["end_ns"] >= 0)]
     return int(cells.max()) if len(cells) else None
@@ -182,7 +182,7 @@ def _is_of(alone: Mapping[str, Any], cell: int) -> bool:
     return alone.get("cell", cell) == cell
 
 
-def _efficiency(recording: Recorded, overall: Parts, world_size: int, cell: int) -> float | None:
+def _efficiency(recording: RowSource, overall: Parts, world_size: int, cell: int) -> float | None:
     """Samples per second over those of as many ranks that each work alone; of equal batches where these are unknown."""
     alone = recording.baseline
     if not alone or not _is_of(alone, cell):
@@ -194,7 +194,7 @@ def _efficiency(recording: Recorded, overall: Parts, world_size: int, cell: int)
     return None
 
 
-def _compared(recording: Recorded, cell: int, efficiency: float | None, world_size: int) -> tuple[str, ...]:
+def _compared(recording: RowSource, cell: int, efficiency: float | None, world_size: int) -> tuple[str, ...]:
     """A note, where one rank alone was measured."""
     alone = recording.baseline
     if not alone:
@@ -221,7 +221,7 @@ def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
     return (f"{lost:,} row{'s were' if lost != 1 else ' was'} lost: some steps may be missing",) if lost else ()
 
 
-def _what_is_missing(recording: Recorded, cell: int | None) -> str:
+def _what_is_missing(recording: RowSource, cell: int | None) -> str:
     where = "" if cell is None else f" in cell {cell}"
     how = (
         "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "

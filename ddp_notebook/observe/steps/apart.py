@@ -7,13 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
-from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
 
 _OPTIMIZER = SPANS.index("optimizer")
 
 
-class Bounded(Recorded, Protocol):
+class Bounded(RowSource, Protocol):
     """A recording that may have lost rows."""
 
     @property

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from ddp_notebook.observe.steps.cycles import Cycles, cycles
 from ddp_notebook.observe.tables.matching import (
     Numbers,
-    Recorded,
+    RowSource,
     Times,
     arrivals,
     calls_of,
@@ -52,7 +52,7 @@ class Measured(NamedTuple):
     own_backward_ns: int
 
 
-def steps(recording: Recorded, cell: int | None = None, rank: int | None = None) -> list[Step]:
+def steps(recording: RowSource, cell: int | None = None, rank: int | None = None) -> list[Step]:
     """The optimizer steps of a cell, by rank, with what their time went into.
 
     Args:
@@ -75,7 +75,7 @@ def steps(recording: Recorded, cell: int | None = None, rank: int | None = None)
     return [one.step for one in measure(recording, cell, rank)]
 
 
-def measure(recording: Recorded, cell: int | None = None, rank: int | None = None) -> list[Measured]:
+def measure(recording: RowSource, cell: int | None = None, rank: int | None = None) -> list[Measured]:
     """The same, with how much of the compute was forward and how much backward."""
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     if cell is not None:
@@ -112,7 +112,7 @@ def typical(found: Sequence[Step]) -> list[Step]:
     return [step for step in found if step.step in kept]
 
 
-def waited_for(recording: Recorded, calls: Rows) -> Times:
+def waited_for(recording: RowSource, calls: Rows) -> Times:
     """(n,) how long each call waited for the other ranks."""
     waited = np.zeros(len(calls), np.int64)
     for matched in (match_collectives(recording, calls), match_messages(recording, calls)):
@@ -280,7 +280,7 @@ def _buckets(calls: Rows, edges: Times, layouts: _Layouts) -> dict[int, list[Buc
 class _Layouts:
     """How each model had its parameters in buckets, and when."""
 
-    def __init__(self, recording: Recorded) -> None:
+    def __init__(self, recording: RowSource) -> None:
         rows = np.sort(recording.rows("layout"), order="time_ns", kind="stable")
         parsed: dict[int, list[tuple[str, ...]]] = {}
         self._known: dict[tuple[int, int], tuple[list[int], list[list[tuple[str, ...]]]]] = {}

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.steps.steps import Measured, measure
-from ddp_notebook.observe.tables.matching import Recorded, calls_of, match_collectives
+from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_collectives
 from ddp_notebook.observe.views import Straggler, Wait
 from ddp_notebook.records.schema import ORIGINS
 from ddp_notebook.records.units import ms
@@ -35,7 +35,7 @@ _NOISE = 3.0  # times the scatter of the loss: the median absolute deviation
 Times = npt.NDArray[np.int64]
 
 
-def waits(recording: Recorded, cell: int | None = None, group: str | None = None) -> list[Wait]:
+def waits(recording: RowSource, cell: int | None = None, group: str | None = None) -> list[Wait]:
     """The collectives that at least two ranks have recorded, in the order in which they came about.
 
     Args:
@@ -86,7 +86,7 @@ def waits(recording: Recorded, cell: int | None = None, group: str | None = None
     ]
 
 
-def straggler(recording: Recorded, cell: int | None = None) -> Straggler | None:
+def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None:
     """The rank that the others wait for, or None where the evidence is thin.
 
     A rank is named when it waited least in most steps, more often than ranks of equal speed would by chance, and when

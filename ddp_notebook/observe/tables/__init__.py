@@ -1,9 +1,11 @@
 """A recording's rows, in bounded memory.
 
+recorded    the tables of a recording, times on the notebook's clock: what everything else reads
 store       takes in batches of all ranks
 ring        rows with a growing index
 texts       texts by number
 collectives calls as a sequence
 matching    the same collective on all its ranks, and the two ends of a message
 frames      tables for pandas
+saved       the tables as one file
 """

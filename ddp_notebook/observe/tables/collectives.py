@@ -17,7 +17,7 @@ from ddp_notebook.records.schema import CALL, ORIGINS, REDUCE_OPS, STATES, Rows,
 from ddp_notebook.records.words import name_ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.observe.recording import Recording
+    from ddp_notebook.observe.tables.recorded import RecordedTables
 
 _AT_ONCE = 4096  # rows that are made into objects together
 _OPS_SHOWN = 4
@@ -33,7 +33,7 @@ class Collectives(Sequence[Collective]):
         rows: (n,) of `records.CALL`.
     """
 
-    def __init__(self, recording: Recording, rows: Rows) -> None:
+    def __init__(self, recording: RecordedTables, rows: Rows) -> None:
         self.rows = rows
         self._recording = recording
         self._values: tuple[npt.NDArray[Any], npt.NDArray[np.intp], int] | None = None
@@ -127,7 +127,7 @@ class Collectives(Sequence[Collective]):
         return None if row is None else preview_of(self._recording, row)
 
 
-def preview_of(recording: Recording, row: np.void) -> Preview:
+def preview_of(recording: RecordedTables, row: np.void) -> Preview:
     """A row of `records.VALUE` as its reader wants it."""
     return Preview(
         numel=int(row["numel"]),

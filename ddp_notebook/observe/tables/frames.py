@@ -10,7 +10,7 @@ from ddp_notebook.errors import MissingPackageError
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, SIDES, SPANS, STATES, TEXTS, Rows, first_values
 
 if TYPE_CHECKING:
-    from ddp_notebook.observe.recording import Recording
+    from ddp_notebook.observe.tables.recorded import RecordedTables
 
 _CODES = {
     ("call", "reduce_op"): REDUCE_OPS,
@@ -21,7 +21,7 @@ _CODES = {
 }
 
 
-def to_pandas(recording: Recording, table: str, rows: Rows) -> Any:
+def to_pandas(recording: RecordedTables, table: str, rows: Rows) -> Any:
     """Rows as a DataFrame: texts and codes in words, times in nanoseconds of the notebook's clock, -1 where unknown.
 
     A group is two columns: `group`, its title, and `group_name`, torch's own name.

@@ -21,7 +21,7 @@ Times = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]
 
 
-class Recorded(Protocol):
+class RowSource(Protocol):
     """What is asked of a recording here. Times in its tables are of the notebook's clock, texts are its own numbers."""
 
     @property
@@ -61,20 +61,20 @@ class Matched:
         return len(self.last)
 
 
-def calls_of(recording: Recorded, cell: int | None = None) -> Rows:
+def calls_of(recording: RowSource, cell: int | None = None) -> Rows:
     """The calls of a cell, or all."""
     calls = recording.rows("call")
     return calls if cell is None else calls[calls["cell"] == cell]
 
 
-def prompt_of(recording: Recorded, cell: int) -> str:
+def prompt_of(recording: RowSource, cell: int) -> str:
     """That a cell's reader knows it by, such as "In [8]"; empty where it has none, or has not ended."""
     spans = recording.rows("span")
     names = spans["name"][(spans["kind"] == SPANS.index("cell")) & (spans["cell"] == cell)]
     return recording.text(int(names[0])) if len(names) else ""
 
 
-def is_message(recording: Recorded, calls: Rows) -> npt.NDArray[np.bool_]:
+def is_message(recording: RowSource, calls: Rows) -> npt.NDArray[np.bool_]:
     """(n,) which calls are sends and receives."""
     ops = [number for number in np.unique(calls["op"]) if recording.text(int(number)) in POINT_TO_POINT]
     return np.isin(calls["op"], ops)
@@ -85,7 +85,7 @@ def arrivals(calls: Rows) -> Times:
     return np.maximum(calls["issue_ns"], calls["start_ns"])
 
 
-def match_collectives(recording: Recorded, calls: Rows) -> Matched:
+def match_collectives(recording: RowSource, calls: Rows) -> Matched:
     """Collectives that at least two ranks have recorded.
 
     Args:
@@ -97,7 +97,7 @@ def match_collectives(recording: Recorded, calls: Rows) -> Matched:
     return _match(recording, rows, chosen, (rows["cell"], groups, rows["number"]), by_op=True)
 
 
-def match_messages(recording: Recorded, calls: Rows) -> Matched:
+def match_messages(recording: RowSource, calls: Rows) -> Matched:
     """Sends together with their receives. A receive from any rank is left out: its source is not known.
 
     Args:
@@ -122,7 +122,7 @@ def _codes(numbers: Rows, text: Any, codes: dict[str, int] | None = None) -> Num
 
 
 def _match(
-    recording: Recorded, rows: Rows, index: Numbers, keys: tuple[npt.NDArray[Any], ...], *, by_op: bool
+    recording: RowSource, rows: Rows, index: Numbers, keys: tuple[npt.NDArray[Any], ...], *, by_op: bool
 ) -> Matched:
     if len(rows) < 2:
         return _nothing()

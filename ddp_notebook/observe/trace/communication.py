@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.observe.tables.matching import Matched, Recorded, arrivals, match_collectives, match_messages
+from ddp_notebook.observe.tables.matching import Matched, RowSource, arrivals, match_collectives, match_messages
 from ddp_notebook.observe.trace.tracks import Point, Slice, Trace
 from ddp_notebook.observe.views import Step
 from ddp_notebook.records.operation import POINT_TO_POINT
@@ -18,7 +18,7 @@ _Parameters = Mapping[tuple[int, int, int], tuple[str, ...]]  # by rank, time of
 _ISSUED = STATES.index("issued")
 
 
-def add_calls(trace: Trace, recording: Recorded, calls: Rows, found_steps: Sequence[Step], end_ns: int) -> None:
+def add_calls(trace: Trace, recording: RowSource, calls: Rows, found_steps: Sequence[Step], end_ns: int) -> None:
     """Put them on the tracks of their ranks.
 
     Args:
@@ -52,7 +52,7 @@ def add_calls(trace: Trace, recording: Recorded, calls: Rows, found_steps: Seque
             trace.add_arrow("message", "p2p", [Point(sends[0], sends[0].start_ns), Point(receives[0], touched)])
 
 
-def _slices(recording: Recorded, calls: Rows, parameters: _Parameters, end_ns: int) -> list[Slice]:
+def _slices(recording: RowSource, calls: Rows, parameters: _Parameters, end_ns: int) -> list[Slice]:
     """One for each row."""
     names = CALL.names or ()
     begins = arrivals(calls).tolist()
@@ -76,7 +76,7 @@ def _slices(recording: Recorded, calls: Rows, parameters: _Parameters, end_ns: i
     return found
 
 
-def _args(recording: Recorded, of: dict[str, Any], parameters: _Parameters) -> dict[str, Any]:
+def _args(recording: RowSource, of: dict[str, Any], parameters: _Parameters) -> dict[str, Any]:
     group = recording.group_of(of["group"])
     text = recording.text
     found: dict[str, Any] = {

@@ -19,7 +19,6 @@ All times are of the notebook's clock; by how much those of a rank may be off st
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import math
@@ -32,11 +31,12 @@ import numpy as np
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.steps.steps import steps
-from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.trace import profiles as torch_profiles
 from ddp_notebook.observe.trace.communication import add_calls
 from ddp_notebook.observe.trace.tracks import Slice, Trace
 from ddp_notebook.observe.views import Step
+from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms
 
@@ -56,7 +56,7 @@ Profile = torch_profiles.Profile
 
 
 def chrome_trace(
-    recording: Recorded,
+    recording: RowSource,
     cell: int | None = None,
     profiles: Mapping[int, Profile] | None = None,
     profile_offsets_ns: Mapping[int, int] | None = None,
@@ -123,7 +123,7 @@ def chrome_trace(
 
 
 def save(
-    recording: Recorded,
+    recording: RowSource,
     path: str | os.PathLike[str],
     cell: int | None = None,
     profiles: Mapping[int, Profile] | None = None,
@@ -139,23 +139,14 @@ def save(
     Raises:
         UsageError: as `chrome_trace`, or the folder is not there.
     """
-    target = Path(path).expanduser()
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {str(target.parent)!r} to write {target.name} to; make it first")
+    target = in_a_folder(path)
     if target.is_dir():
         raise UsageError(f"{str(target)!r} is a folder; say a file in it, such as {str(target / 'run.json')!r}")
     found = chrome_trace(recording, cell, profiles, profile_offsets_ns)
     data = json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
     if target.suffix == ".gz":
         data = gzip.compress(data, compresslevel=6, mtime=0)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    write_whole(target, lambda file: file.write(data))
     return target
 
 
@@ -170,7 +161,7 @@ def _window(spans: Rows, calls: Rows, metrics: Rows) -> tuple[int, int]:
     return (int(times.min()), int(times.max())) if len(times) else (0, 0)
 
 
-def _slices(recording: Recorded, spans: Rows, end_ns: int) -> Iterator[Slice]:
+def _slices(recording: RowSource, spans: Rows, end_ns: int) -> Iterator[Slice]:
     columns = ("kind", "name", "cell", "step", "start_ns", "end_ns", "samples", "thread")
     for kind, name, cell, step, start, end, samples, thread in zip(
         *(spans[column].tolist() for column in columns), strict=True
@@ -190,13 +181,13 @@ def _slices(recording: Recorded, spans: Rows, end_ns: int) -> Iterator[Slice]:
         )
 
 
-def _add_spans(trace: Trace, recording: Recorded, spans: Rows, end_ns: int) -> None:
+def _add_spans(trace: Trace, recording: RowSource, spans: Rows, end_ns: int) -> None:
     for rank in np.unique(spans["rank"]).tolist():
         mine = spans[(spans["rank"] == rank) & (spans["kind"] == _CELL)]
         trace.add_slices(rank, "cell", _slices(recording, mine, end_ns))
 
 
-def _add_phases(trace: Trace, recording: Recorded, spans: Rows, end_ns: int) -> None:
+def _add_phases(trace: Trace, recording: RowSource, spans: Rows, end_ns: int) -> None:
     """A track for each thread: a loader of its own thread overlaps the step."""
     phases = spans[spans["kind"] != _CELL]
     for rank, thread in np.unique(phases[["rank", "thread"]]).tolist():
@@ -216,7 +207,7 @@ def _add_steps(trace: Trace, found: Sequence[Step]) -> None:
         trace.add_slices(rank, "step", slices)
 
 
-def _add_metrics(trace: Trace, recording: Recorded, metrics: Rows) -> None:
+def _add_metrics(trace: Trace, recording: RowSource, metrics: Rows) -> None:
     columns = ("rank", "name", "step", "value", "time_ns")
     for rank, number, step, value, time_ns in zip(*(metrics[column].tolist() for column in columns), strict=True):
         name = recording.text(number)

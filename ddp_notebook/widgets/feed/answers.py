@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import Rows
-from ddp_notebook.widgets.feed import outgoing as wire
-from ddp_notebook.widgets.feed.feed import Feed, Message
+from ddp_notebook.widgets.feed import outgoing
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.feed.timeline import Timeline
 
@@ -19,7 +20,7 @@ _METRICS = 20_000
 _WHOLE_BYTES = 8 << 20  # of whole tensors, as float32
 
 
-def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> Message:
+def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
     """The answer to a request.
 
     Raises:
@@ -53,7 +54,8 @@ def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, in
     waited = np.full(len(calls), -1, np.int64)
     for matched in (match_collectives(recording, calls), match_messages(recording, calls)):
         waited[matched.index] = matched.waited_ns
-    found = np.concatenate((wire.spans(spans, feed.start_ns), wire.calls(recording, calls, waited, feed.start_ns)))
+    its_calls = outgoing.calls(recording, calls, waited, feed.start_ns)
+    found = np.concatenate((outgoing.spans(spans, feed.start_ns), its_calls))
     if ranks is not None:
         found = found[np.isin(found["rank"], ranks)]
     left_out = max(0, len(found) - _SPANS)
@@ -79,7 +81,7 @@ def _values(feed: Feed, cell: int, group: int, number: int, op: int) -> tuple[di
     calls = _rows(feed, "call")
     is_it = (calls["cell"] == cell) & (calls["group"] == group) & (calls["number"] == number) & (calls["op"] == op)
     calls = calls[is_it]
-    rows = feed.values_of(calls)
+    rows = feed.values.of(calls)
     data, whole, at = [], [], 0
     shapes = {int(call["rank"]): int(call["shapes"]) for call in calls}
     for row in rows:
@@ -95,7 +97,7 @@ def _values(feed: Feed, cell: int, group: int, number: int, op: int) -> tuple[di
     return {"value": rows, "whole": table}, b"".join(data)
 
 
-def _whole(recording: Recording, rank: int, call: int, side: int) -> list[Any]:
+def _whole(recording: RecordedTables, rank: int, call: int, side: int) -> list[Any]:
     found = recording.tensor(rank, call, side)
     return [np.abs(one).ravel() if one.dtype.kind == "c" else one.ravel() for one in found]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.steps.cycles import outermost
 from ddp_notebook.observe.steps.steps import in_order, parts, samples_of
-from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.widgets.feed.outgoing import ms
 from ddp_notebook.widgets.feed.tables import empty
@@ -32,7 +32,7 @@ class Cutter:
         cell: its number.
     """
 
-    def __init__(self, recording: Recorded, cell: int) -> None:
+    def __init__(self, recording: RowSource, cell: int) -> None:
         world_size = recording.world_size
         self._cell = cell
         self.skips_first = False  # rows of the first step were left out

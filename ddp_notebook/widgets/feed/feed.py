@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.ring import Ring
-from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.records.schema import CALL, RESOURCE, SPAN, TIMES, Rows
-from ddp_notebook.widgets.feed import outgoing as wire
+from ddp_notebook.widgets.feed import outgoing
 from ddp_notebook.widgets.feed.budget import Thinning
-from ddp_notebook.widgets.feed.tables import FIRST, TEXTS, WIRE, empty, pack
+from ddp_notebook.widgets.feed.messages import FeedMessage, FeedTexts
+from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
+from ddp_notebook.widgets.feed.values import ValueFeed
 
-# What may travel: with the headers and what the ranks do, less than 60 kB in any second.
-TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, VALUE_BYTES_PER_S = 27_000.0, 12_000.0, 5_000.0
+# What may travel: with the 5 kB of `values`, the headers and the states of ranks, less than 60 kB in any second.
+TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S = 27_000.0, 12_000.0
 _BURST_BYTES = 8_000.0  # of the timeline that may go at once
 _TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, measured by tests/benchmarks/monitor.py
-OWN_TEXTS = 1 << 24  # texts that are not the recording's are numbered from here
 _METRIC_BYTES = 13.0  # of a row, measured by tests/benchmarks/monitor.py
-_VALUE_BYTES = 24.0  # and four for each first value
 _TIMELINE_PERIOD_S = 0.18  # it is looked at at every second message: each look costs the same
-_LOOKS = 6  # looks at values in which those of a call have come
 _HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
 _SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
@@ -38,21 +33,8 @@ _SNAPSHOT_VALUES = 1200  # first values of tensors in a snapshot
 _VALUES = ("cell", "kind", "group", "number")
 _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}  # of whole ones
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
-_OWN_TEXTS = 1 << 12  # that are known: one that comes again later gets another number
 _MOST_WAITING_S = 4.0  # that a row may wait
 _CELLS = 4  # whose rows may still come
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a view gets: JSON, and bytes."""
-
-    header: dict[str, Any]
-    data: bytes
-
-    @property
-    def nbytes(self) -> int:
-        return len(json.dumps(self.header)) + len(self.data)
 
 
 class Feed:
@@ -69,7 +51,7 @@ class Feed:
         2
     """
 
-    def __init__(self, recording: Recording, only: int | None = None, *, is_live: bool = True) -> None:
+    def __init__(self, recording: RecordedTables, only: int | None = None, *, is_live: bool = True) -> None:
         self.recording = recording
         self.only = only
         self.is_live = is_live
@@ -79,25 +61,17 @@ class Feed:
         self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
         self.resources = np.zeros(recording.world_size, RESOURCE)  # and how it was
         self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
-        self._late_values: tuple[Rows, int] = (
-            np.zeros(0, CALL),
-            0,
-        )  # calls whose values had to wait, and from where on
-        self._value_ends: deque[int] = deque([self._ends["value"]], maxlen=_LOOKS)
+        self.texts = FeedTexts(recording)
+        self.values = ValueFeed(recording, self._ends["value"])
         self._timelines: dict[int, Timeline] = {}
         self._thin_metrics = Thinning(METRIC_BYTES_PER_S)
-        self._value_allowance = VALUE_BYTES_PER_S
         self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
         self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
         self._timeline_s = 0.0
         self._rows_left_out = 0
-        self._kept = {name: Ring(WIRE[name], count) for name, count in _KEPT.items()}
+        self._kept = {name: Ring(FEED_TABLES[name], count) for name, count in _KEPT.items()}
         self._ranks: Rows = empty("rank")
-        self._told: set[int] = set()  # texts that every view knows
-        self._own_numbers: dict[str, int] = {}
-        self._own_texts: dict[int, str] = {}
-        self._next_own = OWN_TEXTS
         self._layouts: list[dict[str, Any]] = []
         self._said: dict[str, Any] = {}
         self._read_history()
@@ -119,10 +93,10 @@ class Feed:
             any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "layout"))
             or any(timeline.is_waiting for timeline in self._timelines.values())
             or any(map(len, self._waiting.values()))
-            or len(self._late_values[0]) > 0
+            or self.values.is_waiting
         )
 
-    def delta(self, now_ns: int, head: Mapping[str, Any], ranks: Rows | None = None) -> Message | None:
+    def delta(self, now_ns: int, head: Mapping[str, Any], ranks: Rows | None = None) -> FeedMessage | None:
         """What has come since the last one; None: nothing.
 
         Args:
@@ -139,9 +113,9 @@ class Feed:
             return None
         self._said = said
         self.seq += 1
-        return self._message("delta", now_ns, new, tables, self._untold(tables, new.get("layouts", ())))
+        return self._message("delta", now_ns, new, tables, self.texts.untold(tables, new.get("layouts", ())))
 
-    def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> Message:
+    def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> FeedMessage:
         """What a view begins with: the latest of everything, and the metrics from the beginning, thinned."""
         tables = {name: self._latest(name) for name in _KEPT}
         values = tables["value"]  # of many ranks not all of the first values have room; `count` says how many are there
@@ -149,16 +123,16 @@ class Feed:
         tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
         said = {**head, "notes": {**self.notes(), "history_every": every}, "layouts": self._layouts}
-        self._told.clear()  # the new view knows the texts of its snapshot only
-        return self._message("snapshot", now_ns, said, tables, self._texts(_numbers(tables, self._layouts)))
+        self.texts.forget_told()
+        return self._message("snapshot", now_ns, said, tables, self.texts.of(tables, self._layouts))
 
-    def answer(self, request: Any, now_ns: int, tables: Mapping[str, Rows], **more: Any) -> Message:
+    def answer(self, request: Any, now_ns: int, tables: Mapping[str, Rows], **more: Any) -> FeedMessage:
         """A message with rows that a view has asked for."""
         data = more.pop("data", b"")
-        made = self._message("answer", now_ns, {"request": request, **more}, tables, self._texts(_numbers(tables, ())))
+        made = self._message("answer", now_ns, {"request": request, **more}, tables, self.texts.of(tables))
         if data:
             made.header["data"] = {"dtype": "f4", "offset": len(made.data), "count": len(data) // 4}
-        return Message(made.header, made.data + data)
+        return FeedMessage(made.header, made.data + data)
 
     def notes(self) -> dict[str, Any]:
         """What is left out."""
@@ -169,19 +143,6 @@ class Feed:
             "rows_left_out": self._rows_left_out + sum(one.left_out for one in self._timelines.values()),
             "dropped_rows": sum(self.recording.dropped.values()),
         }
-
-    def own_text(self, text: str) -> int:
-        """The number of a text that is not the recording's."""
-        if not text:
-            return 0
-        number = self._own_numbers.get(text)
-        if number is None:
-            number, self._next_own = self._next_own, self._next_own + 1
-            self._own_numbers[text], self._own_texts[number] = number, text
-            if len(self._own_texts) > _OWN_TEXTS:
-                oldest = next(iter(self._own_texts))
-                del self._own_numbers[self._own_texts.pop(oldest)]
-        return number
 
     def metrics(self, most: int, name: int | None = None, cell: int | None = None) -> tuple[Rows, int]:
         """All that was logged, or every so many steps of it where that is more than so many rows."""
@@ -194,7 +155,7 @@ class Feed:
         while len(kept) > most and every < 1 << 30:
             every *= 2
             kept = rows[rows["step"] % every == 0]
-        return wire.metrics(kept, self.start_ns), every
+        return outgoing.metrics(kept, self.start_ns), every
 
     def _look(self, now_s: float) -> dict[str, Rows]:
         seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
@@ -216,8 +177,8 @@ class Feed:
             tables, whole = self._timelines_take(spans, calls, now_s)
         if self.is_live:
             tables = self._paced(tables, seconds)
-        tables["metric"] = wire.metrics(metrics, self.start_ns)
-        tables["value"] = self._values(whole, seconds)
+        tables["metric"] = outgoing.metrics(metrics, self.start_ns)
+        tables["value"] = self.values.take(whole, seconds)
         for name in _KEPT:
             if len(tables[name]):
                 self._kept[name].append(tables[name])
@@ -267,53 +228,6 @@ class Feed:
         before = next(reversed(self._timelines.values()), None)
         return Timeline(self.recording, cell, self.start_ns, bytes_per_s, before.every if before is not None else 1)
 
-    # ---- values
-
-    def _values(self, calls: Rows, seconds: float) -> Rows:
-        """What was in the tensors of the newest collectives that are known on all ranks, as many as may travel."""
-        store = self.recording.store
-        since = self._value_ends[0]
-        self._value_ends.append(store.rings["value"].end)
-        self._value_allowance = min(self._value_allowance + VALUE_BYTES_PER_S * seconds, VALUE_BYTES_PER_S)
-        found = [empty("value")]
-        if not len(calls):
-            calls, since = self._late_values
-        while len(calls):
-            newest = calls[np.argmax(calls["issue_ns"])]
-            mine = (calls["group"] == newest["group"]) & (calls["number"] == newest["number"])
-            mine &= (calls["op"] == newest["op"]) & (calls["cell"] == newest["cell"])
-            is_last = len(found) == 1  # of all: it is told, if not now then later
-            if is_last:
-                self._late_values = (calls[mine], since) if self._value_allowance <= 0 else (calls[:0], 0)
-            if self._value_allowance <= 0:
-                break
-            rows = self.values_of(calls[mine], since)
-            calls = calls[~mine]
-            self._value_allowance -= len(rows) * _VALUE_BYTES + 4 * float(rows["count"].max(initial=0)) * len(rows)
-            found.append(rows)
-        return np.concatenate(found[::-1])
-
-    def values_of(self, calls: Rows, since: int = 0) -> Rows:
-        """Rows of `value` of these calls, in their order.
-
-        Args:
-            since: index in the table of values from which on they are.
-        """
-        store = self.recording.store
-        keys, end, _ = store.value_keys.since(since)
-        wanted = np.concatenate([keys_of(calls["rank"], calls["call"], np.uint64(side)) for side in (0, 1)])
-        places = np.flatnonzero(np.isin(keys, wanted)) + (end - len(keys))
-        rows = [row for at in places.tolist() if (row := store.rings["value"].row(at)) is not None]
-        if not rows:
-            return empty("value")
-        found = np.array(rows)
-        # A rank may have several of these calls.
-        names = keys_of(calls["rank"], calls["call"], np.uint64(0))
-        order = np.argsort(names)
-        of = order[np.searchsorted(names[order], keys_of(found["rank"], found["call"], np.uint64(0)))]
-        by_call = np.argsort(of, kind="stable")
-        return wire.values(self.recording, found[by_call], calls[of[by_call]])
-
     # ---- what is there already
 
     def _read_history(self) -> None:
@@ -341,7 +255,7 @@ class Feed:
             late, more = history.take(np.zeros(0, SPAN), np.zeros(0, CALL), now_s + 10.0)  # nothing is waited for
             tables = {name: np.concatenate((rows, late[name])) for name, rows in tables.items()}
             tables["span"] = tables["span"][np.argsort(tables["span"]["end"], kind="stable")]
-            tables["value"] = self.values_of(_by_collective(np.concatenate((whole, more)))[-_KEPT["value"] :])
+            tables["value"] = self.values.of(_by_collective(np.concatenate((whole, more)))[-_KEPT["value"] :])
             for name in _KEPT:
                 self._kept[name].append(tables[name])
             if self.is_live:
@@ -352,7 +266,7 @@ class Feed:
     def _latest(self, table: str) -> Rows:
         """The latest rows for a snapshot: whole steps, and whole collectives."""
         kept = self._kept[table].all()
-        if self.only is not None and "cell" in (WIRE[table].names or ()):
+        if self.only is not None and "cell" in (FEED_TABLES[table].names or ()):
             kept = kept[kept["cell"] == self.only]
         most = _SNAPSHOT[table] * (1 if self.recording.world_size > 1 else 2)
         if table in _COUNTS and len(kept):
@@ -387,7 +301,7 @@ class Feed:
 
     def _message(
         self, kind: str, now_ns: int, head: Mapping[str, Any], tables: Mapping[str, Rows], texts: list[list[Any]]
-    ) -> Message:
+    ) -> FeedMessage:
         packed, data = pack(tables)
         header = {
             "kind": kind,
@@ -399,23 +313,7 @@ class Feed:
             "texts": texts,
             "tables": packed,
         }
-        return Message(header, data)
-
-    def _untold(self, tables: Mapping[str, Rows], layouts: Any) -> list[list[Any]]:
-        """The texts of these rows that were not told to every view."""
-        new = [number for number in _numbers(tables, layouts) if number not in self._told]
-        self._told.update(new)
-        return self._texts(new)
-
-    def _texts(self, numbers: list[int]) -> list[list[Any]]:
-        return [[number, self.text(number)] for number in numbers]
-
-    def text(self, number: int) -> str:
-        """What a number in these tables stands for; of a group its title."""
-        if number >= OWN_TEXTS:
-            return self._own_texts.get(number, "")
-        text = self.recording.text(number)
-        return str(self.recording.group_of(number)["title"]) if text.startswith('{"name"') else text
+        return FeedMessage(header, data)
 
 
 def _is_same(rows: Rows, one: Any, table: str) -> npt.NDArray[np.bool_]:
@@ -431,17 +329,7 @@ def _by_collective(calls: Rows) -> Rows:
     return calls[np.lexsort((calls["rank"], of, begun_ns[of]))]
 
 
-def _numbers(tables: Mapping[str, Rows], layouts: Any) -> list[int]:
-    """The numbers of all texts in these rows."""
-    columns: list[npt.NDArray[Any]] = [
-        np.unique(rows[name]) for table, rows in tables.items() for name in TEXTS[table] if len(rows)
-    ]
-    columns.append(np.array([one["model"] for one in layouts], np.uint32))
-    found = np.unique(np.concatenate(columns)).tolist()
-    return [number for number in found if number]
-
-
-def bounds_ns(recording: Recording) -> tuple[int, int]:
+def bounds_ns(recording: RecordedTables) -> tuple[int, int]:
     """The first and the last time that a recording knows, as far as its first and last rows tell; now, where it knows
     none."""
     found = []

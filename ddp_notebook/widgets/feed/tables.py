@@ -30,7 +30,7 @@ FIRST = 32  # values of a tensor that travel
 
 _PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest")
 
-WIRE: dict[str, np.dtype[np.void]] = {
+FEED_TABLES: dict[str, np.dtype[np.void]] = {
     "metric": np.dtype(
         [("rank", "<u2"), ("name", TEXT), ("cell", "<u4"), ("step", "<f8"), ("value", "<f4"), ("time", "<f8")]
     ),
@@ -138,7 +138,7 @@ _UNSIGNED = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4"))
 
 def empty(table: str, count: int = 0) -> Rows:
     """So many rows, all zero."""
-    return np.zeros(count, WIRE[table])
+    return np.zeros(count, FEED_TABLES[table])
 
 
 def pack(tables: Mapping[str, Rows]) -> tuple[dict[str, Any], bytes]:
@@ -148,7 +148,7 @@ def pack(tables: Mapping[str, Rows]) -> tuple[dict[str, Any], bytes]:
     than the least of them, in as few bytes as hold that. Times are exact to 0.1 us, all else is what it was.
 
     Args:
-        tables: by name, rows of `WIRE`. Those without rows are left out.
+        tables: by name, rows of `FEED_TABLES`. Those without rows are left out.
 
     Returns:
         By name `{"rows": n, "columns": [...]}`. A column is `[name, value]`; `[name, dtype, offset]`; or

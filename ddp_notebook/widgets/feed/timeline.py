@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.steps import waited_for
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import CALL, SPAN, SPANS, Rows
-from ddp_notebook.widgets.feed import outgoing as wire
+from ddp_notebook.widgets.feed import outgoing
 from ddp_notebook.widgets.feed.budget import Thinning
 from ddp_notebook.widgets.feed.cutting import Cutter
 from ddp_notebook.widgets.feed.tables import empty
@@ -32,7 +32,7 @@ class Timeline:
     """
 
     def __init__(
-        self, recording: Recording, cell: int, start_ns: int, bytes_per_s: float | None, every: int = 1
+        self, recording: RecordedTables, cell: int, start_ns: int, bytes_per_s: float | None, every: int = 1
     ) -> None:
         self._recording = recording
         self._start_ns = start_ns
@@ -72,7 +72,7 @@ class Timeline:
         self._came_s = np.concatenate((self._came_s, np.full(len(calls), now_s)))
         self._waited = np.concatenate((self._waited, np.full(len(calls), -1)))
 
-        found = [wire.spans(self._spans[~self._span_sent], self._start_ns)]
+        found = [outgoing.spans(self._spans[~self._span_sent], self._start_ns)]
         self._span_sent[:] = True
         whole = np.zeros(0, CALL)
         if not self._call_sent.all():
@@ -103,7 +103,7 @@ class Timeline:
         self._calls = calls[cutter.numbers(calls["rank"], calls["issue_ns"]) == step]
         self._call_sent, self._came_s = np.zeros(len(self._calls), bool), np.zeros(len(self._calls))
         self._waited = np.zeros(len(self._calls), np.int64)
-        found = wire.spans(spans[spans["kind"] != _CELL], self._start_ns)
+        found = outgoing.spans(spans[spans["kind"] != _CELL], self._start_ns)
         if len(self._calls):
             found = np.concatenate((found, self._matched(2 * _LATE_S)[1]))
         return {"step": steps, "bucket": buckets, "span": found}
@@ -146,7 +146,7 @@ class Timeline:
         goes = is_whole | (now_s - self._came_s[chosen] > _LATE_S)
         self._call_sent[chosen[goes]] = True
         self._waited[chosen[goes]] = waited[goes]
-        return whole, wire.calls(self._recording, calls[goes], waited[goes], self._start_ns)
+        return whole, outgoing.calls(self._recording, calls[goes], waited[goes], self._start_ns)
 
     def _group_sizes(self, groups: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         unique, back = np.unique(groups, return_inverse=True)

@@ -11,24 +11,23 @@ import gzip
 import html
 import json
 import os
-import secrets
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
 
-from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.tables.matching import arrivals
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.store import keys_of
+from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.schema import CALL, SPAN, Rows
 from ddp_notebook.widgets import bundles
-from ddp_notebook.widgets.feed import outgoing as wire
-from ddp_notebook.widgets.feed.feed import Feed, Message
-from ddp_notebook.widgets.feed.tables import TEXTS, empty, pack
+from ddp_notebook.widgets.feed import outgoing
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
+from ddp_notebook.widgets.feed.tables import empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
-from ddp_notebook.widgets.monitor import BUNDLE
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.still import summary
 
@@ -37,36 +36,28 @@ MOST = {"span": 131_072, "step": 65_536, "bucket": 65_536, "value": 32_768, "met
 _PAGE = Path(__file__).with_name("page.html")
 
 
-def save(recording: Recording, path: str | os.PathLike[str]) -> Path:
+def save(recording: RecordedTables, path: str | os.PathLike[str]) -> Path:
     """See `Recording.save_html`."""
-    path = Path(path).expanduser()
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {str(path.parent)!r} to write {path.name} to; make it first")
-    page = html_of(recording)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with part.open("x", encoding="utf-8") as file:
-            file.write(page)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    path = in_a_folder(path)
+    page = html_of(recording).encode()
+    write_whole(path, lambda file: file.write(page))
     return path
 
 
-def html_of(recording: Recording) -> str:
+def html_of(recording: RecordedTables) -> str:
     """The page."""
     words = summary.text(recording)
     found = message(recording)
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape(words),
         picture=base64.b64encode(summary.picture(recording)).decode(),
-        module=_packed(bundles.read(BUNDLE, "the monitor").encode()),
+        module=_packed(bundles.monitor().encode()),
         header=_as_json(found.header),
         data=_packed(found.data),
     )
 
 
-def message(recording: Recording) -> Message:
+def message(recording: RecordedTables) -> FeedMessage:
     """All that a recording holds, as the snapshot that a view begins with."""
     feed = Feed(recording, is_live=False)
     present = Present(feed, None, summary.text(recording))
@@ -81,8 +72,8 @@ def message(recording: Recording) -> Message:
         notes["page"] = f"the page holds the last rows: timeline, steps and tensors begin at {begins_ms / 1e3:.1f} s"
     packed, data = pack(tables)
     header = {**base, "run": "page", "notes": notes, "tables": packed}
-    header["texts"] = _texts(feed, tables, base["layouts"])
-    return Message(header, data)
+    header["texts"] = feed.texts.of(tables, base["layouts"])
+    return FeedMessage(header, data)
 
 
 def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
@@ -116,7 +107,7 @@ def _begin_ns(spans: Rows, calls: Rows) -> int:
     return int(np.partition(ends, -most)[-most]) if len(ends) > most else -1
 
 
-def _values(recording: Recording, values: Rows, calls: Rows) -> Rows:
+def _values(recording: RecordedTables, values: Rows, calls: Rows) -> Rows:
     """Rows of `value`, in the order of their calls, and so the last ones of all ranks."""
     if not len(calls) or not len(values):
         return empty("value")
@@ -128,16 +119,7 @@ def _values(recording: Recording, values: Rows, calls: Rows) -> Rows:
     is_there = known[order][at] == wanted
     values, calls = values[is_there], calls[order[at[is_there]]]
     last = np.argsort(calls["issue_ns"], kind="stable")[-MOST["value"] :]
-    return wire.values(recording, values[last], calls[last])
-
-
-def _texts(feed: Feed, tables: dict[str, Rows], layouts: list[dict[str, Any]]) -> list[list[Any]]:
-    """Number and text of all that the rows and layouts name."""
-    numbers = {one["model"] for one in layouts}
-    for table, rows in tables.items():
-        for column in TEXTS[table]:
-            numbers.update(np.unique(rows[column]).tolist())
-    return [[number, feed.text(number)] for number in sorted(numbers - {0})]
+    return outgoing.values(recording, values[last], calls[last])
 
 
 def _packed(data: bytes) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.steps import measure
 from ddp_notebook.observe.steps.waits import WARM_UP, straggler_of
-from ddp_notebook.observe.tables.matching import Recorded
+from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric
 from ddp_notebook.records.schema import SPANS, Rows
 
@@ -27,7 +27,7 @@ _DPI = 144
 _COLOURS = 128  # of the picture: a third of the bytes
 
 
-def text(recording: Recording, cell: int | None = None) -> str:
+def text(recording: RecordedTables, cell: int | None = None) -> str:
     """The result in one line, each part only where the recording has it.
 
     Args:
@@ -42,7 +42,7 @@ def text(recording: Recording, cell: int | None = None) -> str:
     return _Facts.of(recording, cell).words()
 
 
-def picture(recording: Recording, cell: int | None = None) -> bytes:
+def picture(recording: RecordedTables, cell: int | None = None) -> bytes:
     """The loss of each rank and what the time of its steps went into, as a PNG that reads on light and dark pages.
 
     Args: as those of `text`, which is the picture's title, and its description for who cannot see it.
@@ -69,13 +69,13 @@ class _Facts:
     dropped: int
 
     @classmethod
-    def of(cls, recording: Recording, cell: int | None) -> _Facts:
+    def of(cls, recording: RecordedTables, cell: int | None) -> _Facts:
         spans = recording.rows("span")
         spans = spans[spans["kind"] == SPANS.index("optimizer")]
         calls = recording.rows("call")
         if cell is not None:
             spans, calls = spans[spans["cell"] == cell], calls[calls["cell"] == cell]
-        source: Recorded = recording
+        source: RowSource = recording
         if len(spans) > _MOST_MEASURED:
             source = _Since(recording, int(np.partition(spans["end_ns"], -_MOST_MEASURED)[-_MOST_MEASURED]))
         found = measure(source, cell)
@@ -115,7 +115,7 @@ class _Facts:
 class _Since:
     """The end of a recording, from a time on."""
 
-    def __init__(self, recording: Recorded, begin_ns: int) -> None:
+    def __init__(self, recording: RowSource, begin_ns: int) -> None:
         self._recording = recording
         self._begin_ns = begin_ns
         self.world_size = recording.world_size

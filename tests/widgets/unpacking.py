@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.widgets.feed.tables import WIRE
+from ddp_notebook.widgets.feed.tables import FEED_TABLES
 
 
 def unpack(header: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """The tables of a message, as arrays of `WIRE`."""
+    """The tables of a message, as arrays of `FEED_TABLES`."""
     return {name: _table(name, table, data) for name, table in header["tables"].items()}
 
 
 def _table(name: str, table: dict[str, Any], data: bytes) -> Any:
-    rows = np.zeros(table["rows"], WIRE[name])
+    rows = np.zeros(table["rows"], FEED_TABLES[name])
     for column, *how in table["columns"]:
         if len(how) == 1:
             rows[column] = np.nan if how[0] is None else how[0]

@@ -1,0 +1,163 @@
+"""The tables of a recording: rows with times of the notebook's clock, and what their numbers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.clock import Clock
+from ddp_notebook.observe.tables.collectives import group_of, preview_of, shapes_of
+from ddp_notebook.observe.tables.store import Store
+from ddp_notebook.observe.views import Metric, Preview
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.schema import TABLES, TIMES, Rows
+
+
+class RecordedTables:
+    """What the ranks have recorded, as tables in bounded memory: the oldest rows go first.
+
+    `Recording` adds the questions, figures and files of users. What is below it, the monitor among it, takes this.
+
+    Args:
+        world_size: how many ranks there are.
+        capacity: rows that are kept, by table of `records.TABLES`; 200 MB in all where nothing is said.
+        clock: offsets of the ranks' clocks.
+    """
+
+    def __init__(
+        self, world_size: int, *, capacity: Mapping[str, int] | None = None, clock: Clock | None = None
+    ) -> None:
+        self.world_size = world_size
+        self.clock = clock or Clock()
+        self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
+        self.aside: set[int] = set()  # cells whose rows are not shown any more
+        self.listeners: list[Callable[[Batch], None]] = []  # called with each batch that came in, in the feeding thread
+        self.catch_up: Callable[[], None] | None = None  # brings in what ranks have recorded and not sent yet
+        self.store = Store(capacity)
+        self._groups: dict[int, dict[str, Any]] = {}
+
+    def __repr__(self) -> str:
+        counts = {name: len(ring) for name, ring in self.store.rings.items()}
+        words = {"call": "calls", "span": "spans", "metric": "values of metrics"}
+        parts = [f"{counts[name]} {word}" for name, word in words.items()]
+        if dropped := sum(self.store.dropped.values()):
+            parts.append(f"{dropped} rows dropped")
+        return f"<Recording of {self.world_size} rank{'s' * (self.world_size != 1)}: {', '.join(parts)}>"
+
+    # ---- what comes in
+
+    def feed(self, batch: Batch) -> None:
+        """Take in what a rank has sent. Only one thread may do so."""
+        self.store.feed(batch)
+        for listener in self.listeners:
+            listener(batch)
+
+    def feed_dropped(self, batch: Batch) -> None:
+        """Take in what is left of a batch whose rows had to be dropped: its texts, and how many rows those were."""
+        self.store.learn(batch)
+
+    def set_aside(self, cell: int) -> None:
+        """Show no rows of a cell any more: it ran for a comparison only."""
+        self.aside.add(cell)
+
+    # ---- rows
+
+    def rows(self, table: str, since: int = 0) -> Rows:
+        """A copy of a table's rows, times on the notebook's clock. Ranks come as their batches came.
+
+        Args:
+            table: of `records.TABLES`.
+            since: index of the first row; rows that are not kept any more are left out.
+
+        Raises:
+            UsageError: there is no such table.
+        """
+        if self.catch_up is not None:
+            self.catch_up()
+        return self.follow(table, since)[0]
+
+    def follow(self, table: str, index: int, most: int | None = None) -> tuple[Rows, int, int]:
+        """What a reader has not seen yet: `(rows, the index to ask from next, rows that were lost to it)`.
+
+        Args:
+            table: of `records.TABLES`.
+            index: where the reader is, from 0.
+            most: rows; None: all.
+
+        Raises:
+            UsageError: there is no such table.
+        """
+        if table not in TABLES:
+            raise UsageError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
+        rows, end, lost = self.store.rings[table].since(index, most)
+        if self.aside and "cell" in (TABLES[table].names or ()):
+            rows = rows[~np.isin(rows["cell"], list(self.aside))]
+        for rank in self.clock.shifted() if TIMES[table] else ():
+            mine = np.flatnonzero(rows["rank"] == rank)
+            for column in TIMES[table] if len(mine) else ():
+                rows[column][mine] = self.clock.to_notebook(rank, rows[column][mine])
+        return rows, end, lost
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """What was logged, by name, in the order in which the names came first."""
+        rows = self.rows("metric")
+        numbers, firsts = np.unique(rows["name"], return_index=True)
+        found = {}
+        for number in numbers[np.argsort(firsts)].tolist():
+            mine = rows[rows["name"] == number]
+            found[self.text(number)] = Metric(
+                name=self.text(number),
+                ranks=mine["rank"],
+                steps=mine["step"],
+                values=mine["value"],
+                times_ns=mine["time_ns"],
+                cells=mine["cell"],
+            )
+        return found
+
+    @property
+    def dropped(self) -> dict[int, int]:
+        """Rows that were dropped since the notebook could not keep up, by rank."""
+        return {rank: count for rank, count in sorted(self.store.dropped.items()) if count}
+
+    # ---- what a column's numbers mean
+
+    def text(self, number: int) -> str:
+        """The text that a column of type `records.TEXT` means."""
+        return self.store.texts[number]
+
+    def group_of(self, number: int) -> dict[str, Any]:
+        """The group that a text means: "name", "title" and "ranks"."""
+        found = self._groups.get(number)
+        if found is None:
+            found = self._groups[number] = group_of(self.text(number))
+        return found
+
+    def shapes_of(self, number: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes that a text means."""
+        return shapes_of(self.store.texts.parsed(number))
+
+    def clock_error_ns(self, rank: int) -> int:
+        """By how much the times of a rank may be off; 0 where nothing is known, as in files without a notebook."""
+        return self.clock.error_ns(rank) or 0
+
+    # ---- values of tensors
+
+    def preview(self, rank: int, call: int, side: int) -> Preview | None:
+        """What was in the tensors of a call; None where it was not recorded, or is not kept any more.
+
+        Args:
+            call: the rank's count of calls.
+            side: index in `records.SIDES`: 0 the input, 1 the output.
+        """
+        row = self.store.find_values(rank, call, side)
+        return None if row is None else preview_of(self, row)
+
+    def tensor(self, rank: int, call: int, side: int) -> list[npt.NDArray[np.generic]]:
+        """The whole tensors of a call, where `--tensors full` has kept them. Arguments as those of `preview`."""
+        return self.store.whole(rank, call, side)
