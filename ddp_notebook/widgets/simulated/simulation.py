@@ -10,7 +10,8 @@ from typing import Literal, overload
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets.simulated.batches import STEP_MS, Run, Shape
+from ddp_notebook.widgets.simulated.batches import SimulatedRanks
+from ddp_notebook.widgets.simulated.shape import STEP_MS, Shape
 
 _BEGIN_NS = 1_000_000_000_000  # where a recording that was made at once begins
 _STEPS = 120
@@ -104,9 +105,9 @@ def simulate(
     if live:
         return Simulation(shape)
     recording = Recording(world_size)
-    run = Run(shape, _BEGIN_NS)
-    while not run.is_over:  # as often as ranks send, so that rows come in the order of time
-        for batch in run.batches(_block(shape)):
+    ranks = SimulatedRanks(shape, _BEGIN_NS)
+    while not ranks.is_over:  # as often as ranks send, so that rows come in the order of time
+        for batch in ranks.batches(_block(shape)):
             recording.feed(batch)
     return recording
 
@@ -151,18 +152,18 @@ class Simulation:
         self._thread.join()
 
     def _go_on(self) -> None:
-        run = Run(self._shape, time.monotonic_ns())
+        ranks = SimulatedRanks(self._shape, time.monotonic_ns())
         count = _block(self._shape)
-        while not run.is_over:
-            batches = list(run.batches(count))
+        while not ranks.is_over:
+            batches = list(ranks.batches(count))
             ends_ns = max(int(batch.tables["span"]["end_ns"].max()) for batch in batches)
             if self._is_stopped.wait(max(0.0, (ends_ns - time.monotonic_ns()) / 1e9)):
                 return
             for batch in batches:
                 self.recording.feed(batch)
-            behind_ns = time.monotonic_ns() - int(run.now_ns.max())
+            behind_ns = time.monotonic_ns() - int(ranks.now_ns.max())
             if behind_ns > _BEHIND_NS:  # this machine is too slow for so many
-                run.delay(behind_ns)
+                ranks.delay(behind_ns)
 
 
 def _block(shape: Shape) -> int:
