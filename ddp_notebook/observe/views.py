@@ -6,11 +6,13 @@ their clocks, which is known up to `Recording.clock_error_ns(rank)`. Durations a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+WARM_UP = 2  # steps at the start of a cell that are not typical: lazy initialisation, and DDP orders its buckets anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +206,11 @@ class Step:
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
+
+
+def settled(steps: Sequence[Step]) -> list[Step]:
+    """The steps after the warm-up of their cells; all of them where none is later."""
+    return [step for step in steps if step.step >= WARM_UP] or list(steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ddp_notebook.records.units import size
+
 POINT_TO_POINT = ("send", "recv")
 OPERATIONS = (  # names of all that is seen
     *POINT_TO_POINT,
@@ -57,10 +59,7 @@ class Operation:
     @property
     def size(self) -> str:
         """Such as `"4.1 kB"`."""
-        if self.nbytes < 1000:
-            return f"{self.nbytes} B"
-        number, unit = (self.nbytes / 1e3, "kB") if self.nbytes < 1e6 else (self.nbytes / 1e6, "MB")
-        return f"{number:.1f} {unit}"
+        return size(self.nbytes)
 
     @property
     def short(self) -> str:

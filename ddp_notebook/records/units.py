@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 
+def two_figures(value: float) -> str:
+    """A number: two figures below 10, whole above.
+
+    Example:
+        >>> two_figures(1234.5), two_figures(9.26), two_figures(0.0)
+        ('1,234', '9.3', '0')
+    """
+    return f"{value:,.0f}" if value >= 9.95 or value == 0 else f"{value:.2g}"
+
+
 def ms(ns: float) -> str:
     """A time.
 
@@ -10,8 +20,7 @@ def ms(ns: float) -> str:
         >>> ms(51_234_567), ms(3_456_789), ms(45_678), ms(0)
         ('51 ms', '3.5 ms', '0.046 ms', '0 ms')
     """
-    value = ns / 1e6
-    return f"{value:,.0f} ms" if value >= 9.95 else f"{value:.2g} ms"
+    return f"{two_figures(ns / 1e6)} ms"
 
 
 def size(nbytes: float) -> str:

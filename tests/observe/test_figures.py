@@ -18,8 +18,7 @@ from ddp_notebook.observe.figures import curves, drawing, figures
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.bandwidth import bandwidth
 from ddp_notebook.observe.steps.steps import steps
-from ddp_notebook.observe.steps.waits import WARM_UP
-from ddp_notebook.observe.views import Bandwidth
+from ddp_notebook.observe.views import WARM_UP, Bandwidth
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import METRIC
 from tests.observe.synthetic import MS, Synthetic, simulate
@@ -321,7 +320,7 @@ def luminance(color):
 def test_colours_read_on_both_pages(page):
     assert contrast(drawing.INK, page) > 3.9
     for line in drawing.LINES:
-        assert contrast(line, page) > 2.3, line
+        assert contrast(line, page) > 3, line
     for fill in drawing.FILLS.values():
         shown = fill.edge if fill.hatch == "" and fill.edge != "none" else fill.face
         assert contrast(shown, page) > 2.3, fill

@@ -1,4 +1,7 @@
-"""What the JavaScript in the browser has copied from Python: tables, codes, limits and colours are the same."""
+"""What the browser's JavaScript has copied from Python: tables, codes, limits and colours are the same in both.
+
+JavaScript is read as text, wherever in its folder it stands; what is looked for must stand in exactly one file.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,51 @@ import numpy as np
 import pytest
 
 import ddp_notebook
-from ddp_notebook.observe.figures.drawing import FILLS
-from ddp_notebook.records.schema import SPANS, STATES
-from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS
+from ddp_notebook.observe.figures.drawing import FILLS, LINES
+from ddp_notebook.records.schema import DTYPES, SIDES, SPANS, STATES
+from ddp_notebook.widgets.feed import tables
+from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS, TEXTS
 from ddp_notebook.widgets.still.page import MOST
 
 _JS = Path(ddp_notebook.__file__).parent / "widgets" / "js"
 _TYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "F32": "<f4", "F64": "<f8"}
+_ARRAYS = {
+    "Uint8Array": "u1",
+    "Int8Array": "i1",
+    "Uint16Array": "u2",
+    "Int16Array": "i2",
+    "Uint32Array": "u4",
+    "Int32Array": "i4",
+    "Float32Array": "f4",
+    "Float64Array": "f8",
+}
 _OWN = {"span": ["latest", "replaced"]}  # columns that do not travel
 
 
-def _source(name: str) -> str:
-    return (_JS / name).read_text(encoding="utf-8")
+def in_javascript(pattern: str) -> re.Match[str]:
+    """The one place that matches."""
+    sources = [file.read_text(encoding="utf-8") for file in sorted(_JS.rglob("*.js"))]
+    found = [match for source in sources for match in re.finditer(pattern, source, re.DOTALL)]
+    assert len(found) == 1, f"{len(found)} places match {pattern}"
+    return found[0]
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r'"([^"]*)"', text))
+
+
+def names(text: str) -> set[str]:
+    """Of a destructuring: `{ rank, name: words }`."""
+    return {part.partition(":")[0].strip() for part in text.split(",") if part.strip()}
+
+
+# ---- tables
 
 
 @pytest.mark.parametrize("table", ["step", "bucket", "span", "value"])
 def test_a_table_of_the_browsers(table):
     """Its columns with their types, and how many rows it keeps, which a page has at most."""
-    found = re.search(rf"{table}: new Table\(\s*\[(.*?)\n      \],\s*(\d+),", _source("tables.js"), re.DOTALL)
-    assert found is not None
+    found = in_javascript(rf"\b{table}: new Table\(\s*\[(.*?)\n      \],\s*(\d+),")
     columns = []
     for name, dtype, width, part in re.findall(r'\["(\w+)", (\w+)(?:, (\d+))?\]|part\("(\w+)"\)', found[1]):
         columns.append(
@@ -40,21 +69,74 @@ def test_a_table_of_the_browsers(table):
     assert int(found[2]) == MOST[table]
 
 
-def test_metrics_and_codes():
-    kinds = re.search(r"KINDS = \[(.*?)\]", _source("tables.js"))
-    assert kinds is not None and tuple(re.findall(r'"(\w+)"', kinds[1])) == KINDS
+def test_the_tables_that_the_browser_does_not_keep_as_such():
+    """It makes curves of metrics, a list of ranks, and tensors: of these it must know the columns that it names."""
+    metric = in_javascript(r"const \{([^}]*)\} = columns;\s*for [^{]*\{\s*const words")[1]
+    assert names(metric) == set(FEED_TABLES["metric"].names)
+    ranks = in_javascript(r"for \(const name of \[([^\]]*)\]\) row\[name\] = this\.text")[1]
+    assert set(words(ranks)) == set(TEXTS["rank"])
+    whole = in_javascript(r"const \{([^}]*)\} = rows\.whole\.columns;")[1]
+    assert names(whole) <= set(FEED_TABLES["whole"].names)
+    known = set(re.findall(r"\btables\.(\w+)\)", in_javascript(r"if \(tables\.metric\).*?\n  \}")[0]))
+    assert known | {"whole"} == set(FEED_TABLES)
+
+
+def test_every_metric_has_room_in_the_browser():
+    assert f"Math.floor({MOST['metric']} / " in in_javascript(r"const limit = Math\.min\([^;]*;")[0]
+
+
+def test_parts_of_a_step_add_up_to_it_in_the_browser_too():
+    """Forward and backward contain what is exposed or waited for inside, so the bars leave them out."""
+    parts = words(in_javascript(r"export const PARTS = \[(.*?)\]")[1])
+    assert set(parts) == set(tables._PARTS) - {"forward", "backward"}
+
+
+def test_the_types_that_a_message_may_have():
+    types = dict(re.findall(r"(\w\d): (\w+),", in_javascript(r"const TYPES = \{(.*?)\};")[1]))
+    assert types == {dtype: array for array, dtype in _ARRAYS.items()}
+    sent = {dtype[name].base for dtype in FEED_TABLES.values() for name in dtype.names or ()} | {*tables._UNSIGNED}
+    assert {dtype.str[1:] for dtype in sent} <= set(types)
+    greatest = dict(re.findall(r"(\w\d): (0x\w+)", in_javascript(r"const GREATEST = \{(.*?)\}")[1]))
+    assert {name: int(number, 16) for name, number in greatest.items()} == {
+        dtype.str[1:]: np.iinfo(dtype).max for dtype in tables._UNSIGNED
+    }
+
+
+# ---- codes
+
+
+def test_codes():
+    assert words(in_javascript(r"\bKINDS = \[(.*?)\]")[1]) == KINDS
     assert KINDS[: len(SPANS)] == SPANS
-    assert f"Math.floor({MOST['metric']} / " in _source("intake.js")
-    codes = re.search(r"export const (ISSUED = .*);", _source("lanes.js"))
-    assert codes is not None
-    for name, code in re.findall(r"(\w+) = (\d+)", codes[1]):
+    codes = re.findall(r"(\w+) = (\d+)", in_javascript(r"export const (ISSUED = .*?);")[1])
+    assert len(codes) > 1
+    for name, code in codes:
         assert STATES[int(code)] == name.lower()
+
+
+def test_each_kind_of_span_has_a_lane():
+    lanes = in_javascript(r"const LANE_OF = \[(.*?)\]")[1].replace(" ", "").split(",")
+    assert len(lanes) == len(KINDS)
+    by_kind = dict(zip(KINDS, lanes, strict=True))
+    assert {kind for kind, lane in by_kind.items() if lane == "COMMUNICATION"} == {"collective", "send", "recv"}
+    assert {kind for kind, lane in by_kind.items() if lane == "CELL"} == {"cell"}
+
+
+def test_sides_and_types_of_tensors():
+    sides = words(in_javascript(r"const SIDES = \[(.*?)\]")[1])
+    assert len(sides) == 2 and all(SIDES[at].startswith(short) for at, short in enumerate(sides))
+    short = re.findall(r"(\w+): \"", in_javascript(r"const SHORT = \{(.*?)\}")[1])
+    assert short and set(short) <= set(DTYPES)
+
+
+# ---- colours
 
 
 def test_figures_have_the_monitors_colours():
     """On a light page. Figures stand on pages of either kind, so what `waiting` and `rest` are there is their own."""
-    light = re.search(r"const LIGHT = \{.*?fill: \{(.*?)\}", _source("colours.js"), re.DOTALL)
-    assert light is not None
-    monitor = dict(re.findall(r'(\w+): "(#\w+)"', light[1]))
+    light = in_javascript(r"const LIGHT = \{(.*?)\n\};")[1]
+    monitor = dict(re.findall(r'(\w+): "(#\w+)"', light))
     for meaning in ("input", "compute", "overlapped", "exposed", "optimizer"):
         assert FILLS[meaning].face.lower() == monitor[meaning], meaning
+    ranks = re.search(r"ranks: \[(.*?)\]", light)
+    assert ranks is not None and words(ranks[1]) == tuple(line.lower() for line in LINES)

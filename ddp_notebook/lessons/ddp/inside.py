@@ -22,6 +22,7 @@ from ddp_notebook import RecordOptions
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.ddp.times import Span, medians_ms
 from ddp_notebook.lessons.session import running
+from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.schema import SPANS
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ OPTIONS: dict[str, Any] = {
     "unused": False,
     "parameter": None,
 }
-WARM_UP = 2  # steps of a run that are not counted: DDP orders its buckets anew after the first
 
 Numbers = Mapping[int, list[float]]
 

@@ -13,9 +13,9 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.figures.drawing import INK, Picture, fill_style, key, picture, text_on
 from ddp_notebook.observe.steps.steps import measure, typical
 from ddp_notebook.observe.steps.steps import steps as steps_of
-from ddp_notebook.observe.steps.waits import WARM_UP, straggler_of
+from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_collectives
-from ddp_notebook.observe.views import Bucket, Step, Straggler
+from ddp_notebook.observe.views import Bucket, Step, Straggler, settled
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent, size
 
@@ -50,8 +50,8 @@ def steps(recording: RowSource, cell: int | None) -> Picture:
             "%ddp_record meta or values"
         )
     ranks = sorted({step.rank for step in found})
-    settled = typical([step for step in found if step.step >= WARM_UP] or found)
-    of_rank = np.array([_mean(_of(rank, settled) or _of(rank, found)) for rank in ranks])  # (R, parts)
+    kept = typical(settled(found))
+    of_rank = np.array([_mean(_of(rank, kept) or _of(rank, found)) for rank in ranks])  # (R, parts)
     title = _told(of_rank, straggler_of(measured), "" if cell is None else f" (cell {cell})")
     height = min(max(len(ranks), 3) * _ROW, 6.0)
     figure, (above, below) = picture(title, height + 4.2, (height, 2.2))

@@ -32,8 +32,9 @@ class Fill(NamedTuple):
     hatch: str = ""
 
 
-# The monitor's colours (widgets/js/colours.js), after Okabe and Ito, for any colour vision. Waiting is nearly white:
-# nothing happens there.
+# One palette for figures and monitor, after Okabe and Ito, for any colour vision: tests/widgets/test_contract.py holds
+# it together with that of the monitor's light pages (widgets/js/drawing/colours.js), whose colours have a contrast of 3
+# on white and on a dark notebook. Waiting is nearly white: nothing happens there.
 FILLS = {
     "input": Fill("input", "#A862A0"),
     "compute": Fill("compute", "#0072B2"),
@@ -45,7 +46,7 @@ FILLS = {
     "rest": Fill("rest", "#9A9A9A"),
 }
 # Lines that are told apart by their labels: of ranks, and of operations. The second eight are dashed.
-LINES = ("#2B83C6", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#C98A00", "#8F6BC1", "#8A8A8A")
+LINES = ("#0072B2", "#D55E00", "#00855F", "#B5508A", "#9A6B00", "#3D9BD6", "#7458B0", "#6A6A6A")
 
 
 class Picture(Figure):

@@ -23,9 +23,9 @@ import numpy as np
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.steps.apart import Bounded, apart
 from ddp_notebook.observe.steps.steps import measure, typical
-from ddp_notebook.observe.steps.waits import WARM_UP, straggler_of
+from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, prompt_of
-from ddp_notebook.observe.views import Step, Straggler
+from ddp_notebook.observe.views import WARM_UP, Step, Straggler, settled
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
@@ -119,7 +119,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         )
     slow = straggler_of(measured)
     every = [one.step for one in measured]
-    found = [step for step in every if step.step >= WARM_UP] or every
+    found = settled(every)
     of_rank = {rank: [step for step in found if step.rank == rank] for rank in sorted({step.rank for step in found})}
     kept = typical(found)
     ranks = tuple(_parts([step for step in kept if step.rank == rank] or own, rank) for rank, own in of_rank.items())

@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_notebook.observe.views import Step
-
-_WARM_UP = 2  # steps in which memory is allocated
+from ddp_notebook.observe.views import Step, settled
 
 
 def alone(steps: Sequence[Step]) -> dict[str, Any]:
@@ -17,9 +15,9 @@ def alone(steps: Sequence[Step]) -> dict[str, Any]:
     Args:
         steps: at least one, all of the same cell.
     """
-    settled = steps[_WARM_UP:] or steps
-    step_ns = statistics.median(step.duration_ns for step in settled)
-    samples = [step.samples for step in settled if step.samples is not None]
+    counted = settled(steps)
+    step_ns = statistics.median(step.duration_ns for step in counted)
+    samples = [step.samples for step in counted if step.samples is not None]
     return {
         "step_ns": step_ns,
         "samples_per_s": statistics.median(samples) / step_ns * 1e9 if samples else 0.0,

@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.steps.steps import Measured, measure
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_collectives
-from ddp_notebook.observe.views import Straggler, Wait
+from ddp_notebook.observe.views import WARM_UP, Straggler, Wait
 from ddp_notebook.records.schema import ORIGINS
 from ddp_notebook.records.units import ms
 
-WARM_UP = 2  # steps that are not looked at: lazy initialisation, and DDP orders its buckets anew
 _FEWEST_STEPS = 5
 _LEAST_SHARE = 0.6  # of the steps, in which it must have been the last
 _CHANCE = 0.01  # that ranks which are equally fast would show one that often

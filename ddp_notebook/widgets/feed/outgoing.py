@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.tables.matching import arrivals
-from ddp_notebook.records.schema import DTYPES, FIRST_BYTES, Rows
+from ddp_notebook.records.schema import FIRST_BYTES, Rows, as_array
 from ddp_notebook.widgets.feed.tables import FIRST, KINDS, empty
 
 Times = npt.NDArray[np.int64]
@@ -104,8 +104,6 @@ def _first(rows: Rows, dtype: str) -> npt.NDArray[np.float32]:
 
 def as_floats(data: bytes, dtype: str) -> npt.NDArray[np.float32]:
     """The elements of a tensor of torch from its bytes, as far as float32 has them."""
-    raw = np.frombuffer(data, DTYPES.get(dtype, "|u1"))
-    if dtype == "bfloat16":  # the upper half of a float32
-        return (raw.astype("<u4") << 16).view("<f4")
+    found = as_array(data, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.abs(raw).astype("<f4") if raw.dtype.kind == "c" else raw.astype("<f4")
+        return (np.abs(found) if np.iscomplexobj(found) else found).astype("<f4")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_notebook.observe.steps.steps import measure
-from ddp_notebook.observe.steps.waits import WARM_UP, straggler_of
+from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric
+from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric, settled
 from ddp_notebook.records.schema import SPANS, Rows
+from ddp_notebook.records.units import ms, two_figures
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
@@ -95,12 +96,12 @@ class _Facts:
         if self.steps:
             parts.append(f"{self.steps:,} step{'s' * (self.steps != 1)}")
         parts += _course(self.metric)
-        settled = [step for step in self.measured if step.step >= WARM_UP] or list(self.measured)
-        if settled:
-            parts.append(f"{_short(float(np.median([step.duration_ns for step in settled])) / 1e6)} ms/step")
-            exposed = sum(step.exposed_ns for step in settled) / max(sum(step.duration_ns for step in settled), 1)
-            if self.world_size > 1 and any(step.communication_ns for step in settled):
-                parts.append(f"{_short(100 * exposed)} % exposed communication")
+        counted = settled(self.measured)
+        if counted:
+            parts.append(f"{ms(float(np.median([step.duration_ns for step in counted])))}/step")
+            exposed = sum(step.exposed_ns for step in counted) / max(sum(step.duration_ns for step in counted), 1)
+            if self.world_size > 1 and any(step.communication_ns for step in counted):
+                parts.append(f"{two_figures(100 * exposed)} % exposed communication")
         elif self.calls:
             parts.append(f"{self.calls:,} communication call{'s' * (self.calls != 1)}")
         if self.straggler is not None:
@@ -193,16 +194,6 @@ def _number(value: float) -> str:
         ('2.30', '0.11', '1.23e-05', '1.23e+05')
     """
     return f"{value:.2f}" if 0.095 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
-
-
-def _short(value: float) -> str:
-    """Two figures of what is below 10.
-
-    Example:
-        >>> _short(41.3), _short(9.26), _short(0.0)
-        ('41', '9.3', '0')
-    """
-    return f"{value:,.0f}" if value >= 9.95 or value == 0 else f"{value:.2g}"
 
 
 # ---- the picture

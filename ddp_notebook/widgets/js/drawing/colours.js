@@ -58,7 +58,7 @@ const LIGHT = {
     cell: "#c9c9c9",
     rest: "#c4c4c4",
   },
-  ranks: ["#0072b2", "#d55e00", "#00855f", "#b5508a", "#9a6b00", "#3d9bd6", "#7458b0", "#5f5f5f"],
+  ranks: ["#0072b2", "#d55e00", "#00855f", "#b5508a", "#9a6b00", "#3d9bd6", "#7458b0", "#6a6a6a"],
   diverging: { low: "#2166ac", zero: "#f7f7f7", high: "#b2182b" },
 };
 
