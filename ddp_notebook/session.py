@@ -29,7 +29,7 @@ from ddp_notebook.run.record import baseline
 from ddp_notebook.run.record.face import RecordFace
 from ddp_notebook.run.values.face import ValueFace
 from ddp_notebook.status import Status
-from ddp_notebook.widgets.placing import Live
+from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.record_options import RecordOptions
 
 Progress = Callable[[str], None]
@@ -146,7 +146,7 @@ class Session(GroupFace, ValueFace, RecordFace):
         cluster = Cluster(self._host, self.placement, env, dispatch, guard=guard)
         self._parts = parts = Parts(cluster, dispatch, self.world_size, self.options)
         self._cells = parts.cells
-        self._live = Live(
+        self._live = Placing(
             parts.observer.recording,
             lambda: self.recording,
             self._cells,

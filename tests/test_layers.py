@@ -260,7 +260,7 @@ def modules() -> dict[str, Path]:
 
 def imported(source: str, module: str, known: Collection[str], *, is_folder: bool = False) -> set[str]:
     """The modules among the known ones that a source imports, in functions too, but not for types alone."""
-    found = set()
+    found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -1,7 +1,7 @@
-"""How far the ranks' clocks are from the notebook's, told from messages that go there and back.
+"""How far the ranks' clocks are from the notebook's, measured by messages that go there and back.
 
-A rank that reads its clock while a message is under way there and back has read it at some moment between the two: the
-middle is right up to half of the round trip. The shortest round trip says most, so the others are not averaged in.
+A rank reads its clock at some moment between the question and the answer, so taking the middle is off by at most half
+of the round trip. The shortest round trip is the most precise; the others are not averaged in.
 
 Source: "minimum filter" of NTP, RFC 5905, section 10 (https://www.rfc-editor.org/rfc/rfc5905#section-10).
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 Times = npt.NDArray[np.int64]
 
 _WINDOW_NS = 60_000_000_000
-_DRIFT = 50e-6  # by which two hosts' clocks go apart, at most: a common crystal has 20 to 50 ppm
+_DRIFT = 50e-6  # bound on the drift between two hosts' clocks: a common crystal has 20 to 50 ppm
 _KNOT_EVERY_NS = 10_000_000_000
 _MOST_KNOTS = 1024
 _MOST_SAMPLES = 1024
@@ -36,9 +36,9 @@ class Sample(NamedTuple):
 class Clock:
     """The offset of each rank's clock (`time.monotonic_ns` there) over the notebook's, as it was at any time.
 
-    Of the last minute's round trips the best one counts: the shortest, where an older one is charged with what the
-    clocks may have drifted since. Every ten seconds the best one is kept for good, and between those the offset is
-    interpolated: over an hour two hosts' clocks may drift by 100 ms, which rows of an hour ago have not.
+    The best round trip of the last minute counts: the shortest, once each is charged with the drift that is possible
+    since. Every ten seconds the best one is kept for good, and the offset is interpolated between those: two hosts'
+    clocks may drift by 100 ms in an hour, and rows of an hour ago need the offset of an hour ago.
 
     Example:
         >>> clock = Clock()
@@ -122,7 +122,7 @@ class Clock:
 
     @classmethod
     def from_json(cls, ranks: Iterable[Any]) -> Clock:
-        """The clock that `to_json` was asked."""
+        """The clock whose `to_json` gave this."""
         clock = cls()
         for rank, is_shared, knots in ranks:
             known = clock._ranks[rank] = _Rank()
@@ -155,7 +155,7 @@ class _Rank:
         if not self.knots or best.rank_ns >= self.knots[-1].rank_ns + _KNOT_EVERY_NS:
             self.knots.append(best)
         if len(self.knots) > _MOST_KNOTS:
-            del self.knots[1 : _MOST_KNOTS // 2 : 2]  # of what is long ago every second one will do
+            del self.knots[1 : _MOST_KNOTS // 2 : 2]  # every second one is enough for times long ago
 
     def best(self) -> Sample:
         """The sample that says most about now, with the error that it has now."""
@@ -168,6 +168,6 @@ class _Rank:
         return found._replace(error_ns=error_ns(found))
 
     def knots_and_best(self) -> list[Sample]:
-        """In the order of time, the last one being today's."""
+        """In the order of time; the newest one comes last."""
         best = self.best()
         return [*(knot for knot in self.knots if knot.rank_ns < best.rank_ns), best]

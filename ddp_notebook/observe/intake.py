@@ -1,4 +1,4 @@
-"""From the wire into the recording: a thread of its own, so that the wire's is never held up."""
+"""Batches from the wire into the recording, in a thread of their own: the wire's thread must never wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
-    number: int  # of all that were put, from 1
+    number: int  # counts all batches that were put, from 1
     rank: int
     data: bytes
 
@@ -26,14 +26,15 @@ class Intake:
     """Decodes batches and feeds them, in the order in which they came.
 
     When more than `most_bytes` wait, the oldest batch goes: its rows are counted as dropped, its texts are kept, since
-    later rows need them. A batch that cannot be read is counted and told in the log; the thread goes on.
+    later rows need them. A batch that cannot be read is counted, and the first one of a rank is logged.
 
     Args:
-        recording: that is fed.
-        most_bytes: that may wait. A single batch that is larger is taken all the same.
+        recording: takes in the batches.
+        most_bytes: how many bytes may wait. A single batch that is larger is accepted all the same.
 
     Example:
-        >>> from ddp_notebook.codec import encode
+        >>> from ddp_notebook import Recording
+        >>> from ddp_notebook.records.codec import Batch, encode
         >>> recording = Recording(world_size=1)
         >>> intake = Intake(recording)
         >>> intake.put(0, encode(Batch(rank=0, stream=1, dropped=3)))
@@ -62,7 +63,7 @@ class Intake:
         return f"<Intake: {len(self._waiting)} batches of {self._nbytes} bytes wait>"
 
     def put(self, rank: int, data: bytes) -> None:
-        """Leave a batch as a rank has encoded it, without a wait for the thread. Does nothing once closed."""
+        """Queue a batch as a rank has encoded it, and return at once. Does nothing once closed."""
         with self._came:
             if self._is_closed:
                 return
@@ -77,7 +78,7 @@ class Intake:
         """Wait until all that was put before is in the recording. Returns whether it is.
 
         Args:
-            timeout_s: how long to wait at most; for ever where nothing is said.
+            timeout_s: how long to wait at most; None: for ever.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._went:
@@ -97,7 +98,7 @@ class Intake:
         self._thread.join(_CLOSE_S)
 
     def _oldest(self) -> int:
-        """The number of the oldest batch that is not through; of those that were dropped, the texts count too."""
+        """The number of the oldest batch that is not fed yet. A dropped one counts until its texts are in."""
         if self._skimmed:
             return 0
         return self._busy_with or (self._waiting[0].number if self._waiting else self._put + 1)
@@ -110,7 +111,7 @@ class Intake:
             self._tell_damaged(oldest.rank, error)
             return
         key = (new.rank, new.stream)
-        # Into one for each process, so that what is left stays small however much is dropped.
+        # Merged into one batch for each process: what is kept stays small however much is dropped.
         before = self._skimmed.pop(key, Batch(rank=new.rank, stream=new.stream))
         before.texts.update(new.texts)
         dropped = before.dropped + new.dropped
@@ -142,7 +143,7 @@ class Intake:
                 self.recording.feed_dropped(what)
             else:
                 self.recording.feed(decode(what))
-        except Exception as error:  # whatever a rank sends, the others' batches must come in
+        except Exception as error:  # one rank's bad batch must not stop the others'
             self._tell_damaged(rank, error)
 
     def _tell_damaged(self, rank: int, error: Exception) -> None:

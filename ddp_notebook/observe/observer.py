@@ -1,4 +1,4 @@
-"""A session's recording as it grows: takes in what ranks send, and keeps their clocks compared."""
+"""A session's recording as it grows: takes in what ranks send, and compares their clocks again and again."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.wire.events import ClockProbe, ClockReply, Message, Recorded
 
-_FIRST_LOOKS = 8  # at the start, in quick succession: of many round trips one is short
+_FIRST_LOOKS = 8  # in quick succession at the start, so that at least one round trip is short
 _FIRST_PAUSE_S = 0.02
 _PAUSE_S = 5.0
 
 
 class Observer:
-    """One session's.
+    """Feeds one session's recording.
 
     Args:
         world_size: number of ranks.
         ask: sends a message to a rank.
-        alive: tells the living ranks.
+        alive: returns the ranks that are alive.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Observer:
         self._thread = threading.Thread(target=self._compare_clocks, name="ddp-clocks", daemon=True)
 
     def start(self) -> None:
-        """The ranks can answer."""
+        """Begin to compare clocks: the ranks can answer."""
         self._thread.start()
 
     @property
@@ -47,20 +47,20 @@ class Observer:
         return {Recorded: self.on_recorded, ClockReply: self.on_clock}
 
     def on_recorded(self, rank: int, message: Recorded) -> None:
-        """A batch of a rank. In the wire's thread."""
+        """Take in a rank's batch. Called in the wire's thread."""
         self._intake.put(rank, message.data)
 
     def on_clock(self, rank: int, message: ClockReply) -> None:
-        """What a rank's clock says. In the wire's thread."""
+        """Take in what a rank's clock says. Called in the wire's thread."""
         same = bool(self._boot) and message.boot == self._boot
         self.recording.clock.add(rank, message.sent_ns, message.rank_ns, time.monotonic_ns(), same_clock=same)
 
     def flush(self) -> None:
-        """Wait until all is in the recording that has arrived."""
+        """Wait until all that has arrived is in the recording."""
         self._intake.flush(5.0)
 
     def close(self) -> None:
-        """The session has ended; the recording stays."""
+        """End the threads: the session is over. The recording stays."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(1.0)

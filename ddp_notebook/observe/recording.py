@@ -105,11 +105,8 @@ class Recording(RecordedTables):
         Example:
             >>> from ddp_notebook.widgets import simulate
             >>> step = simulate(world_size=2).steps(cell=1, rank=0)[10]
-            >>> step.duration_ns == (
-            ...     step.input_ns + step.compute_ns + step.overlapped_ns + step.exposed_ns
-            ...     + step.waiting_ns + step.optimizer_ns + step.rest_ns
-            ... )
-            True
+            >>> step.compute_ns + step.exposed_ns + step.waiting_ns < step.duration_ns, len(step.buckets)
+            (True, 6)
         """
         from ddp_notebook.observe.steps import steps
 

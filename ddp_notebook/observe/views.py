@@ -1,7 +1,7 @@
 """The plain data that questions to a recording are answered with.
 
 All times are nanoseconds of the notebook's monotonic clock: those of the ranks have been corrected by the offset of
-their clocks, which is known up to `Recording.clock_error_ns(rank)`. Durations are nanoseconds too.
+their clocks, which may be off by `Recording.clock_error_ns(rank)`. Durations are nanoseconds too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Preview:
 
     numel: int
     looked_at: int  # of these elements; fewer than `numel` in large tensors, evenly spread
-    low: float  # NaN where there is none
+    low: float  # minimum, of the modulus if complex; NaN if empty
     high: float
     mean: float
     nans: int
@@ -61,7 +61,7 @@ class Collective:
     issue_ns: int
     start_ns: int
     end_ns: int | None  # None: not known to have ended
-    blocked_ns: int  # that its caller waited for it
+    blocked_ns: int  # how long its caller waited for it
     state: str
     is_async: bool
     input: Preview | None
@@ -100,13 +100,13 @@ class BucketLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a DDP model has its parameters in buckets, from `time_ns` on."""
+    """How DDP has put a model's parameters into buckets, from `time_ns` on."""
 
     rank: int
     time_ns: int
     model: str
     buckets: tuple[BucketLayout, ...]  # in the order of their synchronisation
-    is_rebuilt: bool  # after the first step, in the order in which gradients have become ready
+    is_rebuilt: bool  # after the first step, in the order in which gradients became ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def main_metric(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One collective of a group, on all its ranks: who came when, and how long the others waited."""
+    """One collective of a group, on all its ranks: when each arrived, and how long the others waited."""
 
     group: str
     group_name: str
@@ -219,7 +219,7 @@ class Straggler:
 
     rank: int
     share: float  # of the steps looked at in which it was the last, 0 to 1
-    lost_ns: int  # that the others waited for it per step, median
+    lost_ns: int  # median time per step that the others waited for it
     phase: str  # where it loses the time: "input", "forward", "backward", "optimizer" or "between"
     own_ns: int  # its time in that phase, median
     theirs_ns: int  # the others' time in it, median

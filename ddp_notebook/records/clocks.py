@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """The same for processes whose `time.monotonic_ns` is the same clock; where that is not known, like no other's."""
+    """Equal for processes that share a `time.monotonic_ns` clock; empty where that is not known."""
     try:
         return f"{socket.gethostname()}/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
     except OSError:

@@ -24,7 +24,7 @@ VERSION = 1
 _MAGIC = b"DDPB"
 _HEAD = struct.Struct("<4sHHIQ")
 _LENGTH = struct.Struct("<I")
-# What words that are not those of a batch may bring, even where the checksum is right.
+# Exceptions that a malformed header can raise even if the checksum matches.
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, RecursionError)
 
 
@@ -51,7 +51,7 @@ class Batch:
         rank: whose it is.
         stream: number of the rank's process: texts and calls are counted anew in each.
         dropped: rows that were dropped before this batch, since the notebook could not keep up.
-        texts: new texts, by the number that stands for them.
+        texts: new texts, by their numbers.
         tables: rows, by the name of the table.
         tensors: whole tensors.
 
@@ -151,7 +151,7 @@ def _read(data: bytes, at: int) -> tuple[Batch, int]:
 
 
 def _checked(data: bytes, at: int) -> tuple[memoryview, int]:
-    """The body of the batch that begins here, which is what was sent, and how many tables it has."""
+    """The body of the batch that begins here, its checksum verified, and how many tables it has."""
     try:
         magic, version, count, crc, nbytes = _HEAD.unpack_from(data, at)
     except struct.error as error:

@@ -1,4 +1,4 @@
-"""A communication operation in words and numbers: what both sides say about one that somebody waits in."""
+"""A communication operation in words and numbers, as both sides describe one that a rank waits in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ddp_notebook.records.units import size
 
 POINT_TO_POINT = ("send", "recv")
-OPERATIONS = (  # names of all that is seen
+OPERATIONS = (  # all that are recorded
     *POINT_TO_POINT,
     "all_reduce",
     "all_reduce_coalesced",
@@ -79,7 +79,7 @@ class Operation:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Operation:
-        """What `to_json` gave, after JSON has made lists of its tuples."""
+        """The operation whose `to_json` gave this; JSON has made lists of its tuples."""
         shapes = tuple(tuple(shape) for shape in fields["shapes"])
         return cls(**{**fields, "ranks": tuple(fields["ranks"]), "shapes": shapes})
 

@@ -23,8 +23,8 @@ Rows = npt.NDArray[np.void]  # (n,) of one of the dtypes below
 
 TEXT = "<u4"
 FIRST_BYTES = 128  # of the first elements of a tensor: 8 of complex128, 32 of float32
-SAMPLE = 1024  # elements up to which all are looked at
-SAMPLE_OF_LARGE = 256  # of a larger tensor, in evenly spread stretches
+SAMPLE = 1024  # tensors up to so many elements are looked at as a whole
+SAMPLE_OF_LARGE = 256  # elements of a larger tensor, in evenly spread stretches
 
 # ---- codes
 
@@ -33,7 +33,7 @@ ORIGINS = ("user", "ddp", "ddp hook", "fsdp", "dtensor", "functional", "pipeline
 REDUCE_OPS = ("", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 SPANS = ("cell", "forward", "backward", "optimizer", "input")
 SIDES = ("input", "output", "local gradient", "synchronised gradient")
-DTYPES = {  # of torch, by the NumPy type whose bytes they have; bfloat16 and the float8 types have none
+DTYPES = {  # NumPy types with the same bytes, by torch's names; NumPy has no bfloat16 and no float8
     "float32": "<f4",
     "float64": "<f8",
     "float16": "<f2",
@@ -78,7 +78,7 @@ CALL = np.dtype(
         ("issue_ns", "<i8"),
         ("start_ns", "<i8"),  # on the device, where that is not the time of its issue
         ("end_ns", "<i8"),
-        ("blocked_ns", "<i8"),  # that its caller waited for it
+        ("blocked_ns", "<i8"),  # how long its caller waited for it
         ("state", "u1"),
         ("is_async", "?"),
         ("thread", "<u4"),  # 0: the main thread; others counted as they come
@@ -88,13 +88,13 @@ CALL = np.dtype(
 VALUE = np.dtype(
     [
         ("rank", "<i4"),
-        ("call", "<u8"),  # of `CALL`; of a gradient the span of its backward
+        ("call", "<u8"),  # of `CALL`; for a gradient the span of its backward
         ("side", "u1"),
         ("dtype", TEXT),
         ("name", TEXT),  # of a gradient: the parameter
         ("numel", "<i8"),  # elements, of all tensors of this side
-        ("looked_at", "<i8"),  # of which these were looked at
-        ("low", "<f8"),  # NaN: there is none, as of no element, or of complex ones, which have their modulus here
+        ("looked_at", "<i8"),  # how many of these were looked at
+        ("low", "<f8"),  # minimum (of the modulus if complex); NaN if empty
         ("high", "<f8"),
         ("mean", "<f8"),
         ("nans", "<i8"),  # not a number, among those looked at
@@ -198,7 +198,7 @@ def first_values(row: Rows, dtype: str) -> npt.NDArray[np.generic]:
 
 
 def as_array(data: bytes, dtype: str) -> npt.NDArray[np.generic]:
-    """The elements of a tensor of torch from its bytes; of an unknown type the bytes."""
+    """The elements of a torch tensor from its bytes: those of bfloat16 as float32, the bytes themselves if unknown."""
     array = np.frombuffer(data, DTYPES.get(dtype, "|u1"))
     if dtype == "bfloat16":  # the upper half of a float32
         return (array.astype("<u4") << 16).view("<f4")

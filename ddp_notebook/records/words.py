@@ -1,4 +1,4 @@
-"""Sets of ranks in words, and what is said of them in several places."""
+"""Sets of ranks in words, and sentences about them that several places share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def train_apart(ranks: Sequence[int]) -> str:
-    """What is said of ranks whose optimizers step while nothing is sent."""
+    """The sentence about ranks whose optimizers step while nothing is sent."""
     return (
         f"{name_ranks(ranks)} train apart: no gradient was averaged by a collective, send or receive; if they are to "
         "train together, wrap the model in DistributedDataParallel"

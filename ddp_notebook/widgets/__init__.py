@@ -1,7 +1,7 @@
 """The live monitor: what a recording holds, drawn while it grows.
 
 monitor    the widget
-placing    where views come and go: under a running cell, at %ddp_monitor
+placing    where views appear: under a running cell, at %ddp_monitor
 publisher  the one thread that sends
 present    what the ranks do at this moment
 subshell   whether the browser is heard while a cell runs
@@ -9,7 +9,7 @@ bundles    the JavaScript that `hatch_build.py` makes
 
 feed/      what travels to the browser, and when
 still/     what stays: a text, a picture, a page
-simulated/ ranks that are not there
+simulated/ ranks that do not exist
 js/        the monitor in the browser
 """
 

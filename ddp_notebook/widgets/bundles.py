@@ -10,7 +10,7 @@ MONITOR = Path(__file__).with_name("static") / "monitor.js"
 
 
 def monitor() -> str:
-    """The monitor's.
+    """The monitor's bundle.
 
     Raises:
         MissingBuildError: it was not built.
@@ -19,7 +19,7 @@ def monitor() -> str:
 
 
 def read(file: Path, whose: str, more: str = "") -> str:
-    """A bundle.
+    """Read a bundle.
 
     Args:
         file: where it should be.

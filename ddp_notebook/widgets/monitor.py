@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class Monitor(anywidget.AnyWidget):
     """What ranks do, live: losses, gradient synchronisation, a timeline, tensors, ranks.
 
-    `%ddp_monitor` shows the one of the running session. Of any other recording:
+    `%ddp_monitor` shows the running session's. To show any other recording:
 
         Monitor(ddp_notebook.load("run.npz"))
 
@@ -37,8 +37,8 @@ class Monitor(anywidget.AnyWidget):
         recording: what is shown; one that `simulate(live=True)` feeds is live.
         cell: this one only; None: all.
         live: the recording grows.
-        compact: less high, as under a running cell.
-        publisher: who tells it; None: one of its own.
+        compact: lower, as under a running cell.
+        publisher: sends it messages; None: one of its own.
         interrupt: does what the stop button does, and says what it did; None: nothing can be interrupted.
 
     Raises:
@@ -46,7 +46,7 @@ class Monitor(anywidget.AnyWidget):
     """
 
     compact = traitlets.Bool(False).tag(sync=True)
-    key = traitlets.Unicode().tag(sync=True)  # by which all views of this widget find what it was told
+    key = traitlets.Unicode().tag(sync=True)  # by which all views of this widget find its store in the page
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Monitor(anywidget.AnyWidget):
             feed = Feed(recording, cell, is_live=live)
             publisher = Publisher(feed, Present(feed, None, _title(recording)))
         self._publisher = publisher
-        # After what `close` needs: Python closes a widget too that could not be made.
+        # After what `close` needs: a widget whose making fails is closed too.
         super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex)
         self._hears_at_once = hear_at_once(self.comm)
         self.on_msg(self._on_message)
-        # At once, and not when the browser asks: what it says may be heard only after the cell.
+        # At once, not when the browser asks: its question may be heard only after the cell.
         publisher.add(self._tell)
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Monitor(anywidget.AnyWidget):
             self.send(header, [message.data] if message.data else None)
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
-        """The browser says something. In the main thread, or where the kernel has subshells in another."""
+        """Answer the browser. In the main thread; in another one where the kernel has subshells."""
         try:
             match content:
                 case {"kind": "hello"}:

@@ -1,4 +1,4 @@
-"""Where views come and go: under a running cell by themselves, and at `%ddp_monitor`; and what stays of them."""
+"""Where views appear: by themselves under a running cell, and at `%ddp_monitor`; and the picture that stays of them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from ddp_notebook.widgets.monitor import Monitor
     from ddp_notebook.widgets.publisher import Publisher
 
-_AFTER_S = 1.0  # of a cell: what is over sooner needs no view
+_AFTER_S = 1.0  # a cell that is over sooner needs no view
 _LOOK_S = 0.2
 _SYNCHRONISES = [ORIGINS.index(name) for name in ("ddp", "ddp hook", "fsdp")]
-_MOST_ROWS = 2000  # of calls that are looked at for one of these
+_MOST_ROWS = 2000  # calls that are searched for one of these
 _log = logging.getLogger(__name__)
 
 
-class Live:
-    """The views of one session.
+class Placing:
+    """Where the views of one session stand: one under the running cell, one of `%ddp_monitor`.
 
     Args:
         recording: the session's.
@@ -56,7 +56,7 @@ class Live:
         self._under: _View | None = None  # the cell that runs
 
     def prepare(self) -> None:
-        """Import what the first view needs, in a thread, while nobody waits for it."""
+        """Import what the first view needs, in a thread, before anybody waits for it."""
         if self._mode == "auto" and has_front_end():
             threading.Thread(target=_import, name="ddp-monitor-import", daemon=True).start()
 
@@ -84,7 +84,7 @@ class Live:
         """Show the full view, in the place of the one before.
 
         Args:
-            cell: of this cell only; None: of all, those to come among them.
+            cell: of this cell only; None: of all, future ones too.
 
         Raises:
             UsageError: nothing was recorded of this cell.
@@ -111,11 +111,11 @@ class Live:
         self._publisher = None
 
     def interrupt(self) -> str:
-        """What the stop button does, for the one in a view. Returns what was done."""
+        """What the stop button of a view does. Returns what was done, in words."""
         watched = self._cells.watched
         if watched is None:
             return "no cell runs on the ranks"
-        # To the main thread, if it waits for the cell: a signal also ends the read of an answer there.
+        # Signal the main thread if it waits for the cell: that also ends its wait for an answer of input().
         main = threading.main_thread().ident
         if not watched[1].takes_signals:
             watched[1].press()
@@ -162,7 +162,7 @@ class Live:
             self._publisher = None
 
     def _shows_what_comes(self) -> bool:
-        """Whether `%ddp_monitor` does: the view of a cell that is over does not."""
+        """Whether `%ddp_monitor` shows rows as they come: the view of a cell that is over does not."""
         return isinstance(self._shown, _View) and self._shown.is_live
 
     def _recording_now(self) -> RecordedTables:
@@ -187,9 +187,9 @@ class Live:
 class UnderCell:
     """A compact view under one cell, once there is something to see. Part of `run.cells.watch.Beside`."""
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
-        self._recording = live._recording
+    def __init__(self, placing: Placing) -> None:
+        self._placing = placing
+        self._recording = placing._recording
         self._began_s = time.monotonic()
         self._looked_s = self._began_s
         rings = self._recording.store.rings
@@ -204,16 +204,16 @@ class UnderCell:
         try:
             if self._has_something(cell):
                 self._is_decided = True
-                self._live.show_under(cell)
+                self._placing.show_under(cell)
         except MissingBuildError:  # %ddp_monitor says so
             self._is_decided = True
-        except Exception:  # a view is not worth a cell
+        except Exception:  # the cell matters more than its view
             self._is_decided = True
             _log.exception("no view could be shown under the cell")
 
     def end(self, cell: int) -> None:
         try:
-            self._live.freeze_under(cell)
+            self._placing.freeze_under(cell)
         except Exception:
             _log.exception("the view under the cell is as it was")
 
@@ -233,8 +233,8 @@ class _View:
 
     Args:
         monitor: the widget.
-        cell: that it is of; None: all.
-        is_live: it shows what comes.
+        cell: the one that it shows; None: all.
+        is_live: it shows rows as they come.
     """
 
     def __init__(self, monitor: Monitor, cell: int | None, *, is_live: bool) -> None:
@@ -255,7 +255,7 @@ class _View:
 
 
 class _Still:
-    """A picture where nobody looks: of what is there now, and of all when the session ends."""
+    """A picture where there is no front end: of what is there now, and of everything when the session ends."""
 
     def __init__(self, recording: RecordedTables, cell: int | None) -> None:
         from IPython.display import display
@@ -276,7 +276,7 @@ def _static(recording: RecordedTables, cell: int | None) -> dict[str, Any]:
     try:
         data["text/plain"] = summary.text(recording, cell)
         data["image/png"] = base64.b64encode(summary.picture(recording, cell)).decode()
-    except Exception:  # a text alone, or nothing, is better than a view that is dead
+    except Exception:  # a text alone, or nothing, is better than a dead view
         _log.exception("no picture of the run could be made")
     return data
 

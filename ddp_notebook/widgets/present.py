@@ -1,4 +1,4 @@
-"""What the ranks do at this moment: a row for each, asked of their agents while a cell runs, whatever hangs."""
+"""What the ranks do at this moment, a row for each: their agents answer while a cell runs, even where it hangs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.wire.events import Vitals
 
 _PERIOD_S = 1.0  # between two looks
-_ANSWER_S = 0.3  # what ranks get to answer
-_STUCK_S = 3.0  # for which a rank waits before it is said that the cell is stuck
+_ANSWER_S = 0.3  # how long ranks have to answer
+_STUCK_S = 3.0  # a rank that waits longer makes the cell stuck
 
 
-class Session(Protocol):
-    """What is asked of a session; `run.cells.cells.Cells` is one."""
+class SessionCells(Protocol):
+    """What is asked of a session's cells; `run.cells.cells.Cells` is one."""
 
     @property
     def is_running(self) -> bool: ...
@@ -42,15 +42,15 @@ class Looks(Protocol):
 
 
 class Present:
-    """How the ranks of a session are. Never waits: a look asks, and a later one takes the answers.
+    """The state of a session's ranks. It never waits: one look asks, and a later one takes the answers.
 
     Args:
-        feed: that its rows are for.
-        session: None: there is none, and what was recorded last is all that is known.
+        feed: sends the rows.
+        session: None: there is none, and only what was recorded last is known.
         title: of the session, for people.
     """
 
-    def __init__(self, feed: Feed, session: Session | None, title: str) -> None:
+    def __init__(self, feed: Feed, session: SessionCells | None, title: str) -> None:
         self._feed = feed
         self._session = session
         self._title = title

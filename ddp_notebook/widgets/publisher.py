@@ -1,4 +1,4 @@
-"""The one thread that tells the views of a recording what is new: ten times a second at most, once a second if idle."""
+"""The one thread that sends views what is new in a recording: at most ten times a second, once a second if idle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Sink = Callable[[FeedMessage], None]
 
 
 class Publisher:
-    """One recording's. It sleeps while nobody looks, and while nothing comes.
+    """Sends one recording's news to its views. Sleeps while there is no view, and while no rows come.
 
     Args:
-        feed: what there is to tell.
-        present: how the ranks are.
+        feed: makes the messages.
+        present: the state of the ranks.
     """
 
     def __init__(self, feed: Feed, present: Present) -> None:
@@ -46,7 +46,7 @@ class Publisher:
         return self._feed
 
     def add(self, sink: Sink) -> None:
-        """A view has come. It is told all that it needs to begin, and what is new from then on."""
+        """Add a view. It gets a snapshot, and from then on what is new."""
         with self._lock:
             sink(self.snapshot())
             if sink not in self._sinks:
@@ -58,13 +58,13 @@ class Publisher:
         self._news.set()
 
     def remove(self, sink: Sink) -> None:
-        """A view has gone."""
+        """Remove a view."""
         with self._lock:
             if sink in self._sinks:
                 self._sinks.remove(sink)
 
     def catch_up(self, sink: Sink) -> None:
-        """Send a view all that it needs to go on after it has missed something."""
+        """Send a view that has missed something a snapshot."""
         with self._lock:
             sink(self.snapshot())
 
@@ -74,12 +74,12 @@ class Publisher:
         return self._feed.snapshot(self._now_ns(), self._present.head())
 
     def with_feed(self, ask: Callable[[Feed, int], FeedMessage]) -> FeedMessage:
-        """Ask the feed, while the thread does not."""
+        """Ask the feed while the thread does not use it."""
         with self._lock:
             return ask(self._feed, self._now_ns())
 
     def close(self, *, session_ends: bool = False) -> None:
-        """Tell the views what is left to tell, and end the thread."""
+        """Send the views what is left to send, and end the thread."""
         if session_ends:
             self._present.end()
         self._closing.set()
@@ -103,7 +103,7 @@ class Publisher:
             try:
                 with self._lock:
                     self._tick()
-            except Exception:  # one message less; the views must go on
+            except Exception:  # one message is lost; the views must go on
                 _log.exception("the monitor was not told something")
             self.cpu_s = time.thread_time()
             waits = self._feed.has_news() or self._present.is_asking

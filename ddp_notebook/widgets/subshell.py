@@ -1,8 +1,8 @@
 """Whether the browser is heard while a cell runs.
 
-Kernels with subshells (ipykernel 7) read what the browser says to a widget in a thread of its own. ipykernel 7.4 sends
-it to where the widget has last spoken from instead, which for ours is the main thread, so that it waits for the cell.
-The comm decides that in a method of its own; ours lets the message go where the browser has sent it.
+Kernels with subshells (ipykernel 7) read the browser's messages to a widget in a thread of their own. ipykernel 7.4
+routes them to the thread that the widget last sent from: for ours the main thread, where they wait for the cell. The
+comm decides that in one method; ours lets a message go where the browser has sent it.
 """
 
 from __future__ import annotations

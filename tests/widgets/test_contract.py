@@ -50,6 +50,10 @@ def names(text: str) -> set[str]:
     return {part.partition(":")[0].strip() for part in text.split(",") if part.strip()}
 
 
+def columns_of(table: str) -> set[str]:
+    return set(FEED_TABLES[table].names or ())
+
+
 # ---- tables
 
 
@@ -72,11 +76,11 @@ def test_a_table_of_the_browsers(table):
 def test_the_tables_that_the_browser_does_not_keep_as_such():
     """It makes curves of metrics, a list of ranks, and tensors: of these it must know the columns that it names."""
     metric = in_javascript(r"const \{([^}]*)\} = columns;\s*for [^{]*\{\s*const words")[1]
-    assert names(metric) == set(FEED_TABLES["metric"].names)
+    assert names(metric) == columns_of("metric")
     ranks = in_javascript(r"for \(const name of \[([^\]]*)\]\) row\[name\] = this\.text")[1]
     assert set(words(ranks)) == set(TEXTS["rank"])
     whole = in_javascript(r"const \{([^}]*)\} = rows\.whole\.columns;")[1]
-    assert names(whole) <= set(FEED_TABLES["whole"].names)
+    assert names(whole) <= columns_of("whole")
     known = set(re.findall(r"\btables\.(\w+)\)", in_javascript(r"if \(tables\.metric\).*?\n  \}")[0]))
     assert known | {"whole"} == set(FEED_TABLES)
 
@@ -94,8 +98,8 @@ def test_parts_of_a_step_add_up_to_it_in_the_browser_too():
 def test_the_types_that_a_message_may_have():
     types = dict(re.findall(r"(\w\d): (\w+),", in_javascript(r"const TYPES = \{(.*?)\};")[1]))
     assert types == {dtype: array for array, dtype in _ARRAYS.items()}
-    sent = {dtype[name].base for dtype in FEED_TABLES.values() for name in dtype.names or ()} | {*tables._UNSIGNED}
-    assert {dtype.str[1:] for dtype in sent} <= set(types)
+    columns = [dtype[name].base for dtype in FEED_TABLES.values() for name in dtype.names or ()]
+    assert {dtype.str[1:] for dtype in (*columns, *tables._UNSIGNED)} <= set(types)
     greatest = dict(re.findall(r"(\w\d): (0x\w+)", in_javascript(r"const GREATEST = \{(.*?)\}")[1]))
     assert {name: int(number, 16) for name, number in greatest.items()} == {
         dtype.str[1:]: np.iinfo(dtype).max for dtype in tables._UNSIGNED

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
 _WORDS = {"compute": "compute", "exposed": "exposed communication"} | {one: one for one in ("input", "optimizer")}
 _LEAST_TOLD = 0.05  # of a step
-_MOST_COLUMNS = 160  # steps side by side; of more, some are drawn together
-_MOST_BARS = 32  # of more it is an area
+_MOST_COLUMNS = 160  # steps side by side; if there are more, several share a bar
+_MOST_BARS = 32  # if there are more, an area is drawn
 _MOST_NAMED = 32  # bars that get a label each
 _ROW = 0.27  # inches
 _NAME_LENGTH = 34
@@ -126,7 +126,7 @@ def draw_by_step(
     Args:
         found: steps of all ranks.
         numbers: of each of them; None: those in their cell.
-        most: columns; of more steps some are drawn together.
+        most: columns; if there are more steps, several share one.
     """
     all_numbers = np.array([step.step for step in found] if numbers is None else numbers)
     unique, of_number, counts = np.unique(all_numbers, return_inverse=True, return_counts=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_LINES = 16  # ranks that get a line each
-_WORST = 3  # that are drawn beside the range of more
+_WORST = 3  # lines beside the range where there are more ranks
 _MARKED = 40  # points up to which each one is marked
 _LOG_FROM = 100.0  # the largest over the smallest value from which the axis is logarithmic
 
@@ -56,7 +56,7 @@ def loss(metrics: Mapping[str, Metric], name: str | None, cell: int | None) -> P
 def draw_metric(
     axes: Axes, name: str, lines: Sequence[Line], most: int = _MOST_LINES
 ) -> list[tuple[float, float, str, str]]:
-    """A line for each rank, or of more than `most` their range. Returns the ends of the lines for `label_ends`."""
+    """A line for each rank, or the range of all if there are more than `most`. Returns their ends for `label_ends`."""
     ends = _draw_ranks(axes, lines) if len(lines) <= most else _draw_range(axes, lines)
     finite = np.concatenate([line.values[np.isfinite(line.values)] for line in lines])
     if len(finite) and finite.min() > 0 and finite.max() / finite.min() > _LOG_FROM:
@@ -109,7 +109,7 @@ def _draw_ranks(axes: Axes, lines: Sequence[Line]) -> list[tuple[float, float, s
         axes.plot(line.steps, line.values, linewidth=1.4, marker=marker, **style)
         finite = np.flatnonzero(np.isfinite(line.values))
         x, y = (line.steps[finite[-1]], line.values[finite[-1]]) if len(finite) else (line.steps[-1], np.nan)
-        if len(finite) < len(line.values):  # the last number before the first that is none
+        if len(finite) < len(line.values):  # the last finite value before the first that is not
             axes.plot([x], [y], marker="x", markersize=9, markeredgewidth=2, **style)
         ends.append((float(x), float(y), _label(line), str(style["color"])))
     return ends
@@ -147,7 +147,7 @@ def _table(lines: Sequence[Line]) -> tuple[Steps, Values]:
 
 
 def _furthest(lines: Sequence[Line], values: Values, middle: Values) -> list[Line]:
-    """Those with values that are none, then those that are on average furthest from the median."""
+    """Those with values that are not finite, then those that are on average furthest from the median."""
     distance = np.abs(values - middle)
     known = np.isfinite(distance)
     mean = np.where(known, distance, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)

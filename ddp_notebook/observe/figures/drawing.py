@@ -1,6 +1,7 @@
 """How pictures look: colours with a fixed meaning, and axes that read on a light and on a dark page alike.
 
-Imports matplotlib, so that it is itself imported only when something is drawn; never pyplot, whose state is the user's.
+This module imports matplotlib, so import it only when something is drawn. It never imports pyplot: its state is the
+user's.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def fill_style(meaning: str) -> dict[str, Any]:
-    """Of a bar or area with this meaning."""
+    """The style of a bar or area with this meaning."""
     fill = FILLS[meaning]
     return {
         "facecolor": to_rgba(fill.face),

@@ -1,6 +1,6 @@
 """What a training cell's figures mean, in one sentence, and what to try: only what the numbers support.
 
-Each thing to try carries the number that it follows from, and they come in the order of the time that they are about.
+Each suggestion carries the number that it follows from; those about the longest times come first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's own have 25 MiB
 _MANY_BYTES = 10_000_000  # of gradients in a step
 _SHORT_STEP_NS = 20_000_000
 _LARGEST_FACTOR = 50  # beyond it, a factor says less than the times
-_SELDOM = 0.25  # of the time that another rank waits: who waits less is waited for
+_SELDOM = 0.25  # share of another rank's wait: a rank that waits less than this is the one that is waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Parts:
     samples_per_s: float | None  # of all ranks together where `rank` is None
 
     def share(self, ns: float) -> float:
-        """Of the step, 0 to 1."""
+        """A time as a share of the step, 0 to 1."""
         return ns / self.step_ns if self.step_ns else 0.0
 
 
@@ -86,7 +86,7 @@ def verdict(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps:
 def _waiting(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int) -> tuple[float, str]:
     """The share of the step that ranks lose by waiting, and for whom they wait; 0 where it is not worth a word.
 
-    It is the share of those that wait: where one of two ranks waits all the time, half of the mean would hide that.
+    The mean is over the ranks that wait: if one of two ranks always waits, a mean over both would hide half of it.
     """
     if slow is not None:
         lost = _mean_waiting([one for one in ranks if one.rank != slow.rank])
@@ -159,7 +159,7 @@ def suggestions(
         steps: that were looked at.
         is_sharded: see the function of this name.
     """
-    # One rank's slow loader says nothing of the others'.
+    # One rank's slow loader says nothing about the others'.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
     input_ns = float(np.median([one.input_ns for one in others])) if others else 0.0
     found: list[tuple[float, str]] = []

@@ -2,10 +2,9 @@
 
 A transfer lasts from the arrival of the last rank to the end of the slowest: waiting for a slow rank is no transfer.
 
-The size of a message is that of the whole: of an all_gather or gather what comes out of all ranks together, of a
-reduce_scatter or scatter what goes in. Algorithm bandwidth is size / time. Bus bandwidth is what each rank's link to
-the others has carried, if the operation sends as little as it can; it compares with what the hardware is said to do,
-whatever the number of ranks n.
+The size of a message is that of the whole: all output together for all_gather and gather, all input for reduce_scatter
+and scatter. Algorithm bandwidth is size / time. Bus bandwidth is what each rank's link to the others has carried, if
+the operation sends as little as it can; it compares with the hardware's specification for any number of ranks n.
 
 | operation | bus bandwidth / algorithm bandwidth |
 |---|---|
@@ -30,13 +29,13 @@ from ddp_notebook.observe.views import Bandwidth
 from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import STATES, Rows
 
-_FEWEST_ALONE = 3  # transfers that shared the wire with no other, to be preferred
+_FEWEST_ALONE = 3  # if so many transfers overlapped no other, only these count
 _FAILED = STATES.index("failed")
 _OF_ALL_BUT_ONE = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
 
 class _Key(NamedTuple):
-    """What is counted together."""
+    """Transfers with the same key are counted together."""
 
     op: str
     group_name: str
@@ -48,8 +47,8 @@ class _Key(NamedTuple):
 def bandwidth(recording: RowSource, cell: int | None = None) -> list[Bandwidth]:
     """Bandwidths by operation, group and size.
 
-    A send counts together with its receive. Transfers that shared the wire with another one are left out where at
-    least three did not, since they look slower than they are.
+    A send counts together with its receive. Transfers that overlapped another one look slower than they are, so they
+    are left out where at least three did not.
 
     Args:
         recording: what the ranks have recorded.

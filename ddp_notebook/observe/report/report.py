@@ -169,7 +169,7 @@ def _parts(steps: Sequence[Step], rank: int) -> Parts:
 
 
 def _mean(ranks: Sequence[Parts]) -> Parts:
-    """Of all ranks: the mean of their times, and all their samples."""
+    """All ranks together: the mean of their times, and the sum of their samples."""
     known = [parts.samples_per_s for parts in ranks if parts.samples_per_s is not None]
     return Parts(
         rank=None,
@@ -183,7 +183,7 @@ def _is_of(alone: Mapping[str, Any], cell: int) -> bool:
 
 
 def _efficiency(recording: RowSource, overall: Parts, world_size: int, cell: int) -> float | None:
-    """Samples per second over those of as many ranks that each work alone; of equal batches where these are unknown."""
+    """Samples per second over those of as many ranks that each work alone; batches count as equal where unknown."""
     alone = recording.baseline
     if not alone or not _is_of(alone, cell):
         return None

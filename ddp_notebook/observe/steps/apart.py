@@ -22,8 +22,9 @@ class Bounded(RowSource, Protocol):
 
 
 def apart(recording: Bounded, cell: int) -> list[int]:
-    """Ranks of a cell in whose main threads an optimizer has stepped at least twice, and which called no collective,
-    send or receive. None where it is a single rank, or where rows that would tell are lost.
+    """Ranks of a cell whose main thread took at least two optimizer steps without any collective, send or receive.
+
+    Empty where it is a single rank, or where the rows that would tell are lost.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -49,9 +50,9 @@ def _steps_again(spans: Rows) -> bool:
 
 
 def _sends_nothing(calls: Rows, cell: int, since_ns: int) -> bool:
-    """Whether a rank is known to have called nothing in a cell that steps since then."""
+    """Whether a rank is known to have made no call in a cell whose first optimizer step began then."""
     if (calls["cell"] == cell).any():
         return False
     calls = calls[calls["call"] > 0]  # else the bucket of a comm hook, which has no number
-    # The oldest rows go first: those of this cell are gone where the oldest that is kept is later.
+    # The oldest rows go first: if the oldest that is kept is later, those of this cell may be gone.
     return not len(calls) or bool(calls["call"].min() == 1 or calls["issue_ns"].min() < since_ns)

@@ -9,11 +9,10 @@
     exposed                                                   ~~~~~~~~~~
 
 Each instant of a step belongs to exactly one part. A rank that is blocked in communication waits until the last rank
-has arrived, and what remains is exposed; of the rest input comes before forward and backward, those before the
-optimizer, and what nothing covers is `rest`.
+has arrived, and what remains is exposed. Elsewhere input goes before forward and backward, and these go before the
+optimizer; time that nothing covers is `rest`.
 
-Times are those of the host. Where a GPU runs behind its host, what the host waits for is seen, and what the GPU waits
-for is not.
+Times are those of the host. Where a GPU runs behind its host, only what the host waits for is seen.
 """
 
 from __future__ import annotations
@@ -210,7 +209,7 @@ def ends_of(calls: Rows) -> tuple[Times, Times]:
 
 
 def _blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[np.bool_]) -> Times:
-    """(n,) since when the rank did nothing but wait for each call to end; its end where it did other things.
+    """(n,) since when the rank did nothing but wait for the call to end; the call's end where it did other things.
 
     DDP waits where the recorder does not see it: for the buckets when the last one has been issued, and for others
     at once.
@@ -292,7 +291,7 @@ class _Layouts:
             layouts.append(parsed[number])
 
     def parameters(self, rank: int, model: int, bucket: int, issue_ns: int) -> tuple[str, ...]:
-        """Of a bucket at that time; none where it is not known."""
+        """The parameters of a bucket at that time; empty where they are not known."""
         times, layouts = self._known.get((rank, model), ([], []))
         at = bisect.bisect_right(times, issue_ns) - 1
         if at < 0 or bucket >= len(layouts[at]):
@@ -301,7 +300,7 @@ class _Layouts:
 
 
 def _parse(layout: str) -> list[tuple[str, ...]]:
-    """The parameters of each bucket. None of a text that is no layout, as a damaged file may have it."""
+    """The parameters of each bucket; none where the text is no layout, as in a damaged file."""
     try:
         return [tuple(bucket["parameters"]) for bucket in json.loads(layout)]
     except (ValueError, TypeError, KeyError):

@@ -1,11 +1,11 @@
-"""Who came when to each collective, and how long the others waited; and whether one rank is slow again and again.
+"""When each rank came to each collective, how long the others waited, and whether one rank is slow again and again.
 
     rank 0   arrives |~~~~~~~~~ waits ~~~~~~~~~|== transfer ==|
     rank 1        arrives |~~~~~~ waits ~~~~~~~|== transfer ==|
     rank 2                             arrives |== transfer ==|      the last one: it waits least
 
-An all-reduce evens out everybody's step: all ranks take equally long, the slow one and those that wait for it. So the
-slow rank is told by what it does *not* do: it is the one that waited least.
+An all-reduce makes all steps equally long, that of the slow rank and those of the ranks that wait for it. So the slow
+rank shows by what it does *not* do: it is the one that waits least.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ddp_notebook.records.schema import ORIGINS
 from ddp_notebook.records.units import ms
 
 _FEWEST_STEPS = 5
-_LEAST_SHARE = 0.6  # of the steps, in which it must have been the last
-_CHANCE = 0.01  # that ranks which are equally fast would show one that often
+_LEAST_SHARE = 0.6  # share of the steps in which it must have been the last
+_CHANCE = 0.01  # probability that ranks of equal speed would have one that is last that often
 _LEAST_LOSS = 0.05  # of a step
 _LEAST_LOSS_NS = 1_000_000
-_LEAST_TOTAL_NS = 200_000_000  # over all steps: a core that something else takes for a moment slows a rank as well
+_LEAST_TOTAL_NS = 200_000_000  # over all steps: another program that takes the core for a moment slows a rank as well
 _NOISE = 3.0  # times the scatter of the loss: the median absolute deviation
 
 Times = npt.NDArray[np.int64]
@@ -95,8 +95,8 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
 
     Args:
         recording: what the ranks have recorded.
-        cell: this cell; None: the last one with steps. Of one without optimizer steps, the blocking collectives of
-            its busiest group are looked at instead.
+        cell: this cell; None: the last one with steps. If it has no optimizer steps, the blocking collectives of its
+            busiest group are looked at instead.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -114,7 +114,7 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
 
 
 def straggler_of(found: Sequence[Measured]) -> Straggler | None:
-    """The same from steps that are at hand: those of the last cell among them."""
+    """The same from steps that were measured already; those of the last cell count."""
     last_cell = max((one.step.cell for one in found), default=0)
     rounds = _rounds_of_steps([one for one in found if one.step.cell == last_cell])
     return None if rounds is None else _judge(rounds)
@@ -163,7 +163,7 @@ def _rounds_of_steps(found: Sequence[Measured]) -> _Rounds | None:
 
 
 def _rounds_of_collectives(found: Sequence[Wait]) -> _Rounds | None:
-    """The collectives of the busiest group. What a rank does between two of them is not known further."""
+    """The collectives of the busiest group. What a rank does between two of them counts as one phase."""
     names = [wait.group_name for wait in found]
     if not names:
         return None
@@ -244,7 +244,7 @@ def fewest_steps(world_size: int) -> int:
 
 
 def _chance(times: int, count: int, world: int) -> float:
-    """The probability that any of so many equally fast ranks is the last at least so often.
+    """The probability that any of `world` equally fast ranks is last at least `times` times in `count`.
 
     Example:
         >>> _chance(5, 5, 4), round(_chance(11, 18, 4), 3), _chance(5, 5, 2)

@@ -1,4 +1,4 @@
-"""Calls of a recording as a sequence: rows for who computes, plain objects for who looks."""
+"""Calls of a recording as a sequence: arrays for computation, objects for inspection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPS_SHOWN = 4
 class Collectives(Sequence[Collective]):
     """The collectives, sends and receives of all ranks, or those that were asked for, as they were when asked for.
 
-    Its items are made when they are looked at. `rows` has the same as a structured array; times are the notebook's.
+    Objects are made when they are asked for. `rows` holds the same as a structured array; times are the notebook's.
 
     Args:
         recording: whose they are.
@@ -128,7 +128,7 @@ class Collectives(Sequence[Collective]):
 
 
 def preview_of(recording: RecordedTables, row: np.void) -> Preview:
-    """A row of `records.VALUE` as its reader wants it."""
+    """A row of `records.VALUE` as an object."""
     return Preview(
         numel=int(row["numel"]),
         looked_at=int(row["looked_at"]),

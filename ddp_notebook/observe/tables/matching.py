@@ -1,8 +1,8 @@
-"""The same collective on all its ranks, and the two ends of each message: who came when, and until when who waited.
+"""The same collective on all its ranks, and the two ends of each message: when each rank came and how long it waited.
 
-A collective is known by its cell, group and number in the group, a message by its two ends, its tag and its number
-among those. A rank arrives when it issues the call, or when its device comes to it. It waits from then on until the
-last one has arrived, but not longer than its own call lasts.
+A collective is identified by its cell, group and number in the group, a message by its two ends, its tag and its
+number among those. A rank arrives when it issues the call, or when its device comes to it. It waits from then on until
+the last one has arrived, but not longer than its own call lasts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class RowSource(Protocol):
-    """What is asked of a recording here. Times in its tables are of the notebook's clock, texts are its own numbers."""
+    """Where rows are read from: a recording, or part of one. Times are of the notebook's clock."""
 
     @property
     def world_size(self) -> int: ...
@@ -68,7 +68,7 @@ def calls_of(recording: RowSource, cell: int | None = None) -> Rows:
 
 
 def prompt_of(recording: RowSource, cell: int) -> str:
-    """That a cell's reader knows it by, such as "In [8]"; empty where it has none, or has not ended."""
+    """The prompt of a cell, such as "In [8]"; empty where it has none, or has not ended."""
     spans = recording.rows("span")
     names = spans["name"][(spans["kind"] == SPANS.index("cell")) & (spans["cell"] == cell)]
     return recording.text(int(names[0])) if len(names) else ""
@@ -81,7 +81,7 @@ def is_message(recording: RowSource, calls: Rows) -> npt.NDArray[np.bool_]:
 
 
 def arrivals(calls: Rows) -> Times:
-    """(n,) when each rank came to its call: on a GPU when the device did, as the host runs ahead."""
+    """(n,) when each rank came to its call; on a GPU when the device did, since the host runs ahead."""
     return np.maximum(calls["issue_ns"], calls["start_ns"])
 
 
@@ -114,7 +114,7 @@ def match_messages(recording: RowSource, calls: Rows) -> Matched:
 
 
 def _codes(numbers: Rows, text: Any, codes: dict[str, int] | None = None) -> Numbers:
-    """(n,) a number for each text: the same for the same text, whatever stood around it."""
+    """(n,) a code for each text: equal texts have equal codes, in every call with the same `codes`."""
     codes = {} if codes is None else codes
     unique, back = np.unique(numbers, return_inverse=True)
     found = [codes.setdefault(text(int(number)), len(codes)) for number in unique]
@@ -188,7 +188,7 @@ def _nothing() -> Matched:
 
 
 def _runs(keys: tuple[npt.NDArray[Any], ...], order: Numbers) -> Numbers:
-    """(n,) in this order, where the run of rows with the same keys begins that each row is in."""
+    """(n,) in this order: where each row's run of rows with the same keys begins."""
     is_new = np.zeros(len(order), bool)
     is_new[:1] = True
     for key in keys:

@@ -40,7 +40,7 @@ class Store:
         self.texts = Texts()
         self.dropped: Counter[int] = Counter()  # by rank: rows that were dropped on their way here
         self.rings = {name: Ring(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()}
-        # One number for each row of values, at the same index: to find them without a walk over the rows.
+        # One key for each row of values, at the same index: a search needs no walk over the rows.
         self.value_keys = Ring(np.dtype("<u8"), self.rings["value"].capacity)
         self.tensors: OrderedDict[Key, tuple[Tensor, ...]] = OrderedDict()
         self._tensor_bytes = 0
@@ -64,7 +64,7 @@ class Store:
             self._keep(batch.rank, process.base + tensor.call, tensor)
 
     def learn(self, batch: Batch) -> _Process:
-        """Take in all of a batch but its rows: what is left of one that had to be dropped."""
+        """Take in the texts and the count of dropped rows: all that is left of a batch that had to be dropped."""
         process = self._processes.get((batch.rank, batch.stream))
         if process is None:
             before = [one for (rank, _), one in self._processes.items() if rank == batch.rank]
@@ -133,11 +133,11 @@ class _Process:
         self._highest = 0
 
     def next_base(self) -> int:
-        """For the process that comes after this one."""
+        """The base of the process that comes after this one."""
         return (self._highest // _PER_PROCESS + 1) * _PER_PROCESS
 
     def count_on(self, table: str, rows: Rows) -> None:
-        """Its counts in rows as counts of the rank, in place."""
+        """Turn the process's counts into counts of the rank, in place."""
         for column in _COUNTED.get(table, ()):
             counts = rows[column]
             if self.base:
@@ -147,7 +147,7 @@ class _Process:
 
 
 def keys_of(rank: Any, call: Any, side: Any) -> npt.NDArray[np.uint64]:
-    """One number for the side of a call: side in 2 bits, 44 of the rank's count, the rank in 18."""
+    """One number for a side of a call: 2 bits for the side, 44 for the rank's count, 18 for the rank."""
     if isinstance(rank, int):
         return np.uint64(rank << 46 | call << 2 | side)  # type: ignore[return-value]
     return (rank.astype("<u8") << np.uint64(46)) | (call << np.uint64(2)) | side

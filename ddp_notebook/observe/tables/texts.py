@@ -14,7 +14,7 @@ from ddp_notebook.records.schema import TEXT
 
 Numbers = npt.NDArray[np.uint32]
 _MOST_BYTES = 64 << 20  # of all texts: a metric may be given a new name in each step
-_MOST_NUMBER = 1 << 22  # that a rank may give to a text: its table here has so many entries
+_MOST_NUMBER = 1 << 22  # highest number that a rank may give to a text: its table here has so many entries
 _TOO_MANY = "(too many different texts)"
 
 
@@ -65,7 +65,7 @@ class Texts:
         return [texts[number] for number in numbers.tolist()]
 
     def parsed(self, number: int) -> Any:
-        """What a text of JSON says, None where it says nothing. Kept: not to be changed."""
+        """The value of a text that is JSON; None where it is none. It is cached: do not change it."""
         return self._parse(number)
 
     def _parsed(self, number: int) -> Any:
@@ -87,7 +87,7 @@ class Translation:
         self._ours: Numbers = np.zeros(64, TEXT)
 
     def learn(self, texts: Mapping[int, str]) -> None:
-        """Take in texts by the numbers that the process gives them."""
+        """Take in texts under the numbers that the process gives them."""
         for number, text in texts.items():
             if 0 < number < _MOST_NUMBER:
                 if number >= len(self._ours):

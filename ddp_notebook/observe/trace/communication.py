@@ -36,7 +36,7 @@ def add_calls(trace: Trace, recording: RowSource, calls: Rows, found_steps: Sequ
         title = recording.group_of(number)["title"]
         track = "send and recv" if one.category == "p2p" else f"communication: {title}"
         tracks.setdefault((rank, track), []).append(one)
-    # By name within a rank: not in the order in which they came first, which may differ from rank to rank.
+    # By name within a rank: the order of first use may differ from rank to rank.
     for (rank, track), own in sorted(tracks.items(), key=lambda item: item[0]):
         trace.add_slices(rank, track, own, nests=False)
     for at in range(len(collectives)):
@@ -47,7 +47,7 @@ def add_calls(trace: Trace, recording: RowSource, calls: Rows, found_steps: Sequ
         pair = [slices[row] for row in messages.index[messages.first[at] : messages.first[at + 1]].tolist()]
         sends, receives = ([one for one in pair if one.args["op"] == op] for op in POINT_TO_POINT)
         if len(sends) == len(receives) == 1 and receives[0].end_ns >= sends[0].start_ns:
-            # A receive that was there first is touched when the send begins: no arrow points back in time.
+            # If the receive began first, the arrow ends at the begin of the send: no arrow points back in time.
             touched = max(receives[0].start_ns, sends[0].start_ns)
             trace.add_arrow("message", "p2p", [Point(sends[0], sends[0].start_ns), Point(receives[0], touched)])
 

@@ -1,8 +1,8 @@
 """What torch.profiler has seen on a rank, on tracks of that rank.
 
 Its Chrome traces hold `ts` in microseconds since `baseTimeNanoseconds`, which is in nanoseconds of the Unix epoch;
-where that is missing, as before torch 2.3, `ts` is of the epoch itself. A process is the rank or one of its GPUs, a
-thread one of it or a stream; what has no number as its process are marks of the profiler's own.
+where that is missing, as before torch 2.3, `ts` counts from the epoch itself. A process is the rank or one of its GPUs,
+a thread is a thread or a stream. Events whose process is no number are the profiler's own marks.
 
 Source: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp; with torch 2.13 a span of known begin
 came out 0.14 ms behind the call that began it.
@@ -126,7 +126,7 @@ def _place(key: _Key) -> tuple[int, int, str]:
 
 
 def _plain(value: Any) -> Any:
-    """The same in strict JSON, which has no infinity."""
+    """The same value for strict JSON, which has no infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

@@ -14,7 +14,7 @@ A process for each rank, with these tracks:
 Arrows go through the same collective on all its ranks, in the order in which they came to it: the last one is what the
 others waited for. Others go from a send to its receive. Curves show metrics and resources.
 
-All times are of the notebook's clock; by how much those of a rank may be off stands beside its name.
+All times are of the notebook's clock; the possible error of a rank's times stands beside its name.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _add_metrics(trace: Trace, recording: RowSource, metrics: Rows) -> None:
         name = recording.text(number)
         if math.isfinite(value):
             trace.add_counter(rank, name, time_ns, {"value": value})
-        else:  # no number for JSON, and no point on a curve, but the user should see it
+        else:  # JSON has no such number and a curve no such point, but the user should see it
             trace.add_instant(rank, "cell", f"{name} is {value:g}", time_ns, {"step": step})
 
 

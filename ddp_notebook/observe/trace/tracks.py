@@ -1,7 +1,7 @@
 """The tracks of a Chrome trace: slices, arrows between them, counters, and the JSON of all that.
 
-Slices of one track lie beside each other or within each other: a viewer makes a mess of those that overlap in part. So
-what overlaps goes to a further track of the same name. Times are nanoseconds of one clock until they are written.
+Slices of one track lie beside or within each other, since viewers garble slices that overlap in part. A slice that
+overlaps another goes to a further track of the same name. Times are nanoseconds of one clock until they are written.
 
 Source: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format).
 """
@@ -157,7 +157,7 @@ class Trace:
 
 
 def lanes(times: Sequence[tuple[int, int]], nests: bool) -> list[int]:
-    """On which lane each interval goes so that none overlaps another one in part.
+    """The lane of each interval, such that none overlaps another one in part.
 
     Args:
         times: begin and end, by begin, the longer one first.

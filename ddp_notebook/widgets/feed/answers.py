@@ -1,4 +1,4 @@
-"""What a view asks for beside what it is told: a window of the timeline, a step, the values of a collective."""
+"""Answers to a view's requests: a window of the timeline, a step, the values of a collective."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
 
 
 def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, int]:
-    """What overlaps a window; of too much the longest, which is what can be seen of it."""
+    """The spans and calls that overlap a window; if too many, the longest, which are those that can be seen."""
     begin_ns, end_ns = feed.start_ns + int(t0_ms * 1e6), feed.start_ns + int(t1_ms * 1e6)
     recording = feed.recording
     spans, calls = _rows(feed, "span"), _rows(feed, "call")

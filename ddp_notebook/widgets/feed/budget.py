@@ -1,7 +1,7 @@
-"""What is left out where there is too much: whole steps, so that what is shown is whole.
+"""What is left out where there is too much: whole steps, so that no step is shown in part.
 
-Of `every` steps one is shown, on all ranks: the one whose number `every` divides. `every` is a power of two, so what is
-shown at a coarser rate was shown at a finer one too.
+A step is shown, on all ranks, if `every` divides its number. `every` is a power of two, so each step that is shown at a
+coarser rate is also shown at a finer one.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 _COARSEST = 1 << 16
-_SMOOTH_S = 2.0  # a rate is the mean over about so long
+_SMOOTH_S = 2.0  # rates are means over about so long
 
 
 class Thinning:
-    """Which steps (or collectives, or rows of a metric) are shown, so that no more than some bytes a second travel.
+    """Which steps (or collectives, or rows of a metric) are shown, for a bound on the bytes per second.
 
     Args:
-        bytes_per_s: that all shown together may take.
+        bytes_per_s: how much all that is shown may take.
 
     Example:
         >>> thinning = Thinning(bytes_per_s=1000)
@@ -44,10 +44,10 @@ class Thinning:
         return numbers % every == 0
 
     def adapt(self, numbers: npt.NDArray[np.int64], nbytes: float, seconds: float) -> None:
-        """Take in what all that came in this time would have taken, shown or not.
+        """Adapt the rate to what all rows of this time would have taken, shown or not.
 
         Args:
-            numbers: (n,) of their steps: a new rate is that of later ones, and of these where they are far too many.
+            numbers: (n,) of their steps. A new rate applies to later ones; also to these if they are far too many.
             nbytes: of all of them.
             seconds: since the last time.
         """

@@ -1,8 +1,8 @@
 """The steps of one cell as they come: which are whole on all ranks, and what their time went into.
 
-What `observe.steps.cycles` and `observe.steps.steps` find out about a cell that is over, this does piece by piece and
-for all ranks at once, with the same parts. One thing is simpler: where several optimizers take turns, a step ends with
-the one that joined last, from its first turn on.
+`observe.steps.cycles` and `observe.steps.steps` measure a cell that is over; this measures the same parts bit by bit
+and for all ranks at once. One thing is simpler: where several optimizers take turns, a step ends with the one that
+joined last, from its first turn on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ddp_notebook.widgets.feed.outgoing import ms
 from ddp_notebook.widgets.feed.tables import empty
 
 _OPTIMIZER, _CELL = SPANS.index("optimizer"), SPANS.index("cell")
-_KEPT = 8  # steps behind the last one that was measured: of what comes late
-_GONE_S = 2.0  # for which ranks are waited for that have not taken a step
+_KEPT = 8  # steps behind the last measured one, for rows that come late
+_GONE_S = 2.0  # how long ranks that have not taken a step are waited for
 _NEVER = np.iinfo(np.int64).max
 Numbers = npt.NDArray[np.int64]
 
@@ -38,9 +38,9 @@ class Cutter:
         self.skips_first = False  # rows of the first step were left out
         self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps begin and end
         self._first = [0] * world_size  # the number of the step that begins at the first of them
-        self._begin_ns = np.full(world_size, _NEVER)  # of what the rank has done at all
+        self._begin_ns = np.full(world_size, _NEVER)  # of the first thing that the rank has done
         self._names: dict[tuple[int, int], list[int]] = {}  # of optimizers by rank and thread, as they joined
-        self._waits_since_s: float | None = None  # for ranks that have not taken a step which others have
+        self._waits_since_s: float | None = None  # for ranks that lack a step which others have taken
         self._next = 0  # the first step that was not measured
 
     @property
@@ -80,7 +80,7 @@ class Cutter:
         return np.isin(rows["rank"].astype(np.int64) << 32 | rows["thread"], stepping)
 
     def numbers(self, ranks: Numbers, times_ns: Numbers) -> Numbers:
-        """(n,) the step that each time lies in; of times before the first one the number before its."""
+        """(n,) the step that each time lies in; a time before the first step gets the number before it."""
         if not len(times_ns):
             return np.zeros(0, np.int64)
         ranks, low = ranks.astype(np.int64), int(times_ns.min())
@@ -94,7 +94,7 @@ class Cutter:
         return np.asarray(found + np.array(self._first)[ranks], np.int64)
 
     def ready(self, now_s: float) -> range:
-        """The steps that are whole on all ranks of the cell, or on some for long enough, and were not measured."""
+        """The steps not measured yet that all ranks of the cell have taken, or some of them long enough ago."""
         taken = [
             first + max(len(edges) - 1, 0) if edges else 0
             for first, edges, begin_ns in zip(self._first, self._edges, self._begin_ns.tolist(), strict=True)
@@ -112,7 +112,7 @@ class Cutter:
     def measure(self, numbers: Numbers, spans: Rows, calls: Rows, waited: Numbers, start_ns: int) -> tuple[Rows, Rows]:
         """Rows of `step` and of `bucket` for these steps on all ranks that have them.
 
-        They are in the order of the steps, each on all its ranks: so the last so many rows are the last steps.
+        They are in the order of the steps, each on all its ranks, so that the last rows are the last steps.
 
         Args:
             spans, calls: of these steps; further ones do no harm.
@@ -142,7 +142,7 @@ class Cutter:
         apart = max(int(one.max(initial=0)) for one in times) - origin + 1 + int(calls["blocked_ns"].max(initial=0))
 
         def moved(of_rank: Numbers, times_ns: Numbers) -> Numbers:
-            """Ranks one behind the other, so that one sweep measures all."""
+            """Times with the ranks one behind the other: one sweep measures all."""
             return np.where(times_ns < 0, -1, times_ns - origin + of_rank.astype(np.int64) * apart)
 
         for column in ("start_ns", "end_ns"):
@@ -179,7 +179,7 @@ class Cutter:
         return steps, buckets[np.argsort(buckets["step"], kind="stable")]
 
     def done(self, before: int) -> npt.NDArray[np.int64]:
-        """All steps before this one were measured. Returns by rank the time before which nothing is needed."""
+        """Forget the steps before this one. Returns for each rank the time before which no row is needed."""
         self._next = max(self._next, before)
         needed = np.full(len(self._edges), -1, np.int64)
         for rank, edges in enumerate(self._edges):

@@ -1,4 +1,4 @@
-"""Follows a recording for the monitor: what is new since the last look, and all that is there for who comes late."""
+"""Follows a recording for the monitor: what is new since the last look, and snapshots for views that open late."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ddp_notebook.widgets.feed.values import ValueFeed
 
 # What may travel: with the 5 kB of `values`, the headers and the states of ranks, less than 60 kB in any second.
 TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S = 27_000.0, 12_000.0
-_BURST_BYTES = 8_000.0  # of the timeline that may go at once
+_BURST_BYTES = 8_000.0  # of the timeline that may travel at once
 _TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, measured by tests/benchmarks/monitor.py
 _METRIC_BYTES = 13.0  # of a row, measured by tests/benchmarks/monitor.py
-_TIMELINE_PERIOD_S = 0.18  # it is looked at at every second message: each look costs the same
+_TIMELINE_PERIOD_S = 0.18  # at every second message: a look costs the same however much is new
 _HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
 _SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
@@ -34,19 +34,19 @@ _VALUES = ("cell", "kind", "group", "number")
 _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}  # of whole ones
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
 _MOST_WAITING_S = 4.0  # that a row may wait
-_CELLS = 4  # whose rows may still come
+_CELLS = 4  # cells whose rows may still come
 
 
 class Feed:
-    """One recording's. To be used by one thread at a time.
+    """Makes the messages about one recording. To be used by one thread at a time.
 
     Args:
-        recording: that may grow.
-        only: this cell only.
-        is_live: rows will come; otherwise nothing is left out but for what a snapshot has no room for.
+        recording: may grow.
+        only: this cell only; None: all.
+        is_live: rows will come; if not, only what a snapshot has no room for is left out.
 
     Example:
-        >>> feed = Feed(Recording(world_size=2), is_live=False)
+        >>> feed = Feed(RecordedTables(world_size=2), is_live=False)
         >>> feed.snapshot(0, {}).header["world_size"]
         2
     """
@@ -59,7 +59,7 @@ class Feed:
         self.seq = 0
         self.start_ns, self.end_ns = bounds_ns(recording)
         self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
-        self.resources = np.zeros(recording.world_size, RESOURCE)  # and how it was
+        self.resources = np.zeros(recording.world_size, RESOURCE)  # the last memory and load of each rank
         self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
         self.texts = FeedTexts(recording)
         self.values = ValueFeed(recording, self._ends["value"])
@@ -87,7 +87,7 @@ class Feed:
     # ---- what is new
 
     def has_news(self) -> bool:
-        """Whether rows have come, or wait for those of other ranks. Of memory and load only `present` tells."""
+        """Whether rows have come or wait for those of other ranks; not memory and load, which `present` sends."""
         rings = self.recording.store.rings
         return (
             any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "layout"))
@@ -118,7 +118,7 @@ class Feed:
     def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> FeedMessage:
         """What a view begins with: the latest of everything, and the metrics from the beginning, thinned."""
         tables = {name: self._latest(name) for name in _KEPT}
-        values = tables["value"]  # of many ranks not all of the first values have room; `count` says how many are there
+        values = tables["value"]  # with many ranks not all first values have room; `count` says how many are there
         values["count"] = np.minimum(values["count"], min(FIRST, 1 + _SNAPSHOT_VALUES // max(1, len(values))))
         tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
@@ -145,7 +145,7 @@ class Feed:
         }
 
     def metrics(self, most: int, name: int | None = None, cell: int | None = None) -> tuple[Rows, int]:
-        """All that was logged, or every so many steps of it where that is more than so many rows."""
+        """Rows of `metric`: all, or those of every n-th step if there are more than `most`; and n."""
         rows = self.recording.rows("metric")
         for column, wanted in (("name", name), ("cell", cell if cell is not None else self.only)):
             if wanted is not None:
@@ -191,7 +191,7 @@ class Feed:
 
     def _timelines_take(self, spans: Rows, calls: Rows, now_s: float) -> tuple[dict[str, Rows], Rows]:
         if len(calls):
-            self.last[calls["rank"]] = calls  # of each rank the last one stays
+            self.last[calls["rank"]] = calls  # the last one of each rank stays
         cells = {*np.unique(spans["cell"]).tolist(), *np.unique(calls["cell"]).tolist()}
         for cell in sorted(cells - set(self._timelines)):
             self._timelines[cell] = self._timeline(cell, TIMELINE_BYTES_PER_S if self.is_live else None)
@@ -212,7 +212,7 @@ class Feed:
         return {name: np.concatenate([one[name] for one in found]) for name in names}, np.concatenate(whole)
 
     def _paced(self, tables: dict[str, Rows], seconds: float) -> dict[str, Rows]:
-        """As much of the timeline as may go now, steps first; the rest waits: a whole step of many ranks is a lot."""
+        """As much of the timeline as may travel now, steps first. The rest waits: a step of many ranks is a lot."""
         self._allowance = min(self._allowance + TIMELINE_BYTES_PER_S * seconds, _BURST_BYTES)
         going = {}
         for name, nbytes in _TIMELINE_BYTES.items():
@@ -235,7 +235,7 @@ class Feed:
         now_s = 0.0
         found = {}
         for table, begun in (("span", "start_ns"), ("call", "issue_ns")):
-            # What is live has just come; in a file, ranks may stand one behind the other.
+            # Live rows are nearly in the order of time; in a file, ranks may stand one behind the other.
             since = max(0, self._ends[table] - _HISTORY) if self.is_live else 0
             rows, self._ends[table], _ = self.recording.follow(table, since)
             rows = rows[rows["rank"] < self.recording.world_size]
@@ -317,12 +317,12 @@ class Feed:
 
 
 def _is_same(rows: Rows, one: Any, table: str) -> npt.NDArray[np.bool_]:
-    """(n,) of the same step, or of the same collective, as this one."""
+    """(n,) which rows are of the same step or collective as this one."""
     return np.logical_and.reduce([rows[name] == one[name] for name in _COUNTS[table]])
 
 
 def _by_collective(calls: Rows) -> Rows:
-    """In the order in which collectives began on their last rank, and not one rank's after the other's."""
+    """In the order in which collectives began on their last rank; not rank by rank."""
     _, of = np.unique(calls[["cell", "group", "op", "number"]], return_inverse=True)
     begun_ns = np.zeros(len(calls), np.int64)
     np.maximum.at(begun_ns, of, calls["issue_ns"])
@@ -330,8 +330,7 @@ def _by_collective(calls: Rows) -> Rows:
 
 
 def bounds_ns(recording: RecordedTables) -> tuple[int, int]:
-    """The first and the last time that a recording knows, as far as its first and last rows tell; now, where it knows
-    none."""
+    """The first and the last time in a recording, judged by its first and last rows; now if it has none."""
     found = []
     for table, columns in TIMES.items():
         end = recording.store.rings[table].end

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.tables.matching import arrivals
+from ddp_notebook.observe.tables.matching import RowSource, arrivals
 from ddp_notebook.records.schema import FIRST_BYTES, Rows, as_array
 from ddp_notebook.widgets.feed.tables import FIRST, KINDS, empty
 
 Times = npt.NDArray[np.int64]
 _COLLECTIVE = KINDS.index("collective")
-
-
-class Texts(Protocol):
-    """What is asked of a recording here."""
-
-    def text(self, number: int) -> str: ...
 
 
 def ms(times_ns: Any, start_ns: int) -> npt.NDArray[np.float64]:
@@ -45,7 +39,7 @@ def spans(rows: Rows, start_ns: int) -> Rows:
     return found
 
 
-def calls(recording: Texts, rows: Rows, waited_ns: npt.NDArray[Any], start_ns: int) -> Rows:
+def calls(recording: RowSource, rows: Rows, waited_ns: npt.NDArray[Any], start_ns: int) -> Rows:
     """Rows of `records.CALL`.
 
     Args:
@@ -58,14 +52,14 @@ def calls(recording: Texts, rows: Rows, waited_ns: npt.NDArray[Any], start_ns: i
     found["kind"] = _kinds(recording, rows["op"])
     found["nbytes"] = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
     begun, ended = arrivals(rows), rows["end_ns"]
-    # gloo does not tell when a receive has ended, only for how long somebody waited for it.
+    # gloo does not say when a receive has ended, only for how long somebody waited for it.
     ended = np.where((ended < 0) & (rows["blocked_ns"] > 0), begun + rows["blocked_ns"], ended)
     found["start"], found["end"] = ms(begun, start_ns), ms(ended, start_ns)
     found["wait"] = np.where(waited_ns >= 0, waited_ns / 1e6, np.nan)
     return found
 
 
-def values(recording: Texts, rows: Rows, of_calls: Rows) -> Rows:
+def values(recording: RowSource, rows: Rows, of_calls: Rows) -> Rows:
     """Rows of `records.VALUE`.
 
     Args:
@@ -86,7 +80,7 @@ def values(recording: Texts, rows: Rows, of_calls: Rows) -> Rows:
     return found
 
 
-def _kinds(recording: Texts, ops: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _kinds(recording: RowSource, ops: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """(n,) whether these are collectives, sends or receives."""
     found = np.full(len(ops), _COLLECTIVE, np.uint8)
     for number in np.unique(ops).tolist():
@@ -96,14 +90,14 @@ def _kinds(recording: Texts, ops: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _first(rows: Rows, dtype: str) -> npt.NDArray[np.float32]:
-    """(n, up to 32) the first elements of tensors of one type; of complex ones their modulus."""
+    """(n, up to 32) the first elements of tensors of one type; the modulus if complex."""
     data = np.frombuffer(np.ascontiguousarray(rows["first"]).tobytes(), np.uint8).reshape(len(rows), FIRST_BYTES)
     found = as_floats(data[:, :FIRST_BYTES].tobytes(), dtype).reshape(len(rows), -1)
     return found[:, :FIRST]
 
 
 def as_floats(data: bytes, dtype: str) -> npt.NDArray[np.float32]:
-    """The elements of a tensor of torch from its bytes, as far as float32 has them."""
+    """The elements of a torch tensor from its bytes, rounded to float32; the modulus if complex."""
     found = as_array(data, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         return (np.abs(found) if np.iscomplexobj(found) else found).astype("<f4")

@@ -144,8 +144,8 @@ def empty(table: str, count: int = 0) -> Rows:
 def pack(tables: Mapping[str, Rows]) -> tuple[dict[str, Any], bytes]:
     """Tables as what the header says of them, and one buffer.
 
-    A column that has one value throughout travels in the header. Whole numbers and times travel as what they are more
-    than the least of them, in as few bytes as hold that. Times are exact to 0.1 us, all else is what it was.
+    A column that has one value throughout travels in the header. Whole numbers and times travel as their difference
+    from the minimum, in as few bytes as hold it. Times are exact to 0.1 us, everything else is exact.
 
     Args:
         tables: by name, rows of `FEED_TABLES`. Those without rows are left out.
@@ -182,7 +182,7 @@ def pack(tables: Mapping[str, Rows]) -> tuple[dict[str, Any], bytes]:
 
 
 class _Raw:
-    """A column that takes bytes."""
+    """A column with a value for each row."""
 
     __slots__ = ("dtype", "scaling", "values")
 
@@ -231,6 +231,6 @@ def _narrow(raw: npt.NDArray[Any], most: float, scale: float, base: float, colum
 
 
 def _pack_first(rows: Rows) -> Any:
-    """The first values of tensors, as many as the row has that has most of them."""
+    """The first values of tensors, as wide as the row with the most."""
     width = max(1, int(rows["count"].max()))
     return _Raw(np.ascontiguousarray(rows["first"][:, :width]), width=width)

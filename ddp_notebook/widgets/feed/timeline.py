@@ -1,4 +1,4 @@
-"""What of one cell's spans and calls travels, and when: at once, or when the other ranks' part of it is there too."""
+"""Which of one cell's spans and calls travel, and when: at once, or when the other ranks' part has come too."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CELL = SPANS.index("cell")
 
 
 class Timeline:
-    """One cell's.
+    """Chooses the rows of one cell that travel.
 
     Args:
         recording: whose rows come.
         cell: its number.
         start_ns: of the recording.
-        bytes_per_s: that it may take; None: all of it travels.
-        every: one of so many steps, to begin with.
+        bytes_per_s: how much may travel; None: all of it.
+        every: at first one step in so many is shown.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Timeline:
         return not self._call_sent.all()
 
     def bound(self, bytes_per_s: float) -> None:
-        """From now on this is what it may take."""
+        """Set how much may travel from now on."""
         self._is_bounded = True
         self._thin.bytes_per_s = self._thin_loose.bytes_per_s = bytes_per_s
 
@@ -130,7 +130,7 @@ class Timeline:
         return spans[keep_spans], calls[keep_calls]
 
     def _matched(self, now_s: float) -> tuple[Rows, Rows]:
-        """Collectives that are known on all their ranks; rows of them, and of what is late."""
+        """Collectives that are known on all their ranks; rows of these, and of calls that waited too long."""
         chosen = np.flatnonzero(~self._call_sent)
         calls = self._calls[chosen]
         waited = np.full(len(calls), -1, np.int64)
@@ -154,7 +154,7 @@ class Timeline:
         return np.array(sizes, np.int64)[back]
 
     def _forget(self, before_ns: npt.NDArray[np.int64]) -> None:
-        """Rows that have travelled, and that ended before a time of their rank."""
+        """Forget rows that have travelled and that ended before their rank's time."""
         keep = ~self._span_sent | (self._spans["end_ns"] >= before_ns[self._spans["rank"]])
         self._spans, self._span_sent = self._spans[keep], self._span_sent[keep]
         until_ns = np.maximum(self._calls["end_ns"], self._calls["issue_ns"])

@@ -1,4 +1,4 @@
-"""Ranks that are not there.
+"""Ranks that do not exist.
 
 simulation  `simulate`: a recording of them, for documentation, talks and tests
 batches     what they would have sent

@@ -40,7 +40,7 @@ def layout() -> list[dict[str, Any]]:
 
     Example:
         >>> [round(bucket["nbytes"] / 1e6) for bucket in layout()]
-        [13, 13, 13, 13, 13, 12]
+        [13, 13, 13, 13, 13, 13]
     """
     sizes = {"token.weight": _VOCABULARY * _WIDTH, "position.weight": _CONTEXT * _WIDTH}
     for block in range(_LAYERS):

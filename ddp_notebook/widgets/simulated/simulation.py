@@ -1,4 +1,4 @@
-"""A recording of ranks that are not there, for documentation, talks and tests of what draws recordings."""
+"""A recording of ranks that do not exist, for documentation, talks and tests of whatever draws recordings."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ def simulate(
     """Training of a transformer of 19 million parameters in DDP, as so many ranks would have recorded it.
 
     Its first half is cell 1; it goes on in cell 2, where one rank takes nearly twice as long for its forward. The same
-    arguments give the same recording (live: but for the times).
+    arguments give the same recording (if live, apart from the times).
 
     Args:
         world_size: ranks.
-        steps: optimizer steps in all; 120 where nothing is said, and live without end (cell 2 begins at step 150).
-        seed: of all that is random.
-        straggler: the rank that becomes slow; None: none does. One that is not there is none.
+        steps: optimizer steps in all; None: 120, or without end if live (cell 2 begins at step 150).
+        seed: of everything random.
+        straggler: the rank that becomes slow; None, or a rank that does not exist: none does.
         nan_at: a rank and a step in which its gradients are not a number; a step later nobody's loss is one.
-        rate: steps in a second, about; 24 where nothing is said. All durations follow it.
+        rate: steps per second, about; None: 24. All durations scale with it.
         values: whether the values of tensors are recorded too, which are three quarters of all rows' bytes.
         live: feed the recording in a thread, as time passes.
 

@@ -49,7 +49,7 @@ class ValueMaker:
         return np.concatenate(parts, axis=1)
 
     def _gradients(self, times: StepTimes, calls: Rows) -> Rows:
-        """Of each bucket: every rank's share of the mean (DDP divides before it adds up), and the sum of them."""
+        """Gradients of each bucket: every rank's share of the mean (DDP divides before it adds up), and their sum."""
         world, count = self._shape.world_size, len(times.numbers)
         size = (0.02 * np.exp(-times.numbers / self._shape.course) + 0.002) / world  # (count,)
         shares = self._random.standard_normal((world, count, BUCKETS, _FIRST), np.float32)

@@ -1,7 +1,7 @@
-"""A recording as one page that anybody can open: the monitor itself with its data, without a kernel and a network.
+"""A recording as one page that anybody can open: the monitor itself with its data, without a kernel or a network.
 
-The page holds the bundled JavaScript, and the messages that the monitor would have been sent, compressed. As long as
-these are read, and where no script runs, it shows the picture and the text of `summary`.
+The page holds the bundled JavaScript and the messages of a monitor, compressed. It shows the picture and the text of
+`summary` until these are read, and where no script runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddp_notebook.widgets.feed.timeline import Timeline
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.still import summary
 
-# Rows that a page has at most, the newest: as many as the monitor keeps in a browser (js/tables.js). 12 MB in all.
+# Rows that a page has at most, the newest: as many as the browser keeps (js/data/tables.js). 12 MB in all.
 MOST = {"span": 131_072, "step": 65_536, "bucket": 65_536, "value": 32_768, "metric": 262_144}
 _PAGE = Path(__file__).with_name("page.html")
 
@@ -101,7 +101,7 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
 
 
 def _begin_ns(spans: Rows, calls: Rows) -> int:
-    """The time since which there are no more rows than there may be."""
+    """The time since which there are at most as many rows as a page has."""
     ends = np.concatenate((spans["end_ns"], arrivals(calls)))
     most = MOST["span"]
     return int(np.partition(ends, -most)[-most]) if len(ends) > most else -1
@@ -123,12 +123,12 @@ def _values(recording: RecordedTables, values: Rows, calls: Rows) -> Rows:
 
 
 def _packed(data: bytes) -> str:
-    """As the content of a script element, where no byte of it may mean anything. Always the same of the same data."""
+    """Data as the content of a script element, where no byte may have a meaning. Equal data gives equal text."""
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 
 def _as_json(value: Any) -> str:
-    """The same of JSON: a script element ends at the first `</script`, wherever that stands.
+    """JSON as the content of a script element, which ends at the first `</script`, wherever that stands.
 
     Example:
         >>> _as_json("</script>")

@@ -46,7 +46,7 @@ def text(recording: RecordedTables, cell: int | None = None) -> str:
 def picture(recording: RecordedTables, cell: int | None = None) -> bytes:
     """The loss of each rank and what the time of its steps went into, as a PNG that reads on light and dark pages.
 
-    Args: as those of `text`, which is the picture's title, and its description for who cannot see it.
+    Arguments as those of `text`, which is the picture's title, and its description for readers who cannot see it.
     """
     facts = _Facts.of(recording, cell)
     drawn = _draw(facts)
@@ -58,7 +58,7 @@ def picture(recording: RecordedTables, cell: int | None = None) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What is told of a recording."""
+    """What the text and the picture show."""
 
     world_size: int
     cell: int | None
@@ -138,7 +138,7 @@ class _Since:
 
 
 def _count_steps(optimizers: Rows, measured: Sequence[Step]) -> int:
-    """Of all cells together, in each of the rank that has the most."""
+    """The steps of all cells together; in each cell those of the rank that has the most."""
     counts = {
         int(cell): 1 + int(optimizers["step"][optimizers["cell"] == cell].max())
         for cell in np.unique(optimizers["cell"])
@@ -153,7 +153,7 @@ def _count_steps(optimizers: Rows, measured: Sequence[Step]) -> int:
 
 
 def _metric(metrics: Mapping[str, Metric], cell: int | None) -> Metric | None:
-    """The one that is told of, in this cell, or where cells do not follow each other in the last one."""
+    """The metric to show: of this cell, or of all; of the last one if their steps do not continue each other."""
     if cell is not None:
         metrics = {name: mine for name, one in metrics.items() if (mine := _of_cell(one, cell)) is not None}
     if not metrics:
@@ -171,7 +171,7 @@ def _of_cell(metric: Metric, cell: int) -> Metric | None:
 
 
 def _course(metric: Metric | None) -> list[str]:
-    """From where to where it went, mean of the ranks."""
+    """Its first and last value, mean of the ranks."""
     if metric is None:
         return []
     wrong = ~np.isfinite(metric.values)
@@ -187,7 +187,7 @@ def _course(metric: Metric | None) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Two places, or three figures of what is very large or small.
+    """Two places, or three figures if it is very large or small.
 
     Example:
         >>> _number(2.3), _number(0.1134), _number(0.0000123), _number(123456.0)
@@ -227,7 +227,7 @@ def _draw(facts: _Facts) -> Picture:
 
 
 def _in_a_row(steps: Sequence[Step]) -> list[int]:
-    """The numbers of steps, where the cells are one training."""
+    """The numbers of steps, counted on from cell to cell."""
     counts: dict[int, int] = {}
     for step in steps:
         counts[step.cell] = max(counts.get(step.cell, 0), step.step + 1)
