@@ -118,7 +118,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext ddp_notebook`: register the magics, and let the fork server import torch in the background."""
+    """`%load_ext ddp_notebook`: register the magics, and let the host server import torch in the background."""
     from ddp_notebook import magics
     from ddp_notebook.launch import warm
     from ddp_notebook.run.cells.interrupt import uninterrupted
@@ -130,7 +130,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(_: InteractiveShell) -> None:
-    """`%unload_ext ddp_notebook`: end the ranks and the fork server."""
+    """`%unload_ext ddp_notebook`: end the ranks and the host server."""
     from ddp_notebook.launch import warm
     from ddp_notebook.session import current
 

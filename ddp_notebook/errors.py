@@ -6,6 +6,7 @@
     ├── SessionExistsError      ranks are running already
     ├── StartError              the ranks did not come up: which stage, which rank, its last words
     │   └── StartTimeoutError   ... because it took longer than `--timeout`
+    ├── HostError               a host server, which starts and signals ranks, is gone or does not answer
     ├── SessionBrokenError      a rank is gone or still busy, so a cell for all ranks cannot run
     ├── RankError               a cell failed on at least one rank
     │   └── RankDiedError       ... because the rank's process ended
@@ -34,6 +35,7 @@ __all__ = [
     "CellTimeoutError",
     "ClientError",
     "DDPNotebookError",
+    "HostError",
     "MissingBuildError",
     "MissingPackageError",
     "NoSessionError",
@@ -82,6 +84,10 @@ class StartError(DDPNotebookError):
 
 class StartTimeoutError(StartError, TimeoutError):
     """The ranks did not come up in time."""
+
+
+class HostError(DDPNotebookError):
+    """A host server, which starts and signals the ranks of its host, is gone or does not answer."""
 
 
 class SessionBrokenError(DDPNotebookError):

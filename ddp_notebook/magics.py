@@ -244,7 +244,7 @@ def _start(asked: start_options.StartOptions) -> None:
 def _stop(session: sessions.Session) -> None:
     if session.is_running and session.trouble:
         [pid] = session.pids("host server")
-        print(f"the fork server (pid {pid}) does not answer; its processes are ended all the same")
+        print(f"the host server (pid {pid}) does not answer; its processes are ended all the same")
     session.stop()
 
 

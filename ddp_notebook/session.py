@@ -137,13 +137,13 @@ class Session(GroupFace, ValueFace, RecordFace):
         try:
             facts = self._host.facts(self.options.timeout_s, interrupts.check)
         except StartTimeoutError as error:
-            raise StartTimeoutError(f"the start took too long: the fork server was importing torch ({error})") from None
+            raise StartTimeoutError(f"the start took too long: the host server was importing torch ({error})") from None
         self.placement: Placement = place(self.options, facts, env)
         stage(self._host.stage)
         self._hostname: str = facts["host"]
         guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
         dispatch = Dispatch()
-        cluster = Cluster(self._host, self.placement, env, dispatch, guard=guard)
+        cluster = Cluster([self._host], self.placement, env, dispatch, guard=guard)
         self._parts = parts = Parts(cluster, dispatch, self.world_size, self.options)
         self._cells = parts.cells
         self._live = Placing(
@@ -173,7 +173,7 @@ class Session(GroupFace, ValueFace, RecordFace):
 
     @property
     def is_running(self) -> bool:
-        """Whether the ranks were started and not stopped, and their fork server lives."""
+        """Whether the ranks were started and not stopped, and their host server lives."""
         return self._cluster is not None and self._host.is_alive
 
     @overload
@@ -318,7 +318,7 @@ class Session(GroupFace, ValueFace, RecordFace):
     def status(self) -> Status:
         """Every rank's host, process, device, memory and state."""
         parts = self._parts
-        return states.status(parts.living.cluster, parts.questions, self.placement, self._hostname)
+        return states.status(parts.living.cluster, parts.questions, self.placement)
 
     def pids(self, kind: str = "rank") -> list[int]:
         """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""

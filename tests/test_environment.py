@@ -1,11 +1,11 @@
-"""What a rank inherits, and what a preloader must have been started with."""
+"""What a rank inherits, and what a host server must have been started with."""
 
 from __future__ import annotations
 
 from ddp_notebook.launch.environment import (
     THREAD_COUNTS,
+    host_server_env,
     import_time,
-    preloader_env,
     rank_env,
     threads_per_rank,
 )
@@ -50,8 +50,8 @@ def test_a_value_that_counts_makes_a_difference_and_another_one_does_not():
         assert import_time({**USER, name: "7"}) == import_time(USER)
 
 
-def test_a_preloader_imports_with_one_thread_and_is_found_by_its_token():
-    env = preloader_env(USER, "TOKEN", "ab12")
+def test_a_host_server_imports_with_one_thread_and_is_found_by_its_token():
+    env = host_server_env(USER, "TOKEN", "ab12")
 
     assert {name: env[name] for name in THREAD_COUNTS} == dict.fromkeys(THREAD_COUNTS, "1")
     assert env["TOKEN"] == "ab12"

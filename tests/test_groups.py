@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ddp_notebook.errors import RankError
-from ddp_notebook.launch import cluster
+from ddp_notebook.launch import forming
 from ddp_notebook.run.groups.mend import are_in_step
 from ddp_notebook.wire.signals import RELEASE
 from tests.conftest import wait_until
@@ -42,7 +42,7 @@ def results(session, code: str) -> list[str | None]:
 def test_a_wait_may_last_longer_than_the_forming_of_a_group(make_session_alone, monkeypatch):
     """A group forms with a short timeout, and so does the guard's; after that they wait as long as torch's do. Before
     the first test that uses the module's session."""
-    monkeypatch.setattr(cluster, "_FORM_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(forming, "_FORM_TIMEOUT_S", 2.0)
     waits = ["dist.send(x, 0) if rank else dist.recv(x, 1)", "dist.all_reduce(x)", "dist.barrier()"]
     session = make_session_alone(2)
     for again in (False, True):

@@ -199,7 +199,7 @@ slow, fine = Slow(), 1
 
 def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     """One press ends it, nothing is left half done, and what was done is said."""
-    from ddp_notebook.launch import cluster
+    from ddp_notebook.launch import forming
     from ddp_notebook.launch.cluster import Cluster
     from ddp_notebook.run.groups.mend import Mend
 
@@ -208,7 +208,7 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     others = [session.pids()[0], session.pids()[1]]
     for step in ("_start_rank", "_call_to_form", "_call_engines"):
         with monkeypatch.context() as patch:
-            patch.setattr(cluster, "_FORM_TIMEOUT_S", 60.0)  # the others wait for the new process until the next call
+            patch.setattr(forming, "_FORM_TIMEOUT_S", 60.0)  # the others wait for the new process until the next call
             press_after(patch, Cluster, step)
             began = time.monotonic()
             with pytest.raises(KeyboardInterrupt) as caught:

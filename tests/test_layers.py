@@ -65,7 +65,7 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
 
 
 # What the rest of the package may use of how processes come to be: the ranks, and what is asked of a start.
-OPEN_TO_OTHERS = {"warm", "client", "cluster", "options", "placement"}
+OPEN_TO_OTHERS = {"warm", "client", "cluster", "process", "options", "placement"}
 _LAUNCH = "ddp_notebook.launch"
 
 
@@ -95,6 +95,32 @@ def test_nothing_else_knows_how_ranks_are_started():
     for file, modules in found.items():
         assert modules <= OPEN_TO_OTHERS, file.relative_to(ROOT)
         assert not {"start_method", "start_reason"} & _constants(file), file.relative_to(ROOT)
+
+
+def test_only_the_server_that_waits_chooses_a_way():
+    """Whatever else is in `launch` knows a host by what every way can do."""
+    ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")} - {"__init__", "base"}
+    assert "local" in ways
+    for file, _ in files("launch"):
+        if file.parent.name != "ways":
+            chosen = {way for way in ways if f"launch.ways.{way}" in file.read_text()}
+            assert chosen == ({"local"} if file.name == "warm.py" else set()), file.relative_to(ROOT)
+
+
+def _looks_at_processes(source: str) -> bool:
+    """Whether it reads what this machine knows of processes."""
+    imported = re.search(r"^\s*(import|from) psutil\b", source, re.MULTILINE)
+    return imported is not None or re.search(r"[\"']/proc\b", source) is not None
+
+
+def test_the_notebooks_side_asks_hosts_about_ranks_and_not_this_machine():
+    """A rank may run on another one."""
+    for source in ("import psutil", "def f():\n    from psutil import Process", "open(f'/proc/{pid}/stat')"):
+        assert _looks_at_processes(source), source
+    assert _looks_at_processes((PACKAGE / "launch" / "processes.py").read_text())
+    for part in NOTEBOOK_SIDE:
+        for file, _ in files(part):
+            assert not _looks_at_processes(file.read_text()), file.relative_to(ROOT)
 
 
 def _constants(file: Path) -> set[object]:

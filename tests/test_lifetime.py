@@ -36,11 +36,11 @@ def start_in(kernel) -> set[psutil.Process]:
     reply = kernel.run("%ddp_start 2")
     assert reply.status == "ok", reply.traceback
     assert kernel.run(WITH_DESCENDANTS).status == "ok"
-    found = marked_processes() | set(psutil.Process(fork_server_of(kernel)).children(recursive=True))
+    found = marked_processes() | set(psutil.Process(host_server_of(kernel)).children(recursive=True))
     return {process for process in found if process.pid != kernel.pid}
 
 
-def fork_server_of(kernel) -> int:
+def host_server_of(kernel) -> int:
     code = "import ddp_notebook; print(*ddp_notebook.current().pids('host server'))"
     return int(kernel.run(code).stdout)
 
@@ -62,12 +62,12 @@ def test_stop_ends_the_session_and_its_descendants(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
     known = marked_processes()
-    assert kernel.run(LEFT_IN_EVERY_WAY).status == "ok"  # the fork server has adopted these, so it finds them
-    processes |= set(psutil.Process(fork_server_of(kernel)).children(recursive=True)) - known
-    server = fork_server_of(kernel)
+    assert kernel.run(LEFT_IN_EVERY_WAY).status == "ok"  # the host server has adopted these, so it finds them
+    processes |= set(psutil.Process(host_server_of(kernel)).children(recursive=True)) - known
+    server = host_server_of(kernel)
     assert kernel.run("%ddp_stop").status == "ok"
     waiting = [server, *(process.pid for process in psutil.Process(server).children())]  # for the next start
-    assert len(waiting) == 2, "the fork server, which `%load_ext` has started, and its watchdog"
+    assert len(waiting) == 2, "the host server, which `%load_ext` has started, and its watchdog"
     expect_all_gone(processes, but=waiting)
 
 
@@ -101,37 +101,37 @@ def test_sigkill_of_the_kernel_while_ranks_are_blocked(make_kernel):
     expect_all_gone(processes)
 
 
-def test_sigkill_of_the_fork_server(make_kernel):
+def test_sigkill_of_the_host_server(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
-    os.kill(fork_server_of(kernel), signal.SIGKILL)
+    os.kill(host_server_of(kernel), signal.SIGKILL)
     expect_all_gone(processes)
     for line in ("%%on_all_ranks\n1", "%ddp_heal", "%ddp_interrupt"):
         reply = kernel.run(line)
         assert reply.ename == "SessionBrokenError", line
-        assert reply.evalue == "the fork server ended, and all ranks with it; start afresh with %ddp_restart"
+        assert reply.evalue == "the host server ended, and all ranks with it; start afresh with %ddp_restart"
     status = kernel.run("%ddp_status").stdout
-    assert status.count("died") == 2 and "the fork server ended, and all ranks with it" in status
+    assert status.count("died") == 2 and "the host server ended, and all ranks with it" in status
     assert kernel.run("%ddp_restart").status == "ok"
     assert kernel.run("%%on_all_ranks\nrank").status == "ok"
 
 
-def test_sigkill_of_the_fork_server_during_a_cell(make_session):
+def test_sigkill_of_the_host_server_during_a_cell(make_session):
     session = make_session(2)
     (server,) = session.pids("host server")
-    with pytest.raises(SessionBrokenError, match="the fork server ended"):
+    with pytest.raises(SessionBrokenError, match="the host server ended"):
         session.run(f"import os, signal, time\nif rank == 0: os.kill({server}, signal.SIGKILL)\ntime.sleep(60)")
 
 
-def test_a_fork_server_that_is_stopped(make_kernel):
+def test_a_host_server_that_is_stopped(make_kernel):
     """It is named at once, a press of stop ends a cell without it, and it outlives nobody."""
     kernel = make_kernel()
     processes = start_in(kernel)
-    server = fork_server_of(kernel)
+    server = host_server_of(kernel)
     cell = kernel.start("%%on_all_ranks\nprint('go')\nif rank: dist.recv(torch.ones(1), 0)\nelse: time.sleep(600)")
     kernel.wait_for_text("] go")
     os.kill(server, signal.SIGSTOP)
-    named = f"the fork server (pid {server}), through which the ranks get their cells, is stopped: kill -CONT {server}"
+    named = f"the host server (pid {server}), through which the ranks get their cells, is stopped: kill -CONT {server}"
     kernel.interrupt()
     began = time.monotonic()
     reply = kernel.finish(cell)
@@ -151,46 +151,33 @@ def test_a_fork_server_that_is_stopped(make_kernel):
 
 
 @pytest.mark.long
-def test_a_fork_server_that_is_stopped_at_the_restart(make_kernel):
+def test_a_host_server_that_is_stopped_at_the_restart(make_kernel):
     kernel = make_kernel()
     start_in(kernel)
-    server = fork_server_of(kernel)
+    server = host_server_of(kernel)
     for line in ("%ddp_restart", "%ddp_stop", "%ddp_start 2"):
         os.kill(server, signal.SIGSTOP)
         reply = kernel.run(line)
         assert reply.status == "ok" and reply.duration_s < 5
         if line != "%ddp_start 2":
-            assert f"the fork server (pid {server}) does not answer" in reply.stdout
+            assert f"the host server (pid {server}) does not answer" in reply.stdout
     assert kernel.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); int(x)").stdout == "[0-1] 2\n"
 
 
 @pytest.mark.long
-def test_a_fork_server_that_hangs(make_session, monkeypatch):
+def test_a_host_server_that_hangs(make_session, monkeypatch):
     """One that is not stopped and yet does not answer: here nothing that it is told reaches it."""
     session = make_session(2)
     host = session._host
-    monkeypatch.setattr(host, "_control", Swallowing(host._control))
+    monkeypatch.setattr(host.way, "send", lambda data: None)
     began = time.monotonic()
     with pytest.raises(
-        SessionBrokenError, match=r"the fork server \(pid \d+\) did not answer 'ping' in 1.5 s; %ddp_res"
+        SessionBrokenError, match=r"the host server \(pid \d+\) did not answer 'ping' in 1.5 s; %ddp_res"
     ):
         session.heal()
     assert "did not answer" in repr(session.status())
     session.stop()
     assert time.monotonic() - began < 12
-
-
-class Swallowing:
-    """A stream on which requests go nowhere."""
-
-    def __init__(self, control) -> None:
-        self._control = control
-
-    def sendall(self, data) -> None:
-        pass
-
-    def __getattr__(self, name):
-        return getattr(self._control, name)
 
 
 def test_crash_of_the_jupyter_server(make_kernel):

@@ -20,7 +20,7 @@ def ranks(kernel):
     """A kernel with two ranks, started by the magic."""
     reply = kernel.run("%ddp_start 2")
     assert reply.status == "ok", reply.traceback
-    assert reply.stdout.startswith("starting:  fork server") and "engines" in reply.stdout
+    assert reply.stdout.startswith("starting:  host server") and "engines" in reply.stdout
     assert "rank  host" in reply.stdout and "backend gloo" in reply.stdout
     yield kernel
     assert kernel.run("%ddp_stop").stdout == "stopped 2 ranks\n"

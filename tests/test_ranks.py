@@ -75,7 +75,7 @@ def test_cores_are_shared_between_ranks(session):
     assert set(session.pull("threads").values()) == {expected}
 
 
-def test_the_fork_server_imports_and_nothing_else(session):
+def test_the_host_server_imports_and_nothing_else(session):
     (server,) = session.pids("host server")
     threads = os.listdir(f"/proc/{server}/task")
     assert len(threads) == 1, [Path(f"/proc/{server}/task/{t}/comm").read_text() for t in threads]

@@ -1,16 +1,20 @@
 """How ranks come to exist: which rank on which host and device, and how they end.
 
-    cluster      the processes of one session, and the wire to the ranks
+    cluster      the processes of one session on their hosts, and the wire to the ranks
+    forming      the group: formed at the start, and anew
+    process      one process of a session, which of them has which rank, and how one ended
     options      what `%ddp_start` was asked for
-    placement    which rank gets which device
+    placement    which rank gets which host and device
     devices      the GPUs of a host, found without CUDA
     environment  what a rank inherits
     warm         the host server that is started ahead of time
     host/        the process on each host that forks ranks, and its owner's side
+    ways/        how a host is reached: this machine; ssh, Slurm or MPI would be files there
     store        the rendezvous store, a process of its own
     controller   ipyparallel's controller
     client       ipyparallel's client
     processes    identity of processes, and how to end them
 
-Nothing outside this folder knows how ranks were started.
+Nothing outside this folder knows how ranks were started, or looks at their processes: it asks the cluster, and that
+asks the host server.
 """

@@ -1,6 +1,6 @@
 """The GPUs of this host, found without creating a CUDA context and without importing torch.
 
-A context in the fork server would be inherited broken by every rank, so the driver's own tool is asked instead.
+A context in the host server would be inherited broken by every rank, so the driver's own tool is asked instead.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _READ_AT_IMPORT = (
     "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TZ", "TRITON_",
     "MALLOC_", "GLIBC_TUNABLES", "DDP_NOTEBOOK_START_METHOD",
 )  # fmt: skip
-# The preloader must import with one thread; each rank then raises its own count by call.
+# The host server must import with one thread; each rank then raises its own count by call.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -25,11 +25,11 @@ def working_directory() -> str:
 
 
 def import_time(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a preloader must have been started with."""
+    """The part of an environment that a host server must have been started with."""
     return {k: v for k, v in env.items() if k.startswith(_READ_AT_IMPORT) and k not in THREAD_COUNTS}
 
 
-def preloader_env(env: Mapping[str, str], token_variable: str, token: str) -> dict[str, str]:
+def host_server_env(env: Mapping[str, str], token_variable: str, token: str) -> dict[str, str]:
     """The environment of a host server."""
     return {
         **env,

@@ -10,6 +10,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.devices import Gpu, find, visible
 from ddp_notebook.launch.environment import threads_per_rank
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.ways.base import LOCAL
 
 _MAX_DEFAULT_CPU_RANKS = 4
 _RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
@@ -17,9 +18,10 @@ _RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the ranks of one host go. Rank r is local rank r."""
+    """Where the ranks go. Those of one host follow each other."""
 
     backend: str
+    hosts: tuple[str, ...]  # by rank: the name of its host, see `launch.ways`
     devices: tuple[str, ...]  # by rank: "cuda:0", "cpu"
     names: tuple[str, ...]  # by rank: "NVIDIA H200", "CPU"
     cuda_visible_devices: str | None  # the same for all ranks; LOCAL_RANK selects. None: not set
@@ -29,14 +31,36 @@ class Placement:
     def world_size(self) -> int:
         return len(self.devices)
 
+    def host_rank(self, rank: int) -> int:
+        """Number of the rank's host.
 
-def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str]) -> Placement:
-    """Place the ranks on one host.
+        Example:
+            >>> two = Placement(
+            ...     backend="gloo", hosts=("a", "b", "b"), devices=("cpu",) * 3, names=("CPU",) * 3,
+            ...     cuda_visible_devices=None, threads=1,
+            ... )
+            >>> two.host_rank(2), two.local_rank(2), two.local_world_size(2)
+            (1, 1, 2)
+        """
+        return list(dict.fromkeys(self.hosts)).index(self.hosts[rank])
+
+    def local_rank(self, rank: int) -> int:
+        """Number of the rank among those of its host."""
+        return self.hosts[:rank].count(self.hosts[rank])
+
+    def local_world_size(self, rank: int) -> int:
+        """How many ranks its host has."""
+        return self.hosts.count(self.hosts[rank])
+
+
+def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str], host: str = LOCAL) -> Placement:
+    """Place all ranks on one host.
 
     Args:
         options: what was asked for.
         facts: what the host server told: "gpus", "cores", "backends", "torch".
         env: the environment that the ranks will have.
+        host: its name.
 
     Raises:
         UsageError: it does not fit; says why and what would.
@@ -57,6 +81,7 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
         )
     return Placement(
         backend=backend,
+        hosts=(host,) * world_size,
         devices=tuple(f"cuda:{rank % len(gpus)}" if gpus else "cpu" for rank in range(world_size)),
         names=tuple(gpus[rank % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
         cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus else None,

@@ -11,8 +11,8 @@ import os
 import threading
 from collections.abc import Mapping
 
-from ddp_notebook.launch import environment
 from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.ways.local import Local
 
 _lock = threading.Lock()
 _waiting: Host | None = None
@@ -28,7 +28,7 @@ def prepare(env: Mapping[str, str] | None = None) -> None:
     global _waiting
     with _lock:
         if _waiting is None or not _waiting.is_alive:
-            _waiting = Host(dict(os.environ) if env is None else env)
+            _waiting = Host(Local(dict(os.environ) if env is None else env))
 
 
 def take(env: Mapping[str, str]) -> tuple[Host, bool]:
@@ -41,12 +41,12 @@ def take(env: Mapping[str, str]) -> tuple[Host, bool]:
     with _lock:
         host, _waiting = _waiting, None
     if host is None:
-        return Host(env), False
+        return Host(Local(env)), False
     host.resume()  # it was stopped while it waited
-    if host.is_alive and host.import_time_env == environment.import_time(env):
+    if host.fits(env):
         return host, True
     host.close()
-    return Host(env), True
+    return Host(Local(env)), True
 
 
 def give_back(host: Host, *, healthy: bool = True) -> None:
@@ -54,7 +54,7 @@ def give_back(host: Host, *, healthy: bool = True) -> None:
     is one that could not end what it had started."""
     global _waiting
     host.release()
-    fits = healthy and host.is_alive and host.import_time_env == environment.import_time(os.environ)
+    fits = healthy and host.fits(os.environ)
     with _lock:
         if fits and _waiting is None:
             _waiting = host

@@ -66,7 +66,7 @@ class Parts:
 
     def profiles(self) -> Iterator[Path]:
         """The profiles that cells have left; none once the session was stopped."""
-        return iter(()) if self.living.has_ended else Path(self.cluster.directory).glob(PROFILES)
+        return iter(()) if self.living.has_ended else iter(self.cluster.files(PROFILES))
 
     def on_started(self) -> None:
         """The ranks can run cells."""

@@ -1,6 +1,6 @@
 """64 ranks on one machine: `python -m tests.benchmarks.scale`, from the root of the repository.
 
-`%ddp_start 64` in a real kernel whose fork server is warm, then `pass` on all of them, seen by a Jupyter client.
+`%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all of them, seen by a Jupyter client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             print(f"start of {WORLD_SIZE} ranks, round {number + 1}: {start_s[-1]:.2f} s", flush=True)
     return [
         Figure(
-            what=f"`%ddp_start {WORLD_SIZE}`, fork server warm",
+            what=f"`%ddp_start {WORLD_SIZE}`, host server warm",
             value=median(start_s),
             unit="s",
             bar=BAR_START_S,

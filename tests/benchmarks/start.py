@@ -2,8 +2,8 @@
 
 Three kinds take turns, each time in a fresh process:
     today   a default `ipp.Cluster(4)`, then torch imported and a gloo group formed on its engines
-    warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the fork server has imported torch
-    cold    `ddp_notebook.start(4)` with no fork server
+    warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the host server has imported torch
+    cold    `ddp_notebook.start(4)` with no host server
 
 The time runs from the call to the end of the first all_reduce. What the notebook's own process imports is not in it.
 """
@@ -66,7 +66,7 @@ def sample_warm_s() -> float:
 
 
 def sample_cold_s() -> float:
-    """Ours, with whatever fork server there is: none, unless one was started before."""
+    """Ours, with whatever host server there is: none, unless one was started before."""
     from ddp_notebook.session import start
 
     began = time.perf_counter()
@@ -122,7 +122,7 @@ def measure(rounds: int = 3) -> list[Figure]:
         )
 
     return [
-        figure("warm", "fork server warm", BAR_WARM),
+        figure("warm", "host server warm", BAR_WARM),
         figure("cold", "cold", BAR_COLD),
     ]
 

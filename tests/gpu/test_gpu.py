@@ -73,7 +73,7 @@ def has_cuda(pid: int) -> bool:
 
 @pytest.fixture
 def warm_server() -> Iterator[None]:
-    """A fork server that waits for every session of the test, as after `%load_ext`."""
+    """A host server that waits for every session of the test, as after `%load_ext`."""
     warm.prepare()
     yield
     warm.drop()
@@ -162,7 +162,7 @@ def test_a_gpu_is_chosen_by_number_and_by_uuid(make_session, gpus):
     assert session.pull("again") == {0: uuid}
 
 
-def test_the_fork_server_has_no_cuda_context(make_session):
+def test_the_host_server_has_no_cuda_context(make_session):
     session = make_session(None)
     session.run(_ALL_REDUCE)
     (server,) = session.pids("host server")
@@ -198,12 +198,12 @@ def test_after_stop_no_process_holds_a_gpu(warm_server, make_session):
     session.stop()
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     left = marked_processes()
-    assert left, "the fork server waits"
+    assert left, "the host server waits"
     assert not any(has_cuda(process.pid) for process in left)
     wait_until(lambda: sum(gpu_memory_mib()) < sum(before_mib) + 100, what="the driver has the memory back")
 
 
-def test_the_same_fork_server_serves_again_after_cuda_was_used(warm_server, make_session):
+def test_the_same_host_server_serves_again_after_cuda_was_used(warm_server, make_session):
     """Were CUDA initialised in it, every rank that is forked from it would fail at its first CUDA operation."""
     servers = []
     for _ in range(2):

@@ -52,7 +52,7 @@ def _held(**pids: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("with_client", [False, True], ids=["cells", "cells and session.client"])
 def test_start_and_stop_without_a_leak(make_kernel, tally, with_client):
-    """From the third time on the kernel and its fork server hold no more than after the second."""
+    """From the third time on the kernel and its host server hold no more than after the second."""
     kernel = make_kernel()
     bound: dict[str, int] = {}
     beside = " with `session.client`" if with_client else ""

@@ -1,10 +1,15 @@
 """The host server: one process per host, which forks the ranks of that host and ends with its owner.
 
-host         a host server as its owner sees it     ── framing ──┐
-server       the process that forks ranks           ─────────────┘
+host         one host as its owner sees it     ── framing ──┐
+server       the process that forks ranks      ─────────────┘
 framing      frames on one stream between the two
 preload      what the server imports, and knows about its host
-pipes        between it and each rank: cells in, text out
+children     how it starts a process: a fork of itself, or afresh
 child        the first steps of a forked or spawned process
+pipes        between the server and each process: cells in, text out
+look         what is seen of a process that cannot answer: is it stopped, where is its stack
+ending       how processes end, with all that they have started
 watchdog     sees to the server's end when its owner is gone and it cannot notice
+
+How a host server is started and its stream is made is a way's: see `launch.ways`.
 """

@@ -6,63 +6,52 @@ import contextlib
 import itertools
 import logging
 import os
-import secrets
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from pathlib import Path
 from typing import Any
 
-from ddp_notebook.errors import StartError, StartTimeoutError
-from ddp_notebook.launch import environment, processes
+from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host import framing
-from ddp_notebook.wire import signals
+from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.processes import Identity
+from ddp_notebook.launch.ways.base import Way
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 1.5  # what the server gets to answer what takes it a millisecond
 _LOOK_S = 0.25  # whether it was stopped
 _END_S = 8.0  # what it gets to end processes, beyond their grace
-_ROOT = str(Path(__file__).parents[3])  # where the package is importable from
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
 EndedCallback = Callable[[int, int], None]  # process, exit status (negative: signal)
 
 
-class HostGoneError(StartError):
+class HostGoneError(HostError):
     """The host server ended, and all it had started with it."""
 
 
-class HostSilentError(StartError):
+class HostSilentError(HostError):
     """The host server lives and does not answer: it was stopped, or hangs."""
 
 
-class HostTimeoutError(HostSilentError, StartTimeoutError):
+class HostTimeoutError(HostSilentError, TimeoutError):
     """... and nobody knows why."""
 
 
 class Host:
-    """The host server of this machine: starts it, talks to it, and cleans up when it is gone.
+    """One host: talks to its server, and cleans up when it is gone.
 
     Args:
-        env: the environment to start it with.
+        way: to the host. The server starts in the background; `facts()` waits until it has imported torch.
 
-    The server starts in the background; `facts()` waits until it has imported torch. Callbacks run in this object's
-    reader thread.
+    Callbacks run in this object's reader thread.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self.token = secrets.token_hex(16)
-        self.import_time_env = environment.import_time(env)
-        self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
+    def __init__(self, way: Way) -> None:
+        self.way = way
         self.release()
-        self._leaders: dict[int, processes.Identity] = {}  # by process; each leads an OS session
+        self._leaders: dict[int, Identity] = {}  # by process; each leads an OS session
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._requests = 0
         self._lock = threading.Lock()
@@ -71,46 +60,34 @@ class Host:
         self._numbers = itertools.count()
         self._owner_pid = os.getpid()
         self._facts: dict[str, Any] | None = None
-        ours, theirs = socket.socketpair()
-        self._control = ours
-        with theirs:
-            self._server = self._launch(env, theirs)
         threading.Thread(target=self._read, name="ddp-host", daemon=True).start()
 
-    def _launch(self, env: Mapping[str, str], control: socket.socket) -> subprocess.Popen[bytes]:
-        owner_pid, owner_start = processes.identity(os.getpid())
-        code = (
-            f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.host.server import main; "
-            f"main({control.fileno()}, {owner_pid}, {owner_start!r}, {self.directory!r})"
-        )
-        with open(self.log_file, "wb") as log:
-            return subprocess.Popen(
-                # -P: a file of the user's directory must not shadow a module that is imported here
-                [sys.executable, "-P", "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=environment.working_directory(),
-                env=environment.preloader_env(env, processes.TOKEN_VARIABLE, self.token),
-                pass_fds=[control.fileno()],
-                start_new_session=True,  # the notebook's interrupts go to its whole process group
-            )
+    @property
+    def name(self) -> str:
+        """Of the host in its session."""
+        return self.way.name
 
     @property
-    def log_file(self) -> Path:
-        """What the server itself writes: nothing, unless something is wrong."""
-        return Path(self.directory) / "host_server.log"
+    def hostname(self) -> str:
+        """As the host calls itself. Its facts are known."""
+        assert self._facts is not None
+        return str(self._facts["host"])
+
+    @property
+    def directory(self) -> str:
+        """A directory of this machine that goes with the host server."""
+        return self.way.directory
 
     @property
     def pid(self) -> int:
-        return self._server.pid
+        return self.way.pid
 
     @property
     def stage(self) -> str:
         """That it is ready, and how it starts processes, in words. Its facts are known."""
         assert self._facts is not None
         is_forking = self._facts["start_method"] == "fork"
-        return "fork server" if is_forking else f"ranks are spawned ({self._facts['start_reason']})"
+        return "host server" if is_forking else f"ranks are spawned ({self._facts['start_reason']})"
 
     @property
     def is_alive(self) -> bool:
@@ -119,7 +96,7 @@ class Host:
     @property
     def is_stopped(self) -> bool:
         """Whether somebody has stopped the server's process: then it answers nothing."""
-        return self.is_alive and processes.is_stopped(self.pid)
+        return self.is_alive and self.way.is_stopped
 
     def trouble(self, timeout_s: float = _ANSWER_S) -> str:
         """Why the server does not answer, in a sentence; "" if it does.
@@ -128,19 +105,23 @@ class Host:
             timeout_s: what it gets to answer.
         """
         if not self.is_alive:
-            return "the fork server ended, and all ranks with it; start afresh with %ddp_restart"
+            return "the host server ended, and all ranks with it; start afresh with %ddp_restart"
         try:
             self.request("ping", timeout_s=timeout_s)
         except HostGoneError:
             return self.trouble()
-        except StartError as error:
+        except HostError as error:
             return str(error)
         return ""
 
     def resume(self) -> None:
         """Let a server go on that was stopped, so that it can end what it has started."""
         if self.is_stopped:
-            self._server.send_signal(signal.SIGCONT)
+            self.way.resume()
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Whether it lives and can fork ranks that are to have this environment."""
+        return self.is_alive and self.way.fits(env)
 
     def facts(self, timeout_s: float = 120.0, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Cores, GPUs, versions, backends and start method of the host. Waits for the server's imports.
@@ -148,9 +129,17 @@ class Host:
         Args:
             timeout_s: seconds.
             check: called often while it waits; what it raises ends the wait.
+
+        Raises:
+            StartError: the server ended, was stopped, or took too long (StartTimeoutError).
         """
         if self._facts is None:
-            self._facts = self.request("facts", timeout_s=timeout_s, check=check)
+            try:
+                self._facts = self.request("facts", timeout_s=timeout_s, check=check)
+            except HostTimeoutError as error:
+                raise StartTimeoutError(str(error)) from error
+            except HostError as error:
+                raise StartError(str(error)) from error
         return self._facts
 
     def request(
@@ -161,7 +150,7 @@ class Host:
         Raises:
             HostGoneError: the server ended; the message holds its last words.
             HostSilentError: the server was stopped, or has not answered within `timeout_s`.
-            StartError: the server could not do it.
+            HostError: the server could not do it.
         """
         future: Future[dict[str, Any]] = Future()
         with self._lock:
@@ -173,10 +162,10 @@ class Host:
                 self._fail_pending()
             else:
                 with contextlib.suppress(OSError):  # then the reader sees the end of the stream
-                    self._control.sendall(command)
+                    self.way.send(command)
         reply = self._wait_for(future, op, timeout_s, check)
         if "error" in reply:
-            raise StartError(f"the host server could not {op!r}: {reply['error']}")
+            raise HostError(f"the host server could not {op!r}: {reply['error']}")
         return reply
 
     def _wait_for(
@@ -190,12 +179,12 @@ class Host:
                 check()
             if self.is_stopped:
                 raise HostSilentError(
-                    f"the fork server (pid {self.pid}), through which the ranks get their cells, is stopped: "
+                    f"the host server (pid {self.pid}), through which the ranks get their cells, is stopped: "
                     f"kill -CONT {self.pid} lets it go on, and %ddp_restart starts all afresh"
                 )
             if time.monotonic() > until:
                 raise HostTimeoutError(
-                    f"the fork server (pid {self.pid}) did not answer {op!r} in {timeout_s:g} s; %ddp_restart starts "
+                    f"the host server (pid {self.pid}) did not answer {op!r} in {timeout_s:g} s; %ddp_restart starts "
                     "all afresh"
                 )
 
@@ -206,7 +195,7 @@ class Host:
     def _send(self, command: dict[str, Any]) -> None:
         """Send a request whose reply nobody waits for."""
         with self._lock, contextlib.suppress(OSError):  # then the reader sees the end of the stream
-            self._control.sendall(framing.pack_command(command))
+            self.way.send(framing.pack_command(command))
 
     def hold_text(self, hold: bool) -> None:
         """Let text stay in the processes' pipes, or come again. Does not wait."""
@@ -215,10 +204,14 @@ class Host:
     def tell(self, targets: list[int], data: bytes) -> None:
         """Put bytes into the inboxes of ranks. Does not wait for them."""
         with self._lock, contextlib.suppress(OSError):  # then the reader sees the end of the stream
-            self._control.sendall(framing.pack_input(targets, data))
+            self.way.send(framing.pack_input(targets, data))
 
     def start(self, process: int, spec: dict[str, Any]) -> dict[str, Any]:
-        """Start a rank, the store or the controller. The reply holds its pid."""
+        """Start a rank, the store or the controller. The reply holds its pid.
+
+        Raises:
+            HostError: there is no such process.
+        """
         try:
             reply = self.request("start", process=process, spec=spec)
         except HostSilentError:  # should it start it later, nobody would own it
@@ -233,20 +226,28 @@ class Host:
         Returns:
             Whether the server did it.
 
-        Where the server does not answer this process sends them itself. (The server knows its children better: none of
-        them can have ended and given its id to somebody else.)
+        Where the server does not answer, the way sends them itself if it can.
+        """
+        as_ints = [int(number) for number in numbers]
+        if not self.is_stopped:
+            with contextlib.suppress(HostSilentError):
+                self.request("signal", timeout_s=_ANSWER_S, processes=targets, signals=as_ints, value=value)
+                return True
+        self.way.signal([self._leaders[process] for process in targets if process in self._leaders], as_ints, value)
+        return False
+
+    def look(self, targets: list[int]) -> dict[int, Seen]:
+        """What can be seen from outside of processes that cannot answer. Takes as long as ranks need to write their
+        stacks, at most 0.3 s.
+
+        Raises:
+            HostGoneError: the server ended.
         """
         if not self.is_stopped:
             with contextlib.suppress(HostSilentError):
-                as_json = [int(number) for number in numbers]
-                self.request("signal", timeout_s=_ANSWER_S, processes=targets, signals=as_json, value=value)
-                return True
-        for leader in [self._leaders[process] for process in targets if process in self._leaders]:
-            if processes.is_running(leader):
-                with contextlib.suppress(ProcessLookupError):
-                    for number in numbers:
-                        signals.send(leader[0], int(number), value)
-        return False
+                reply = self.request("look", timeout_s=_ANSWER_S, processes=targets)
+                return {process: Seen(*seen) for process, *seen in reply["seen"]}
+        return self.way.look({process: self._leaders[process] for process in targets if process in self._leaders})
 
     def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
         """End processes and all below them: SIGTERM, then SIGKILL after `grace_s`.
@@ -264,6 +265,22 @@ class Host:
         left: list[int] = reply["left"]
         return left
 
+    def end_all(self, ranks: list[int], rest: list[int], grace_s: float) -> list[int]:
+        """End the processes of a session, and report no more of them: the ranks, then the rest of them, at once.
+
+        Returns:
+            The ids of what could not be ended: the server's own, where it does not answer. Its end is that of all.
+        """
+        self.resume()
+        try:
+            left = [self.pid] if self.trouble() else []
+            if not left:
+                left = self.end(ranks, grace_s, orphans=True) + self.end(rest, 0.0)
+        except HostError:  # it is gone, and everything with it, or it does not answer
+            left = [self.pid]
+        self.release()
+        return left
+
     def attach(self, on_text: TextCallback, on_ended: EndedCallback, on_gone: Callable[[], None]) -> None:
         """Report text, deaths and the server's own end to these."""
         self.on_text, self.on_ended, self.on_gone = on_text, on_ended, on_gone
@@ -278,28 +295,12 @@ class Host:
             return  # a forked child of the notebook ends: the server is not its own
         self._closing = True
         self.resume()
-        if self._facts is None:
-            self._server.kill()  # it imports, and has started nothing yet
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-        try:
-            self._server.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            below = processes.descendants(self.pid)[1:]  # while it is known who they are
-            self._server.kill()
-            self._server.wait()
-            processes.end(below)
+        self.way.end(at_once=self._facts is None)  # it imports, and has started nothing yet
         self._sweep()
 
     def _read(self) -> None:
         unpacker = framing.Unpacker()
-        while True:
-            try:
-                data = self._control.recv(1 << 18)
-            except OSError:
-                data = b""
-            if not data:
-                break
+        while data := self.way.receive():
             for frame in unpacker.feed(data):
                 if isinstance(frame, tuple):
                     assert not isinstance(frame, framing.Input)
@@ -313,10 +314,10 @@ class Host:
             self._gone.set()
             self._fail_pending()
         if not self._closing:
-            self._server.wait()
+            self.way.end()
             self._sweep()
             self._report(self.on_gone)
-        self._control.close()
+        self.way.close()
 
     def _report(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call back. A failure there must not end the thread that hears of deaths."""
@@ -327,20 +328,9 @@ class Host:
 
     def _fail_pending(self) -> None:
         for future in self._pending.values():
-            future.set_exception(HostGoneError(self._last_words()))
+            future.set_exception(HostGoneError(self.way.how_it_ended()))
         self._pending.clear()
 
-    def _last_words(self) -> str:
-        status = self._server.poll()
-        how = "" if status is None else f" with status {status}"
-        try:
-            words = self.log_file.read_text(errors="replace").strip()[-2000:]
-        except OSError:
-            words = ""
-        return f"the host server (pid {self.pid}) ended{how}" + (f"; its last words:\n{words}" if words else "")
-
     def _sweep(self) -> None:
-        """End what a killed server could not end itself: its children die with it, theirs may not."""
         leaders, self._leaders = self._leaders, {}  # later their ids may be somebody else's
-        processes.end(processes.relatives(self.token, [pid for pid, _ in leaders.values()]))
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self.way.sweep(list(leaders.values()))

@@ -5,8 +5,8 @@ threads, and the first matmul of every forked rank hangs), no process group, no 
 it are ready in hundredths of a second and share its memory.
 
 It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last words of a dying rank are
-kept; it learns of a death at once; and when its owner is gone, by end of stream or by id and start time, it ends
-everything below it.
+kept; it learns of a death at once; and when its owner is gone, by end of stream or by what the way to it can tell, it
+ends everything below it. Whatever the notebook wants to know of a process of this host is asked here.
 
     request                                        reply or event
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
@@ -14,6 +14,8 @@ everything below it.
     {"op": "start", "process", "spec"}             {"pid", "started"}, the process's identity; for a store also {"port"}
     {"op": "signal", "processes", "signals",       {} once the signals are delivered, in this order; the value goes with
      "value"}                                      a real-time one
+    {"op": "look", "processes"}                    {"seen": [[process, is it stopped, its stack]]} of processes that do
+                                                   not answer, see `launch.host.look`
     {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
@@ -26,71 +28,58 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import selectors
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import psutil
 
 from ddp_notebook.launch import processes
-from ddp_notebook.launch.host import child, framing, watchdog
-from ddp_notebook.launch.host.pipes import Pipes
+from ddp_notebook.launch.host import ending, framing, watchdog
+from ddp_notebook.launch.host.children import Child, fork, spawn
+from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.wire import signals
 
 _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
 _OWNER_CHECK_S = 1.0
-_END_CHECK_S = 0.01
 _END_ALL_S = 4.0
 _SWEEPS = 50  # at most so many looks for what a dead rank's descendants fork while they are killed
 
 
-@dataclass(slots=True)
-class Child:
-    """A process that this server started."""
+class Work(Protocol):
+    """A request that takes a while."""
 
-    process: int
-    pid: int
-    pipes: Pipes
-    spawned: subprocess.Popen[bytes] | None = None
-
-
-@dataclass(slots=True)
-class Ending:
-    """A request to end some children, under way."""
-
-    request: int
-    leaders: set[int]  # process ids, each leading an OS session
-    members: list[psutil.Process] = field(default_factory=list)
-    orphans: bool = False  # also what has left its leader's session and lost its parent
-    kill_at: float = 0.0
-    give_up_at: float = 0.0
+    def advance(self) -> dict[str, Any] | None:
+        """Do what is due, without a wait. The reply; None: not yet."""
 
 
 class HostServer:
     """The server's loop. Single-threaded: a fork must copy no lock that another thread holds."""
 
     def __init__(
-        self, control: socket.socket, owner: processes.Identity, facts: dict[str, Any], watchdog_pid: int
+        self,
+        control: socket.socket,
+        owner_lives: Callable[[], bool],
+        facts: dict[str, Any],
+        directory: str,
+        watchdog_pid: int,
     ) -> None:
         self._control = control
-        self._owner = owner
+        self._owner_lives = owner_lives
+        self._directory = directory
         self._watchdog_pid = watchdog_pid
         self._facts = facts
         self._unpacker = framing.Unpacker()
         self._out = bytearray()
         self._children: dict[int, Child] = {}  # by process id
-        self._endings: list[Ending] = []
+        self._under_way: list[tuple[int, Work]] = []  # with the number of the request
         self._serving = True
         self._reading_text = True
         self._owner_holds = False  # it has more text than it can show
@@ -109,7 +98,7 @@ class HostServer:
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         next_owner_check = 0.0
         while self._serving:
-            for key, events in self._selector.select(_END_CHECK_S if self._endings else _OWNER_CHECK_S):
+            for key, events in self._selector.select(POLL_S if self._under_way else _OWNER_CHECK_S):
                 if key.fileobj is self._control:
                     if events & selectors.EVENT_WRITE:
                         self._flush()
@@ -125,10 +114,10 @@ class HostServer:
                     self._tell(key.data, b"")
             if self._out:
                 self._flush()
-            self._advance_endings()
+            self._advance()
             if time.monotonic() > next_owner_check:
                 next_owner_check = time.monotonic() + _OWNER_CHECK_S
-                self._serving &= processes.is_running(self._owner)
+                self._serving &= self._owner_lives()
         until = time.monotonic() + _END_ALL_S
         while (left := processes.descendants(os.getpid())[1:]) and time.monotonic() < until:
             processes.end(left, deadline_s=1.0)  # again: what was forked meanwhile has come back to us
@@ -147,17 +136,27 @@ class HostServer:
             return
         for request in self._unpacker.feed(data):
             if isinstance(request, framing.Input):
-                for known in self._children.values():
-                    if known.process in request.processes:
-                        self._tell(known, request.data)
+                for known in self._known(request.processes):
+                    self._tell(known, request.data)
                 continue
             assert isinstance(request, dict), "the owner sends no text"
             try:
                 reply = getattr(self, f"_on_{request['op']}")(request)
             except Exception as error:
                 reply = {"error": f"{type(error).__name__}: {error}"}
-            if reply is not None:
+            if isinstance(reply, dict):
                 self._say({"id": request["id"], **reply})
+            else:
+                self._under_way.append((request["id"], reply))
+
+    def _advance(self) -> None:
+        if self._under_way:
+            self._reap()
+        for entry in list(self._under_way):
+            number, work = entry
+            if (reply := work.advance()) is not None:
+                self._under_way.remove(entry)
+                self._say({"id": number, **reply})
 
     def _say(self, command: dict[str, Any]) -> None:
         self._out += framing.pack_command(command)
@@ -185,14 +184,20 @@ class HostServer:
         return {}
 
     def _on_start(self, request: dict[str, Any]) -> dict[str, Any]:
-        spec, reply = request["spec"], {}
+        process, spec, reply = request["process"], request["spec"], {}
+        spec["env"][processes.TOKEN_VARIABLE] = os.environ.get(processes.TOKEN_VARIABLE, "")
+        if spec["kind"] == "rank":
+            spec["stack_file"] = stack_file(self._directory, process)
         listener = None
         if spec["kind"] == "store":
             listener = socket.create_server((spec["host"], 0), backlog=1024)
             spec["fd"], spec["port"] = listener.fileno(), listener.getsockname()[1]
             reply["port"] = spec["port"]
         try:
-            started = (self._fork if self._facts["start_method"] == "fork" else self._spawn)(request["process"], spec)
+            if self._facts["start_method"] == "fork":
+                started = fork(process, spec, self._close_in_child)
+            else:
+                started = spawn(process, spec)
         finally:
             if listener is not None:
                 listener.close()
@@ -203,104 +208,28 @@ class HostServer:
         return {"pid": started.pid, "started": processes.identity(started.pid)[1], **reply}
 
     def _on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
-        for known in list(self._children.values()):
-            if known.process in request["processes"]:
-                with contextlib.suppress(ProcessLookupError):
-                    for number in request["signals"]:
-                        signals.send(known.pid, number, request["value"])
+        for known in self._known(request["processes"]):
+            with contextlib.suppress(ProcessLookupError):
+                for number in request["signals"]:
+                    signals.send(known.pid, number, request["value"])
         return {}
+
+    def _on_look(self, request: dict[str, Any]) -> Work:
+        return Look({known.process: known.pid for known in self._known(request["processes"])}, self._directory)
 
     def _on_hold(self, request: dict[str, Any]) -> dict[str, Any]:
         self._owner_holds = request["hold"]
         return {}  # saying so applies it
 
-    def _on_end(self, request: dict[str, Any]) -> None:
-        ending = Ending(request["id"], {c.pid for c in self._children.values() if c.process in request["processes"]})
-        for pid in ending.leaders:
-            tree = processes.descendants(pid)
-            ending.members += tree
-            for process in tree[:1]:  # the leader alone gets the chance to end in order
-                with contextlib.suppress(psutil.Error):
-                    process.terminate()
-        ending.orphans = request["orphans"]
-        ending.kill_at = time.monotonic() + request["grace_s"]
-        ending.give_up_at = ending.kill_at + 3.0
-        self._endings.append(ending)
+    def _on_end(self, request: dict[str, Any]) -> Work:
+        leaders = {known.pid for known in self._known(request["processes"])}
+        orphans = self._adopted if request["orphans"] else list
+        return ending.Ending(leaders, request["grace_s"], self._children.keys(), orphans)
 
-    def _advance_endings(self) -> None:
-        for ending in list(self._endings):
-            now = time.monotonic()
-            self._reap()
-            leaders_left = ending.leaders & self._children.keys()
-            if leaders_left and now < ending.kill_at:
-                continue
-            # whoever was started meanwhile is found by the OS session that its leader led
-            adopted = self._adopted() if ending.orphans else []
-            alive = [p for p in {*ending.members, *self._of_sessions(ending.leaders), *adopted} if _alive(p)]
-            for process in alive:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            if (not alive and not leaders_left) or now > ending.give_up_at:
-                self._endings.remove(ending)
-                self._say({"id": ending.request, "left": [p.pid for p in alive]})
+    def _known(self, numbers: Sequence[int]) -> list[Child]:
+        return [known for known in self._children.values() if known.process in numbers]
 
     # ---- children
-
-    def _fork(self, process: int, spec: child.Spec) -> Child:
-        pipes = Pipes(inbox=spec["kind"] == "rank")
-        spec["inbox"] = pipes.inbox_of_child
-        server = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            pid = os.fork()
-        except OSError:
-            pipes.close_near()
-            pipes.close_far()
-            raise
-        if pid == 0:
-            status = 1
-            try:
-                pipes.close_near()
-                self._close_in_child()
-                child.enter(spec, pipes.stdout, pipes.stderr, server)
-                child.main(spec)
-                status = 0
-            except SystemExit as stop:
-                status = stop.code if isinstance(stop.code, int) else 1
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                with contextlib.suppress(Exception):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                os._exit(status)
-        pipes.close_far()
-        return Child(process, pid, pipes)
-
-    def _spawn(self, process: int, spec: child.Spec) -> Child:
-        pipes = Pipes(inbox=spec["kind"] == "rank")
-        spec["inbox"] = pipes.inbox_of_child
-        spec_r, spec_w = os.pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from ddp_notebook.launch.host.child import spawned; "
-        code += f"spawned({spec_r}, {os.getpid()})"
-        spawned = subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=pipes.stdout,
-            stderr=pipes.stderr,
-            env=spec["env"],
-            cwd=spec["cwd"],
-            pass_fds=[fd for fd in (spec_r, spec["inbox"], spec.get("fd")) if fd is not None],
-            start_new_session=True,
-        )
-        os.close(spec_r)
-        with os.fdopen(spec_w, "w") as pipe:
-            json.dump(spec, pipe)
-        pipes.close_far()
-        return Child(process, spawned.pid, pipes, spawned)
 
     def _close_in_child(self) -> None:
         self._selector.close()
@@ -363,12 +292,10 @@ class HostServer:
             if gone.spawned is not None:
                 gone.spawned.returncode = os.waitstatus_to_exitcode(status)
             for _ in range(_SWEEPS):  # what it leaves behind goes with it
-                left = self._of_sessions({pid})
+                left = ending.of_sessions({pid})
                 if not left:
                     break
-                for process in left:
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
+                ending.kill(left)
             for pipe in list(gone.pipes.outputs):
                 while self._read_text(gone, pipe):
                     pass
@@ -377,37 +304,22 @@ class HostServer:
             if gone.pipes.inbox is not None and gone.pipes.inbox in self._selector.get_map():
                 self._selector.unregister(gone.pipes.inbox)
             gone.pipes.close_inbox()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(stack_file(self._directory, gone.process))
             del self._children[pid]
             self._say({"event": "ended", "process": gone.process, "status": os.waitstatus_to_exitcode(status)})
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""
-        ours = {*self._children, self._watchdog_pid}
-        adopted = [p for p in psutil.Process().children() if p.pid not in ours]
-        return [process for orphan in adopted for process in processes.descendants(orphan.pid)]
-
-    def _of_sessions(self, leaders: set[int]) -> list[psutil.Process]:
-        found = []
-        for process in processes.descendants(os.getpid())[1:]:
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getsid(process.pid) in leaders and _alive(process):
-                    found.append(process)
-        return found
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+        return ending.adopted({*self._children, self._watchdog_pid})
 
 
 @contextlib.contextmanager
-def _ending_with(owner: processes.Identity, directory: str) -> Iterator[None]:
+def _ending_with(owner_lives: Callable[[], bool], directory: str) -> Iterator[None]:
     """Look every second whether the owner lives, while nothing else does. A timer: no thread may exist here."""
 
     def check(*_: object) -> None:
-        if not processes.is_running(owner):
+        if not owner_lives():
             shutil.rmtree(directory, ignore_errors=True)
             os._exit(1)
 
@@ -420,15 +332,20 @@ def _ending_with(owner: processes.Identity, directory: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def main(control_fd: int, owner_pid: int, owner_start: float, directory: str) -> None:
-    """Entry of the host server's process. `directory` holds the session's files and goes with it."""
+def main(control: socket.socket, owner_lives: Callable[[], bool], directory: str) -> None:
+    """Be the host server.
+
+    Args:
+        control: the stream to the owner, which speaks `launch.host.framing`.
+        owner_lives: asked every second, in this process and in the watchdog's.
+        directory: holds files of the host's processes, and goes with the server.
+    """
     processes.adopt_orphans()
-    owner = (owner_pid, owner_start)
-    watchdog_pid = watchdog.start(owner, directory, control_fd)
-    with _ending_with(owner, directory):
+    watchdog_pid = watchdog.start(owner_lives, directory, control.fileno())
+    with _ending_with(owner_lives, directory):
         facts = preload()
     facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))
     gc.collect()
     gc.freeze()  # pages of these objects stay shared with the ranks
-    HostServer(socket.socket(fileno=control_fd), owner, facts, watchdog_pid).serve()
+    HostServer(control, owner_lives, facts, directory, watchdog_pid).serve()
     shutil.rmtree(directory, ignore_errors=True)

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 
 import psutil
 
@@ -21,12 +22,12 @@ _LOOK_S = 1.0
 _END_S = 8.0  # what the server gets to end all that is below it, once it goes on
 
 
-def start(owner: processes.Identity, directory: str, control_fd: int) -> int:
+def start(owner_lives: Callable[[], bool], directory: str, control_fd: int) -> int:
     """Fork the watchdog of this process, the host server. It ends with the server.
 
     Args:
-        owner: whose end is the server's.
-        directory: the session's files.
+        owner_lives: whether the owner lives, whose end is the server's.
+        directory: goes with the server.
         control_fd: the server's stream to its owner, which nobody else may keep open.
 
     Returns:
@@ -39,13 +40,13 @@ def start(owner: processes.Identity, directory: str, control_fd: int) -> int:
         os.setsid()  # who stops the server's process group does not stop this one
         processes.die_with_parent(server)
         os.close(control_fd)
-        _watch(server, owner, directory)
+        _watch(server, owner_lives, directory)
     finally:
         os._exit(0)
 
 
-def _watch(server: int, owner: processes.Identity, directory: str) -> None:
-    while processes.is_running(owner):
+def _watch(server: int, owner_lives: Callable[[], bool], directory: str) -> None:
+    while owner_lives():
         if os.getppid() != server:
             return
         time.sleep(_LOOK_S)

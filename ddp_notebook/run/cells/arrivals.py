@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from ddp_notebook.launch.cluster import Cluster, describe_status
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.process import describe_status
 from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
 from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.run.output.log import RankLog
@@ -101,7 +102,7 @@ class Arrivals:
 
     def on_gone(self) -> None:
         """The host server ended, and all with it."""
-        self.end_all("the fork server ended")
+        self.end_all("the host server ended")
 
     def _on_done(self, rank: int, done: CellDone) -> None:
         if (run := self.runs.get(done.cell)) is not None:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from ddp_notebook.errors import SessionBrokenError, StartError
-from ddp_notebook.launch.cluster import Cluster, describe_status
+from ddp_notebook.errors import HostError, SessionBrokenError
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.process import describe_status
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells import outcome
 from ddp_notebook.run.cells.arrivals import Arrivals
@@ -246,7 +247,7 @@ class Cells:
         """
         pending = run.pending
         signals = (signal.SIGINT,) if RELEASE is None else (signal.SIGINT, RELEASE)
-        with contextlib.suppress(StartError):  # the host server is gone: the watch sees that
+        with contextlib.suppress(HostError):  # the host server is gone: the watch sees that
             answers = self._cluster.signal(pending, *signals, value=run.number)
             for rank in pending:
                 self._cluster.send(rank, Interrupt(cell=run.number))
@@ -271,7 +272,7 @@ class Cells:
 
     def kill(self, ranks: list[int]) -> None:
         """End ranks that do not answer."""
-        with contextlib.suppress(StartError):
+        with contextlib.suppress(HostError):
             self._cluster.signal(ranks, signal.SIGKILL)
 
     def answer(self, rank: int, answer: InputReply) -> None:

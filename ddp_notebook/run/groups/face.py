@@ -106,5 +106,5 @@ class GroupFace:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the fork server, by which the ranks get their cells, and what helps; "": nothing."""
+        """What is wrong with the host server, by which the ranks get their cells, and what helps; "": nothing."""
         return self._parts.living.cluster.trouble()

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
-import psutil
-
-from ddp_notebook.errors import StartError
+from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import Probe, Vitals
-from ddp_notebook.wire.signals import STACK
 
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
-_STACK_S = 0.3  # what a rank gets to write its stack
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S+)')
 _CELL_FILE = re.compile(r"ipykernel_\d+|<ipython-input")
 
@@ -80,39 +75,19 @@ class Looks:
         return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
 
     def _why_silent(self, ranks: list[int]) -> dict[int, str]:
-        """A rank's agent cannot answer when the process is stopped, or while its main thread holds the interpreter's
-        lock in one long call. Its stack is then written by a signal handler, which needs no lock."""
-        why = {}
-        for rank in ranks:
-            pid = self._cluster.process(rank).pid
-            why[rank] = ""
-            with contextlib.suppress(psutil.Error):
-                if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+        """A rank's agent cannot answer when the process is stopped, or while its main thread holds the GIL in one long
+        call. Its host sees that, and its stack."""
+        why = dict.fromkeys(ranks, "")
+        if not ranks:
+            return why
+        with contextlib.suppress(HostError):
+            for rank, seen in self._cluster.look(ranks).items():
+                if seen.is_stopped:
+                    pid = self._cluster.process(rank).pid
                     why[rank] = f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
-        for rank, place in self._stacks([rank for rank in ranks if not why[rank]]).items():
-            why[rank] = f"{place}, in one long call that lets no other thread run" if place else ""
+                elif place := describe_stack(seen.stack.strip().split("\n\n")[-1]):  # the main thread's
+                    why[rank] = f"{place}, in one long call that lets no other thread run"
         return why
-
-    def _stacks(self, ranks: list[int]) -> dict[int, str]:
-        """The innermost line of each main thread that is not a library's."""
-        if STACK is None or not ranks:
-            return {}
-        files = {rank: Path(self._cluster.process(rank).stack_file) for rank in ranks}
-        texts = dict.fromkeys(ranks, "")
-        try:
-            before = {rank: file.stat().st_size for rank, file in files.items()}
-            self._cluster.signal(ranks, STACK)
-            until = time.monotonic() + _STACK_S
-            seen: dict[int, str] = {}
-            while time.monotonic() < until and not (all(texts.values()) and texts == seen):  # written whole
-                seen = texts
-                time.sleep(0.01)
-                texts = {rank: file.read_text()[before[rank] :] for rank, file in files.items()}
-        except (OSError, StartError):
-            pass
-        return {
-            rank: describe_stack(text.strip().split("\n\n")[-1]) for rank, text in texts.items()
-        }  # the main thread's
 
 
 def describe_stack(text: str) -> str:

@@ -12,7 +12,7 @@ from ddp_notebook.wire.events import Probe, Vitals
 _ANSWER_S = 1.0  # what ranks get to answer a question for the table
 
 
-def status(cluster: Cluster, questions: Questions, placement: Placement, hostname: str) -> Status:
+def status(cluster: Cluster, questions: Questions, placement: Placement) -> Status:
     """Ask every rank. Returns what those say that answer, and what is known of the others."""
     trouble = cluster.trouble()
     answers: dict[int, Vitals] = {}
@@ -20,12 +20,12 @@ def status(cluster: Cluster, questions: Questions, placement: Placement, hostnam
         answers = questions.ask_for(cluster.alive, lambda n: Probe(request=n), _ANSWER_S)
     rows = []
     for rank in cluster.ranks:
-        vitals = answers.get(rank)
+        vitals, process = answers.get(rank), cluster.process(rank)
         rows.append(
             RankStatus(
                 rank=rank,
-                host=hostname,
-                pid=cluster.process(rank).pid,
+                host=process.host.hostname,
+                pid=process.pid,
                 device=placement.devices[rank],
                 device_name=placement.names[rank],
                 state=_state(cluster, rank, vitals),

@@ -1,0 +1,168 @@
+"""The group of all ranks: it forms at the start, and anew after that, each time in the next epoch.
+
+Every process says hello; then each is told its place and joins the group of the first epoch. Forming anew tells each
+its place in the next one. An answer to an earlier call is dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from ddp_notebook.errors import StartError, StartTimeoutError
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.process import RANK, Process, Processes
+from ddp_notebook.records.words import name_ranks
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.events import Form, Formed, Hello, Peers, Ready
+
+Check = Callable[[], None]
+
+LOOPBACK = "127.0.0.1"
+_LOOK_S = 0.2  # between two looks whether a wait is to go on
+_FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
+
+
+class Forming:
+    """Forms the group, and waits for what ranks say of their start.
+
+    Args:
+        processes: of the session.
+        hosts: on which they run.
+        placement: which rank is where.
+        wire: to the ranks.
+        store_prefix: of all keys in the store.
+        guard: whether ranks compare what they call.
+
+    Attributes:
+        epoch: of the group that was called last; 0: none.
+        has_started: the session's start is over, and what may end is not the ranks' start any more.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        hosts: Sequence[Host],
+        placement: Placement,
+        wire: Endpoint,
+        *,
+        store_prefix: str,
+        guard: bool,
+    ) -> None:
+        self.epoch = 0
+        self.has_started = False
+        self._processes = processes
+        self._hosts = hosts
+        self._placement = placement
+        self._wire = wire
+        self._store_prefix = store_prefix
+        self._guard = guard
+        self._gloo_ports: dict[int, list[int]] = {}  # that ranks listen on, while a group forms
+        self._is_formed = False
+
+    def call(self, store: Process) -> None:
+        """Tell every rank its place in the next epoch's group."""
+        with self._processes.changed:
+            self._is_formed = False
+            self._gloo_ports.clear()
+        self.epoch += 1
+        self._wire.epoch = self.epoch
+        placement = self._placement
+        for rank, process in self._processes.by_rank.items():
+            process.said.discard("Formed")
+            process.error = ""
+            process.notes = []
+            self._wire.send(
+                Form(
+                    epoch=self.epoch,
+                    rank=rank,
+                    local_rank=placement.local_rank(rank),
+                    world_size=placement.world_size,
+                    local_world_size=placement.local_world_size(rank),
+                    group_rank=placement.host_rank(rank),
+                    backend=placement.backend,
+                    device=placement.devices[rank],
+                    store_host=LOOPBACK,
+                    store_port=store.port,
+                    store_prefix=self._store_prefix,
+                    interface="lo0" if sys.platform == "darwin" else "lo",
+                    form_timeout_s=max(_FORM_TIMEOUT_S, placement.world_size / 2),
+                    guard=self._guard,
+                ),
+                process.name,
+            )
+
+    def wait(self, deadline: float, check: Check) -> list[str]:
+        """Wait until the group is formed, then tell each rank on which ports gloo listens in the others.
+
+        Returns:
+            What the ranks could not have again, in words.
+        """
+        self.wait_for("the group to form", "Formed", deadline, check)
+        with self._processes.changed:
+            ports, self._gloo_ports = self._gloo_ports, {}
+            self._is_formed = True
+        for rank, process in self._processes.by_rank.items():
+            others = [port for other, theirs in ports.items() if other != rank for port in theirs]
+            self._wire.send(Peers(ports=others), process.name)
+        notes = [note for process in self._processes.by_rank.values() for note in process.notes]
+        return list(dict.fromkeys(notes))
+
+    def wait_for(self, stage: str, said: str, deadline: float, check: Check) -> None:
+        """Wait until every rank has sent the message `said`.
+
+        Raises:
+            StartError: a process ended or could not do its part.
+            StartTimeoutError: the deadline passed.
+        """
+        with self._processes.changed:
+            while True:
+                check()
+                self.raise_failures(stage)
+                missing = [rank for rank, process in self._processes.by_rank.items() if said not in process.said]
+                if not missing:
+                    return
+                if time.monotonic() >= deadline:
+                    raise StartTimeoutError(
+                        f"this took too long: it was waiting for {stage}, and {name_ranks(missing)} did not answer. "
+                        "Give it more time (--timeout, timeout_s), or look at the host's load and memory"
+                    )
+                self._processes.changed.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+
+    def raise_failures(self, stage: str) -> None:
+        """Raise StartError if the wait for `stage` is in vain."""
+        for host in self._hosts:
+            if not host.is_alive:
+                raise StartError(f"the host server ended while waiting for {stage}; try again with %ddp_start")
+            if host.is_stopped:
+                raise StartError(f"{host.trouble()} (it was waiting for {stage})")
+        for process in self._processes.current:
+            name = f"rank {process.rank}" if process.kind == RANK else f"the {process.kind}"
+            if not process.is_alive and (process.kind == RANK or not self.has_started):
+                raise StartError(f"{name} died while waiting for {stage}: {process.how_it_ended()}")
+            if process.error:
+                raise StartError(f"{name} failed while waiting for {stage}: {process.error}")
+
+    # ---- I/O threads
+
+    def on_said(self, process: Process, message: Hello | Formed | Ready) -> None:
+        """A process has taken a step of its start."""
+        if isinstance(message, Formed) and message.epoch != self.epoch:
+            return  # an answer to an earlier attempt
+        with self._processes.changed:
+            process.said.add(type(message).__name__)
+            if isinstance(message, Formed):
+                process.error, process.notes = message.error, message.notes
+            self._processes.changed.notify_all()
+
+    def on_listening(self, rank: int, ports: list[int]) -> None:
+        """Gloo listens in a rank: on these ports, which the others may connect to."""
+        with self._processes.changed:
+            if not self._is_formed:
+                self._gloo_ports.setdefault(rank, []).extend(ports)
+                return
+        for other in self._processes.alive:
+            if other != rank:
+                self._wire.send(Peers(ports=ports), self._processes.by_rank[other].name)

@@ -1,0 +1,90 @@
+"""The end of some processes and of all that they have started, step by step: the server's loop must not wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import psutil
+
+from ddp_notebook.launch import processes
+
+_GIVE_UP_S = 3.0  # after SIGKILL
+
+
+class Ending:
+    """Processes get SIGTERM now, and SIGKILL later.
+
+    Args:
+        leaders: process ids, each leading an OS session.
+        grace_s: seconds between the two.
+        children: the ids of the server's living children, at any time.
+        adopted: finds descendants of ranks that have lost their parent; they end too.
+    """
+
+    def __init__(
+        self,
+        leaders: set[int],
+        grace_s: float,
+        children: Collection[int],
+        adopted: Callable[[], list[psutil.Process]] = list,
+    ) -> None:
+        self._leaders = leaders
+        self._children = children
+        self._adopted = adopted
+        self._members: list[psutil.Process] = []
+        for pid in leaders:
+            tree = processes.descendants(pid)
+            self._members += tree
+            for process in tree[:1]:  # the leader alone gets the chance to end in order
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+        self._kill_at = time.monotonic() + grace_s
+        self._give_up_at = self._kill_at + _GIVE_UP_S
+
+    def advance(self) -> dict[str, Any] | None:
+        """Do what is due. The reply to the request once all are gone, or it is given up; None: later."""
+        now = time.monotonic()
+        leaders_left = self._leaders.intersection(self._children)
+        if leaders_left and now < self._kill_at:
+            return None
+        # whoever was started meanwhile is found by the OS session that its leader led
+        alive = [p for p in {*self._members, *of_sessions(self._leaders), *self._adopted()} if is_alive(p)]
+        kill(alive)
+        if (alive or leaders_left) and now <= self._give_up_at:
+            return None
+        return {"left": [process.pid for process in alive]}
+
+
+def of_sessions(leaders: set[int]) -> list[psutil.Process]:
+    """Living processes below this one that belong to the OS sessions of these leaders."""
+    found = []
+    for process in processes.descendants(os.getpid())[1:]:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) in leaders and is_alive(process):
+                found.append(process)
+    return found
+
+
+def adopted(ours: Collection[int]) -> list[psutil.Process]:
+    """Processes below this one, except `ours` and what is below them: their parent has ended."""
+    orphans = [process for process in psutil.Process().children() if process.pid not in ours]
+    return [process for orphan in orphans for process in processes.descendants(orphan.pid)]
+
+
+def kill(those: list[psutil.Process]) -> None:
+    """SIGKILL for those that still run."""
+    for process in those:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

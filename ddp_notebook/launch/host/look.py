@@ -1,0 +1,68 @@
+"""A look at processes from outside, for those that cannot answer: whether they are stopped, and their stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from ddp_notebook.wire import signals
+
+POLL_S = 0.01
+_STACK_S = 0.3  # what a rank gets to write its stack
+
+
+class Seen(NamedTuple):
+    """What was seen of one process."""
+
+    is_stopped: bool
+    stack: str = ""  # what `faulthandler` wrote of its threads; "": nothing
+
+
+class Look:
+    """Lets ranks write their stacks: a signal handler in C does it, which needs no GIL.
+
+    Args:
+        pids: by number of the process.
+        directory: of the stack files.
+    """
+
+    def __init__(self, pids: Mapping[int, int], directory: str) -> None:
+        self.seen = {process: Seen(_is_stopped(pid)) for process, pid in pids.items()}
+        self._files: dict[int, tuple[Path, int]] = {}  # and the size before
+        self._until = time.monotonic() + _STACK_S
+        for process, pid in pids.items():
+            if signals.STACK is not None and not self.seen[process].is_stopped:
+                with contextlib.suppress(OSError):  # it has ended
+                    file = Path(stack_file(directory, process))
+                    self._files[process] = file, file.stat().st_size
+                    signals.send(pid, signals.STACK, 0)
+
+    def is_done(self) -> bool:
+        """Look again. Whether all stacks are written, whole as far as can be told, or their time is over."""
+        before = self.seen.copy()
+        for process, (file, size) in self._files.items():
+            with contextlib.suppress(OSError):
+                self.seen[process] = Seen(False, file.read_bytes()[size:].decode(errors="replace"))
+        are_whole = self.seen == before and all(self.seen[process].stack for process in self._files)
+        return are_whole or time.monotonic() > self._until
+
+    def advance(self) -> dict[str, Any] | None:
+        """The reply to a request for this look; None: later."""
+        return {"seen": [[process, *seen] for process, seen in self.seen.items()]} if self.is_done() else None
+
+
+def stack_file(directory: str, process: int) -> str:
+    """Where a rank writes its stacks when it is told to."""
+    return f"{directory}/stack-{process}"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False

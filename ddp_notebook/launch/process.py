@@ -1,0 +1,139 @@
+"""A process of a session, and all of them: which one has which rank, and how one ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from dataclasses import dataclass, field
+
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.wire.marks import since_last_cell
+
+RANK, STORE, CONTROLLER = "rank", "store", "controller"
+_LAST_WORDS_BYTES = 16_000
+
+# faulthandler's lines from IPython's run_code on, and its list of extension modules
+_BELOW_THE_CELL = re.compile(
+    r'(  File "[^"]*interactiveshell\.py", line \d+ in run_code\n(  File .*\n|  \.\.\.\n)*)'
+    r"|(Extension modules: .*\n?)"
+)
+
+
+@dataclass(slots=True)
+class Process:
+    """A process of the session."""
+
+    number: int  # of its host's processes; no other gets it
+    kind: str  # RANK, STORE or CONTROLLER
+    host: Host = field(repr=False)
+    rank: int = -1
+    pid: int = 0
+    port: int = 0
+    status: int | None = None  # exit status once it ended; negative: signal
+    said: set[str] = field(default_factory=set)  # names of the messages of its start
+    error: str = ""
+    notes: list[str] = field(default_factory=list)  # what it said of the group that it has formed
+    tails: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})  # the end of what it wrote, by fd
+
+    @property
+    def name(self) -> str:
+        """Its name on the wire."""
+        return f"{self.host.name}/{self.number}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status is None
+
+    @property
+    def last_words(self) -> str:
+        """What it wrote since its last cell, without what faulthandler says of frames below the cell."""
+        words = "\n".join(tail.decode(errors="replace").strip() for tail in self.tails.values())
+        return _BELOW_THE_CELL.sub("", words).strip()
+
+    def note_text(self, fd: int, data: bytes) -> None:
+        """Remember the end of what it wrote."""
+        data, has_ended = since_last_cell(data)
+        if has_ended:  # what came before the end of a cell is not its last word
+            self.tails = {1: b"", 2: b""}
+        self.tails[fd] = (self.tails[fd] + data)[-_LAST_WORDS_BYTES:]
+
+    def how_it_ended(self) -> str:
+        """In words, with what it wrote last."""
+        words = self.last_words
+        return describe_status(self.status) + (f"; its last words:\n{words}" if words else "")
+
+    def tell_end(self) -> str:
+        """As `how_it_ended`, but what it wrote last is told once: not again in the error of every later cell."""
+        how = self.how_it_ended()
+        self.forget_words()
+        return how
+
+    def forget_words(self) -> None:
+        """What it wrote last has been told."""
+        self.tails = {1: b"", 2: b""}
+
+
+class Processes:
+    """The processes of a session, and which of them has which rank.
+
+    Attributes:
+        changed: notified when one has said something of its start, or has ended.
+        all: by their names on the wire; those that have ended too.
+        by_rank: the one that has this rank now.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.all: dict[str, Process] = {}
+        self.by_rank: dict[int, Process] = {}
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.by_rank)
+
+    @property
+    def alive(self) -> list[int]:
+        """Ranks whose process lives."""
+        return [rank for rank in self.ranks if self.by_rank[rank].is_alive]
+
+    @property
+    def gone(self) -> list[int]:
+        """Ranks whose process has ended."""
+        return [rank for rank in self.ranks if not self.by_rank[rank].is_alive]
+
+    @property
+    def current(self) -> list[Process]:
+        """Without those that another process has replaced as their rank."""
+        return [p for p in self.all.values() if p.kind != RANK or self.by_rank.get(p.rank, p) is p]
+
+    def living(self, kind: str) -> list[Process]:
+        """The living processes of a kind; ranks in their order."""
+        if kind == RANK:
+            return [self.by_rank[rank] for rank in self.alive]
+        return [process for process in self.all.values() if process.kind == kind and process.is_alive]
+
+    def by_host(self, ranks: list[int]) -> dict[Host, list[Process]]:
+        """The processes that have these ranks, by their hosts."""
+        found: dict[Host, list[Process]] = {}
+        for rank in ranks:
+            process = self.by_rank[rank]
+            found.setdefault(process.host, []).append(process)
+        return found
+
+
+def describe_status(status: int | None) -> str:
+    """An exit status in words.
+
+    Example:
+        >>> describe_status(-9)
+        'killed by SIGKILL'
+    """
+    if status is None:
+        return "it runs"
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -1,0 +1,8 @@
+"""Ways to a host: how its host server is started, reached and ended.
+
+    base    what a way must be able to do
+    local   this machine: a child of the notebook's process, and a socket pair
+
+A further way (ssh, Slurm, MPI) is a file here: a class on top of `base.Way`, and the function in which its host server
+begins. Both ends of a way are in one file. What they speak to each other is the same for all: `launch.host.framing`.
+"""

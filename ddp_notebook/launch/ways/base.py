@@ -1,0 +1,100 @@
+"""What a way to a host must be able to do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.processes import Identity
+
+LOCAL = "local"  # the name of the notebook's own host
+
+
+class Way(ABC):
+    """One host's server, and the stream to it. The server starts when the object is made, in the background.
+
+    `launch.host.host.Host` speaks on the stream. It asks for the rest only where the server itself cannot answer: what
+    a way cannot find out or do from afar keeps the answer that is given here.
+
+    Attributes:
+        name: of the host in its session; part of the names of its processes on the wire.
+        directory: of this machine, only for its user. It goes with the host server at the latest.
+    """
+
+    name: str
+    directory: str
+
+    # ---- the stream
+
+    @abstractmethod
+    def send(self, data: bytes) -> None:
+        """Send all of it. From one thread at a time.
+
+        Raises:
+            OSError: the stream is cut.
+        """
+
+    @abstractmethod
+    def receive(self) -> bytes:
+        """Wait for what the server says next. b"": the stream has ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the stream, which has ended."""
+
+    # ---- the server's process
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The server's process, on its host."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the server is known to be stopped (SIGSTOP, a debugger). Asked before each cell."""
+        return False
+
+    def resume(self) -> None:
+        """Let a server go on that was stopped."""
+        return
+
+    @abstractmethod
+    def how_it_ended(self) -> str:
+        """How the server ended and what it wrote last, in words."""
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Whether the server can fork ranks that are to have this environment."""
+        return True
+
+    @abstractmethod
+    def end(self, *, at_once: bool = False) -> None:
+        """End the server, and with it everything below it. Returns when it is gone.
+
+        Args:
+            at_once: it has started nothing yet.
+        """
+
+    @abstractmethod
+    def sweep(self, leaders: Sequence[Identity]) -> None:
+        """Remove what a server that is gone could not: processes of these OS sessions, and the directory."""
+
+    # ---- in place of a server that does not answer
+
+    def signal(self, targets: Sequence[Identity], numbers: Sequence[int], value: int) -> None:
+        """Send signals to processes of the host, in this order. `value` goes with `RELEASE`."""
+        return
+
+    def look(self, targets: Mapping[int, Identity]) -> dict[int, Seen]:
+        """See `Host.look`. Processes of which nothing is known are left out."""
+        return {}
+
+    @abstractmethod
+    def files(self, directory: str, pattern: str) -> list[Path]:
+        """Files that ranks have written on the host, as files of this machine.
+
+        Args:
+            directory: which the ranks were told.
+            pattern: of their names, as for `Path.glob`.
+        """

@@ -1,0 +1,152 @@
+"""This machine: the host server is a child of the notebook's process, and the stream to it is a socket pair.
+
+Only here owner and server see each other's processes and share a directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_notebook.launch import environment, processes
+from ddp_notebook.launch.host.look import POLL_S, Look, Seen
+from ddp_notebook.launch.ways.base import LOCAL, Way
+from ddp_notebook.wire import signals
+
+_END_S = 5.0  # what the server gets to end all below it, before it is killed
+_LAST_WORDS = 2000  # characters
+_ROOT = str(Path(__file__).parents[3])  # where the package is importable from
+
+
+class Local(Way):
+    """A host server on this machine.
+
+    Args:
+        env: the environment to start it with.
+        name: of the host in its session.
+    """
+
+    def __init__(self, env: Mapping[str, str], name: str = LOCAL) -> None:
+        self.name = name
+        self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
+        self._log_file = Path(self.directory) / "host_server.log"  # empty, unless something is wrong
+        self._token = secrets.token_hex(16)
+        self._import_time_env = environment.import_time(env)
+        self._stream, theirs = socket.socketpair()
+        with theirs:
+            self._server = self._start(env, theirs.fileno())
+
+    def _start(self, env: Mapping[str, str], stream_fd: int) -> subprocess.Popen[bytes]:
+        owner_pid, owner_start = processes.identity(os.getpid())
+        code = (
+            f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.local import main; "
+            f"main({stream_fd}, {owner_pid}, {owner_start!r}, {self.directory!r})"
+        )
+        with open(self._log_file, "wb") as log:
+            return subprocess.Popen(
+                # -P: a file of the user's directory must not shadow a module that is imported here
+                [sys.executable, "-P", "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=environment.working_directory(),
+                env=environment.host_server_env(env, processes.TOKEN_VARIABLE, self._token),
+                pass_fds=[stream_fd],
+                start_new_session=True,  # the notebook's interrupts go to its whole process group
+            )
+
+    # ---- the stream
+
+    def send(self, data: bytes) -> None:
+        self._stream.sendall(data)
+
+    def receive(self) -> bytes:
+        try:
+            return self._stream.recv(1 << 18)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        self._stream.close()
+
+    # ---- the server's process
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        return processes.is_stopped(self.pid)
+
+    def resume(self) -> None:
+        self._server.send_signal(signal.SIGCONT)
+
+    def how_it_ended(self) -> str:
+        status = self._server.poll()
+        how = "" if status is None else f" with status {status}"
+        try:
+            words = self._log_file.read_text(errors="replace").strip()[-_LAST_WORDS:]
+        except OSError:
+            words = ""
+        return f"the host server (pid {self.pid}) ended{how}" + (f"; its last words:\n{words}" if words else "")
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """A variable that torch or Python reads at import has no effect on a rank that is forked afterwards."""
+        return environment.import_time(env) == self._import_time_env
+
+    def end(self, *, at_once: bool = False) -> None:
+        if at_once:
+            self._server.kill()
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+        try:
+            self._server.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            below = processes.descendants(self.pid)[1:]  # while it is known who they are
+            self._server.kill()
+            self._server.wait()
+            processes.end(below)
+
+    def sweep(self, leaders: Sequence[processes.Identity]) -> None:
+        """The children of a server that was killed die with it, theirs may not."""
+        processes.end(processes.relatives(self._token, [pid for pid, _ in leaders]))
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # ---- in place of a server that does not answer
+
+    def signal(self, targets: Sequence[processes.Identity], numbers: Sequence[int], value: int) -> None:
+        """The server knows its children better: none of them can have ended and given its id to somebody else."""
+        for target in targets:
+            if processes.is_running(target):
+                with contextlib.suppress(ProcessLookupError):
+                    for number in numbers:
+                        signals.send(target[0], number, value)
+
+    def look(self, targets: Mapping[int, processes.Identity]) -> dict[int, Seen]:
+        running = {process: who[0] for process, who in targets.items() if processes.is_running(who)}
+        look = Look(running, self.directory)
+        while not look.is_done():
+            time.sleep(POLL_S)
+        return look.seen
+
+    def files(self, directory: str, pattern: str) -> list[Path]:
+        return list(Path(directory).glob(pattern))
+
+
+def main(stream_fd: int, owner_pid: int, owner_start: float, directory: str) -> None:
+    """The other end: where the host server's process begins."""
+    from ddp_notebook.launch.host import server  # which its owner does not need
+
+    owner = (owner_pid, owner_start)
+    server.main(socket.socket(fileno=stream_fd), lambda: processes.is_running(owner), directory)

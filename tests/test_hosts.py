@@ -1,0 +1,117 @@
+"""A group on more than one host: here two host servers of this machine, each a host of its own to the cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+
+import psutil
+import pytest
+
+from ddp_notebook.errors import HostError, StartError
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.ways.local import Local
+from ddp_notebook.wire.events import RunCell
+from tests.conftest import wait_until
+
+
+class Heard:
+    """What ranks have said."""
+
+    def __init__(self) -> None:
+        self.text: dict[int, bytes] = defaultdict(bytes)
+        self.ended: dict[int, int] = {}
+        self.gone = 0
+
+    def on_message(self, rank, message) -> None: ...
+    def on_controller_ended(self) -> None: ...
+
+    def on_text(self, rank, fd, data) -> None:
+        self.text[rank] += data
+
+    def on_ended(self, rank, status) -> None:
+        self.ended[rank] = status
+
+    def on_gone(self) -> None:
+        self.gone += 1
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+@pytest.fixture
+def hosts():
+    made = [Host(Local(os.environ, name)) for name in ("a", "b")]
+    yield made
+    for host in made:
+        host.close()
+
+
+@pytest.fixture
+def cluster(hosts, heard):
+    for host in hosts:
+        host.facts()
+    placement = Placement(
+        backend="gloo",
+        hosts=("a", "b", "b"),
+        devices=("cpu",) * 3,
+        names=("CPU",) * 3,
+        cuda_visible_devices=None,
+        threads=1,
+    )
+    made = Cluster(hosts, placement, os.environ, heard)
+    made.start(time.monotonic() + 60)
+    yield made
+    made.stop()
+
+
+CELL = """
+import os
+x = torch.ones(1); dist.all_reduce(x)
+print(f"{rank} sum {x.item():g}, local {os.environ['LOCAL_RANK']} of {os.environ['LOCAL_WORLD_SIZE']}", flush=True)
+if rank != 1: sum(range(10**12))
+"""
+
+
+def test_a_group_on_two_hosts(cluster, hosts, heard):
+    assert [cluster.process(rank).name.partition("/")[0] for rank in cluster.ranks] == ["a", "b", "b"]
+    parents = [psutil.Process(cluster.process(rank).pid).ppid() for rank in cluster.ranks]
+    assert parents == [hosts[0].pid, hosts[1].pid, hosts[1].pid]
+
+    cluster.tell(RunCell(cell=1, code=CELL, execution_count=1), cluster.ranks)
+    for rank, words in enumerate(("sum 3, local 0 of 1", "sum 3, local 0 of 2", "sum 3, local 1 of 2")):
+        wait_until(lambda rank=rank, words=words: f"{rank} {words}".encode() in heard.text[rank], 10.0, words)
+
+    os.kill(cluster.process(1).pid, signal.SIGSTOP)
+    wait_until(lambda: cluster.look([1])[1].is_stopped)
+    seen = cluster.look([0, 1, 2])  # each is asked of its host
+    assert [seen[rank].is_stopped for rank in range(3)] == [False, True, False]
+    assert "ipykernel" in seen[0].stack and "ipykernel" in seen[2].stack
+    os.kill(hosts[1].pid, signal.SIGSTOP)
+    wait_until(lambda: cluster.is_stopped)
+    assert f"pid {hosts[1].pid}), through which the ranks get their cells, is stopped" in cluster.trouble()
+    assert cluster.look([0, 1, 2])[1].is_stopped, "the way looks where the host server cannot"
+    assert cluster.look([2])[2].stack
+    assert not cluster.signal([0, 1], signal.SIGCONT), "and signals"
+    assert not cluster.look([1])[1].is_stopped
+    os.kill(hosts[1].pid, signal.SIGCONT)
+    wait_until(lambda: not cluster.trouble())
+
+    assert cluster.signal([0, 2], signal.SIGKILL)
+    wait_until(lambda: heard.ended == {0: -9, 2: -9})
+    assert (cluster.alive, cluster.gone) == ([1], [0, 2])
+    assert cluster.is_running
+    os.kill(hosts[1].pid, signal.SIGKILL)
+    wait_until(lambda: heard.gone == 1)
+    assert not cluster.is_running
+    assert cluster.trouble() == "the host server ended, and all ranks with it; start afresh with %ddp_restart"
+    with pytest.raises(HostError, match=r"the host server \(pid \d+\) ended with status -9"):
+        cluster.signal([1], signal.SIGINT)
+    with pytest.raises(StartError, match="the host server ended while waiting for"):
+        cluster.form(time.monotonic() + 5)
