@@ -1,7 +1,7 @@
 """ipyparallel's controller of a session: what `ipp.Client` and `%%px` talk to. Our cells do not pass through it.
 
-It is started with its own CURVE keys and its own blocks of ports, so that one that was killed can be started again
-in the same place: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
+It has its own CURVE keys and its own blocks of ports. A controller that was killed is started again with the same
+ones: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POOLS = ("engine_ports", "client_ports", "ports")
 
 
 def make_spec(directory: str) -> dict[str, Any]:
-    """What a controller in `directory` (mode 700) is started with, and started again with."""
+    """The specification of a controller in `directory` (mode 700), for its first start and for later ones."""
     import zmq
 
     public, secret = zmq.curve_keypair()
@@ -37,8 +37,8 @@ def make_spec(directory: str) -> dict[str, Any]:
 def find_ports(count: int, attempts: int = 200) -> int:
     """The first of `count` free ports in a row, below those that the system hands out by itself.
 
-    ipyparallel chooses ports first and binds them later; in the system's own range another process could be given one
-    of them in between.
+    ipyparallel chooses ports first and binds them later. In the system's own range another process could get one of
+    them in between.
     """
     low, high = 10_000, _first_ephemeral_port() - count
     blocks = (high - low) // count
@@ -80,8 +80,8 @@ def is_up(directory: str) -> bool:
 
 
 def _end_with_a_child(*_: object) -> None:
-    """Without one of its schedulers a controller waits for ever and says nothing: let it be known as gone, and be
-    started again."""
+    """A controller that has lost one of its schedulers waits for ever and says nothing. It ends, and so can be started
+    again."""
     from ipyparallel.controller.app import IPController
 
     if not IPController.initialized():

@@ -1,12 +1,12 @@
-"""Which environment a rank gets, and which variables have no effect any more once torch is imported."""
+"""Which environment a rank gets, and which variables have no effect once torch is imported."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-# Read while a module is imported, or by the dynamic loader and Python itself before anything runs: a rank that is
-# forked from a process that has imported them would ignore a new value without a word.
+# These are read while a module is imported, or by the dynamic loader and Python itself before anything runs. A rank
+# that is forked after the imports would silently ignore a new value.
 _READ_AT_IMPORT = (
     "TORCH", "PYTORCH", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "DYLD_",
     "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TZ", "TRITON_",

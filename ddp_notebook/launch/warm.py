@@ -1,7 +1,7 @@
-"""The host server that waits: started by `%load_ext`, so that `%ddp_start` finds torch imported.
+"""The host server that waits: started by `%load_ext`, so that torch is imported when `%ddp_start` comes.
 
-It holds no GPU and no port. It ends with the notebook's kernel. A variable that torch or Python reads at import
-would have no effect on ranks forked from it: when one differs, a fresh server is started with it.
+It holds no GPU and no port, and ends with the notebook's kernel. Variables that torch or Python reads at import have no
+effect on ranks that are forked afterwards: when one has changed, a fresh server is started.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def prepare(env: Mapping[str, str] | None = None) -> None:
 
 
 def take(env: Mapping[str, str]) -> tuple[Host, bool]:
-    """The waiting server if its imports saw the same variables, else a fresh one.
+    """The waiting server if its imports have seen the same variables, else a fresh one.
 
     Returns:
-        The server, which is the caller's now, and whether it is to be given back when the session ends.
+        The server, which now belongs to the caller, and whether to give it back when the session ends.
     """
     global _waiting
     with _lock:
@@ -50,8 +50,12 @@ def take(env: Mapping[str, str]) -> tuple[Host, bool]:
 
 
 def give_back(host: Host, *, healthy: bool = True) -> None:
-    """Let the server of an ended session wait for the next one. One with other variables than ours is replaced, and so
-    is one that could not end what it had started."""
+    """Let the server of a session that has ended wait for the next one. It is replaced if variables have changed.
+
+    Args:
+        host: the server.
+        healthy: it has ended all that it had started; if not, it is replaced too.
+    """
     global _waiting
     host.release()
     fits = healthy and host.fits(os.environ)

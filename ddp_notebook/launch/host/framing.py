@@ -1,4 +1,4 @@
-"""How a host server and its owner talk: frames on one stream, be it a socket pair, an ssh or an srun.
+"""How a host server and its owner talk: frames on one stream, whatever the way to the host is.
 
 frame      length (4 bytes)  kind (1 byte)  body
 COMMAND    JSON: a request, its reply, or an event

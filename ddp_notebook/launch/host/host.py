@@ -32,20 +32,26 @@ class HostGoneError(HostError):
 
 
 class HostSilentError(HostError):
-    """The host server lives and does not answer: it was stopped, or hangs."""
+    """The host server lives but does not answer: it was stopped, or it hangs."""
 
 
 class HostTimeoutError(HostSilentError, TimeoutError):
-    """... and nobody knows why."""
+    """The host server did not answer in time, and is not known to be stopped."""
 
 
 class Host:
-    """One host: talks to its server, and cleans up when it is gone.
+    """One host as its owner sees it. Talks to the host's server, and cleans up when that is gone.
+
+    The server starts in the background; `facts()` waits until it has imported torch. Callbacks run in this object's
+    reader thread.
 
     Args:
-        way: to the host. The server starts in the background; `facts()` waits until it has imported torch.
+        way: to the host.
 
-    Callbacks run in this object's reader thread.
+    Example:
+        >>> host = Host(Local(os.environ))  # doctest: +SKIP
+        >>> host.facts()["cores"]  # doctest: +SKIP
+        2
     """
 
     def __init__(self, way: Way) -> None:
@@ -64,12 +70,12 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Of the host in its session."""
+        """The name of the host in its session."""
         return self.way.name
 
     @property
     def hostname(self) -> str:
-        """As the host calls itself. Its facts are known."""
+        """The name that the host has for itself. Call `facts` first."""
         assert self._facts is not None
         return str(self._facts["host"])
 
@@ -84,7 +90,7 @@ class Host:
 
     @property
     def stage(self) -> str:
-        """That it is ready, and how it starts processes, in words. Its facts are known."""
+        """How the first stage of a start is called: says how processes are started. Call `facts` first."""
         assert self._facts is not None
         is_forking = self._facts["start_method"] == "fork"
         return "host server" if is_forking else f"ranks are spawned ({self._facts['start_reason']})"
@@ -102,7 +108,7 @@ class Host:
         """Why the server does not answer, in a sentence; "" if it does.
 
         Args:
-            timeout_s: what it gets to answer.
+            timeout_s: seconds that it gets to answer.
         """
         if not self.is_alive:
             return "the host server ended, and all ranks with it; start afresh with %ddp_restart"
@@ -115,19 +121,19 @@ class Host:
         return ""
 
     def resume(self) -> None:
-        """Let a server go on that was stopped, so that it can end what it has started."""
+        """Let a stopped server go on, so that it can end what it has started."""
         if self.is_stopped:
             self.way.resume()
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        """Whether it lives and can fork ranks that are to have this environment."""
+        """Whether the server lives and can fork ranks with this environment."""
         return self.is_alive and self.way.fits(env)
 
     def facts(self, timeout_s: float = 120.0, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Cores, GPUs, versions, backends and start method of the host. Waits for the server's imports.
 
         Args:
-            timeout_s: seconds.
+            timeout_s: seconds for all of it.
             check: called often while it waits; what it raises ends the wait.
 
         Raises:
@@ -214,19 +220,27 @@ class Host:
         """
         try:
             reply = self.request("start", process=process, spec=spec)
-        except HostSilentError:  # should it start it later, nobody would own it
+        except HostSilentError:  # it may still start the process, which nobody would own
             self._send({"op": "end", "id": 0, "processes": [process], "grace_s": 0.0, "orphans": False})
             raise
         self._leaders[process] = (reply["pid"], reply["started"])
         return reply
 
     def signal(self, targets: list[int], *numbers: int, value: int = 0) -> bool:
-        """Send signals to processes, in this order; they have them when this returns. `value` goes with `RELEASE`.
+        """Send signals to processes, in this order. They are delivered when this returns.
+
+        Where the server does not answer, the way sends them itself if it can.
+
+        Args:
+            targets: numbers of the processes.
+            numbers: of the signals.
+            value: goes with `RELEASE`.
 
         Returns:
             Whether the server did it.
 
-        Where the server does not answer, the way sends them itself if it can.
+        Raises:
+            HostError: the server ended, or could not send them.
         """
         as_ints = [int(number) for number in numbers]
         if not self.is_stopped:

@@ -1,11 +1,11 @@
 """The pipes between a host server and one of its children: what the child writes, and what it is told.
 
     fd 1, fd 2    its text
-    inbox         cells, for a rank: a line each, read by its main thread
+    inbox         cells for a rank: a line each, read by its main thread
 
-A cell goes in here and not by the wire, since it is on the path that everybody feels: the wire takes eight sends in a
-kernel whose threads take the interpreter from each other at each of them, and two more threads in each rank. `pass` on
-four ranks of two cores took 1.66 times a local one that way.
+Cells go through here and not over the wire, because everybody feels their latency. The wire takes eight sends in the
+kernel, at each of which its threads compete for the GIL, and two more threads in each rank: `pass` on four ranks and
+two cores took 1.66 times as long as in the notebook itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _READ_BYTES = 1 << 16
 
 
 class Pipes:
-    """Made before the child, which gets the far ends; this side never blocks."""
+    """Three pipes, made before the child, which gets the far ends. The near ends never block."""
 
     def __init__(self, *, inbox: bool) -> None:
         self._far: list[int] = []  # the child's ends: of its fd 1, its fd 2 and its inbox
         self.outputs: dict[int, int] = {}  # our end -> the child's fd
-        self.ended: set[int] = set()  # those of them that nothing comes from any more
+        self.ended: set[int] = set()  # those of them that are at their end
         self.inbox: int | None = None  # our end
         self._unsent = bytearray()
         for fd in (1, 2):
@@ -58,20 +58,20 @@ class Pipes:
         return self._far[2] if len(self._far) > 2 else None
 
     def close_near(self) -> None:
-        """In the child, and in its later siblings: this side is the server's."""
+        """For the child and its later siblings: the near ends are the server's."""
         for fd in self._near:
             os.close(fd)
 
     def close_far(self) -> None:
-        """In the server, once the child exists: so that its end is seen."""
+        """For the server, once the child exists: a pipe ends when nobody holds its far end."""
         for fd in self._far:
             os.close(fd)
         self._far.clear()
 
     def read(self, pipe: int) -> Iterator[tuple[int, bytes]]:
-        """What a pipe holds, as `(fd, bytes)`: nothing when it is empty, or at its end and now in `ended`.
+        """What a pipe holds, as `(fd, bytes)`. Nothing if it is empty, or at its end, which puts it into `ended`.
 
-        What was written to fd 2 before it goes first: the end of a cell is marked in the pipe of fd 1 alone.
+        Text of fd 2 that was written before goes first, because only the pipe of fd 1 has the mark of a cell's end.
         """
         try:
             data = os.read(pipe, _READ_BYTES)
@@ -96,7 +96,7 @@ class Pipes:
         os.close(pipe)
 
     def tell(self, data: bytes) -> bool:
-        """Put bytes into the inbox. Whether all went: else `tell(b"")` when it can take more."""
+        """Put bytes into the inbox. False if some had to wait: call `tell(b"")` when it can take more."""
         self._unsent += data
         with contextlib.suppress(BlockingIOError):
             while self._unsent and self.inbox is not None:

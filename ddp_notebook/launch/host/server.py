@@ -1,12 +1,12 @@
 """The host server: one process per host that starts the ranks of that host, and ends with its owner.
 
-It imports torch and the engine's modules, and nothing else happens in it: no tensor operation (one matmul on two
-threads, and the first matmul of every forked rank hangs), no process group, no CUDA, no thread. Ranks forked from
-it are ready in hundredths of a second and share its memory.
+It imports torch and the engine's modules and does nothing else: no tensor operation (after one matmul on two threads,
+the first matmul of every forked rank hangs), no process group, no CUDA, no thread. Ranks forked from it are ready in
+hundredths of a second and share its memory.
 
-It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last words of a dying rank are
-kept; it learns of a death at once; and when its owner is gone, by end of stream or by what the way to it can tell, it
-ends everything below it. Whatever the notebook wants to know of a process of this host is asked here.
+It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last words of a dying rank are kept. It
+learns of a death at once. When its owner is gone, which the end of the stream or the way tells it, it ends everything
+below it. What the notebook wants to know about processes of this host, it asks here.
 
     request                                        reply or event
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
@@ -21,7 +21,7 @@ ends everything below it. Whatever the notebook wants to know of a process of th
      "orphans"}                                    with orphans also those whose rank is not known any more
                                                    {"event": "ended", "process", "status"} after its last text
 
-Besides, a frame of input puts a line into the inboxes of some ranks: a cell. It has no reply.
+A frame of input puts a line, a cell, into the inboxes of some ranks. It has no reply.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
 _OWNER_CHECK_S = 1.0
 _END_ALL_S = 4.0
-_SWEEPS = 50  # at most so many looks for what a dead rank's descendants fork while they are killed
+_SWEEPS = 50  # how often to look for what a dead rank's descendants fork while they are killed
 
 
 class Work(Protocol):

@@ -1,8 +1,8 @@
-"""The watchdog of a host server: sees to its end when the owner is gone and the server cannot notice.
+"""The watchdog of a host server: ends it when the owner is gone and the server cannot notice.
 
-A host server ends by itself with its owner, and all processes with it. One that was stopped (SIGSTOP, a debugger) or
-hangs would stay for ever, and they with it. The watchdog is a process of its own, forked before torch is imported: it
-needs no answer of anybody, and no rank that holds the interpreter in one long call can keep it from looking.
+A host server ends by itself with its owner, and all processes end with it. A server that was stopped (SIGSTOP, a
+debugger) or hangs would stay for ever, and they would too. The watchdog is a process of its own, forked before torch is
+imported: it waits for nobody's answer, and no rank that holds the GIL can keep it from looking.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start(owner_lives: Callable[[], bool], directory: str, control_fd: int) -> i
     Args:
         owner_lives: whether the owner lives, whose end is the server's.
         directory: goes with the server.
-        control_fd: the server's stream to its owner, which nobody else may keep open.
+        control_fd: the server's stream to its owner, which only the server may keep open.
 
     Returns:
         Its process id.
@@ -37,7 +37,7 @@ def start(owner_lives: Callable[[], bool], directory: str, control_fd: int) -> i
     if (pid := os.fork()) != 0:
         return pid
     try:
-        os.setsid()  # who stops the server's process group does not stop this one
+        os.setsid()  # a signal that stops the server's process group does not stop this process
         processes.die_with_parent(server)
         os.close(control_fd)
         _watch(server, owner_lives, directory)
