@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.run.foresee import reading
+from ddp_notebook.run.foresee import groups, statements
 from ddp_notebook.run.foresee import warnings as foreseeing
 from ddp_notebook.run.foresee.warnings import foresee
 from ddp_notebook.run.rank_sets import parse_ranks
@@ -954,30 +954,30 @@ def position_of_group(function: object) -> int:
     """Where a function of torch takes its group."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]  # type: ignore[arg-type]
     found = [names.index(name) for name in ("group", "process_group", "parent_pg") if name in names]
-    return found[0] if found else reading.NO_GROUP
+    return found[0] if found else groups.NO_GROUP
 
 
-@pytest.mark.parametrize("name", reading.GROUP_AT)
+@pytest.mark.parametrize("name", groups.GROUP_AT)
 def test_the_group_of_a_collective_is_where_torch_has_it(name):
-    assert reading.GROUP_AT[name] == position_of_group(getattr(dist, name))
+    assert groups.GROUP_AT[name] == position_of_group(getattr(dist, name))
 
 
 @pytest.mark.parametrize("wrapper", [DistributedDataParallel, FullyShardedDataParallel])
 def test_the_group_of_a_wrapper_is_where_torch_has_it(wrapper):
-    assert reading.ELSEWHERE[wrapper.__name__] == position_of_group(wrapper.__init__)
+    assert groups.ELSEWHERE[wrapper.__name__] == position_of_group(wrapper.__init__)
 
 
 def test_every_collective_of_torch_is_known():
     """What takes a group or makes one, but is none: point to point, questions, the end; and what only some may call."""
     public = {name for name, value in vars(dist).items() if type(value) is FunctionType and name[0] != "_"}
-    takes_group = {name for name in public if position_of_group(getattr(dist, name)) != reading.NO_GROUP}
+    takes_group = {name for name in public if position_of_group(getattr(dist, name)) != groups.NO_GROUP}
     others = {name for name in takes_group if name.startswith(("get_", "send", "recv", "isend", "irecv"))}
 
-    assert takes_group - others - {"destroy_process_group", "shrink_group"} <= reading.GROUP_AT.keys()
+    assert takes_group - others - {"destroy_process_group", "shrink_group"} <= groups.GROUP_AT.keys()
 
 
 def test_each_name_is_found_by_a_quick_search():
-    for name in (*reading.GROUP_AT, *reading.ELSEWHERE):
+    for name in (*groups.GROUP_AT, *groups.ELSEWHERE):
         assert any(stem in name for stem in foreseeing._STEMS), name
 
 
@@ -996,7 +996,7 @@ def test_most_cells_are_not_even_parsed(code, monkeypatch):
 def test_a_cell_on_which_the_rank_has_no_bearing_is_read_once(monkeypatch):
     read: list[int | None] = []
 
-    class Counting(reading.Reader):
+    class Counting(statements.Reader):
         def __init__(self, rank: int | None, world_size: int) -> None:
             read.append(rank)
             super().__init__(rank, world_size)

@@ -1,14 +1,14 @@
 """Collectives that cannot work, found in a cell before it is sent: some of the ranks that they wait for stay away.
 
 The cell is read, not run. A `Reader` goes through it as one rank would: it decides the tests on the rank, leaves those
-on data open, follows the cell's own functions, and notes the collectives that it passes: its trace. A cell is sound if
-the traces of all members of a group have one shape, wherever in the code they come from:
+on data open, follows the cell's own functions, and notes the collectives that it reaches: its trace. A cell is sound
+if the traces of all members of a group have one shape, wherever in the code they come from:
 
     if rank != 0: dist.barrier()     ranks 1-3: barrier (line 1)
     download()
     if rank == 0: dist.barrier()     rank 0:    barrier (line 3), which is as it should be
 
-Whatever is not known speaks for the cell: a warning about a cell that works would be worse than none.
+In doubt there is no warning: one about a cell that works would be worse than none.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from itertools import product
 from typing import Final
 
 from ddp_notebook.records.words import name_ranks
-from ddp_notebook.run.foresee.reading import ELSEWHERE, MAKE_GROUPS, Call, GiveUpError, Group, Reader
+from ddp_notebook.run.foresee.branches import GiveUpError
+from ddp_notebook.run.foresee.groups import ELSEWHERE, MAKE_GROUPS, Collective, Group
+from ddp_notebook.run.foresee.statements import Reader
 
-# Each name above holds one of these, and few are searched for faster than many.
+# Each name in `groups` contains one of these: a search for few strings is faster than one for many.
 _STEMS: Final = (
     *("reduce", "gather", "scatter", "broadcast", "barrier", "all_to_all", "new_", "_group"),
     *("DataParallel", "fully_shard", "device_mesh"),
 )
-_CODE_MAGICS: Final = {"capture", "prun", "time", "timeit"}  # their cell is code for this rank
+_CODE_MAGICS: Final = {"capture", "prun", "time", "timeit"}  # whose cell is code of this rank
 _CELL_MAGIC: Final = re.compile(r"\s*%%(\w*).*")
-# A magic or a shell command, which may have several lines, or a question; `x = !ls` keeps its beginning.
+# A magic or a shell command, on one line or several, or a question such as `x?`; of `x = !ls` the `x = ` is kept.
 _NO_PYTHON: Final = re.compile(
     r"^([ \t]*(?:[\w, ]+=[ \t]*(?=[%!]))?)(?:[%!?](?:.*\\\n)*.*|[\w.]+\?{1,2}[ \t]*)$", re.MULTILINE
 )
@@ -69,12 +71,12 @@ def foresee(code: str, ranks: Sequence[int], world_size: int, gone: Sequence[int
             reader.block(tree.body)
     except (GiveUpError, RecursionError):
         return []
-    found: dict[str, set[Call]] = {}  # what is wrong -> with what
+    found: dict[str, set[Collective]] = {}  # by what is wrong with them
     for group in {call.group for reader in readers.values() for call in reader.trace}:
         members = [readers[rank] for rank in group.members if rank in readers]
         is_complete = len(members) == len(group.members)
         for call, text in _uneven(members, group) if is_complete else _too_few(members, group, here, gone):
-            # Ranks may join an asynchronous one in a later cell, as long as nobody waits for it in this one.
+            # Other ranks may call an asynchronous one in a later cell, as long as nobody waits for it in this one.
             if not call.is_async or ".wait(" in code:
                 found.setdefault(text, set()).add(call)
     warned = [(sorted(calls, key=lambda call: call.site), text) for text, calls in found.items()]
@@ -82,7 +84,7 @@ def foresee(code: str, ranks: Sequence[int], world_size: int, gone: Sequence[int
 
 
 def _parse(code: str) -> ast.Module | None:
-    """The cell as a tree; None if it is no Python. Magics count as calls that might do anything."""
+    """The cell as a tree; None if it is not Python. Magics become calls that might do anything."""
     while (magic := _CELL_MAGIC.match(code)) is not None:
         if magic[1] not in _CODE_MAGICS:
             return None
@@ -99,7 +101,7 @@ def _parse(code: str) -> ast.Module | None:
 
 def _tree(code: str) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its escapes: the rank will say so
+        warnings.simplefilter("ignore")  # invalid escapes: the rank warns about them itself
         try:
             return ast.parse(code)
         except (ValueError, RecursionError, MemoryError) as error:
@@ -109,8 +111,10 @@ def _tree(code: str) -> ast.Module:
 # ---- what is wrong with the traces
 
 
-def _too_few(members: list[Reader], group: Group, here: list[int], gone: Sequence[int]) -> Iterator[tuple[Call, str]]:
-    """What those members of a group pass that are here, while others are not."""
+def _too_few(
+    members: list[Reader], group: Group, here: list[int], gone: Sequence[int]
+) -> Iterator[tuple[Collective, str]]:
+    """The collectives of the members that run the cell, where other members do not run it."""
     is_default = group.made_at == 0
     whom = f"all {len(group.members)} ranks" if is_default else f"{name_ranks(group.members)}, its group"
     if dead := sorted(set(gone) & set(group.members)):
@@ -129,14 +133,14 @@ def _too_few(members: list[Reader], group: Group, here: list[int], gone: Sequenc
         yield from ((call, makes if call.name in MAKE_GROUPS else waits) for call in reader.passed(group))
 
 
-def _uneven(members: list[Reader], group: Group) -> Iterator[tuple[Call, str]]:
-    """What not all members of a group pass."""
+def _uneven(members: list[Reader], group: Group) -> Iterator[tuple[Collective, str]]:
+    """The collectives that some members of a group reach and others do not."""
     alike: dict[object, list[Reader]] = {}
     for reader in members:
         shapes = tuple(call.shape for call in reader.passed(group))
         alike.setdefault((shapes, frozenset(reader.unseen)), []).append(reader)
     most = max(alike.values(), key=len)
-    uneven: dict[Call, tuple[set[Reader], set[Reader]]] = {}  # -> who passes it, who does not
+    uneven: dict[Collective, tuple[set[Reader], set[Reader]]] = {}  # who reaches it, who does not
     for some in alike.values():
         for have, lack in ((some, most), (most, some)):
             for call, is_elsewhere in _unmet(have[0], lack[0], group):
@@ -149,18 +153,18 @@ def _uneven(members: list[Reader], group: Group) -> Iterator[tuple[Call, str]]:
                     lacking.update(lack)
     for call, (having, lacking) in uneven.items():
         passing = {reader for reader in members if call in reader.trace}
-        if "?" not in call.within or passing == having:  # else it may be that only those pass it who should
+        if "?" not in call.within or passing == having:  # else perhaps just those reach it that should
             yield call, _who_lacks(call, passing, lacking)
 
 
-def _unmet(one: Reader, other: Reader, group: Group) -> Iterator[tuple[Call, bool]]:
-    """What one rank passes and the other surely does not, and whether the other one passes the like elsewhere."""
+def _unmet(one: Reader, other: Reader, group: Group) -> Iterator[tuple[Collective, bool]]:
+    """The collectives that one rank reaches and another surely does not, and whether that one has them elsewhere."""
     mine, theirs = one.passed(group), other.passed(group)
     if other.unseen - one.unseen or [call.shape for call in mine] == [call.shape for call in theirs]:
-        return  # of calls that only the other one makes nobody knows what they run
+        return  # the other one calls functions that nothing is known of: they may run the collectives that it lacks
     may_differ, perhaps = _in_any_number(mine, theirs), _in_any_number(theirs, mine)
 
-    def weight(call: Call) -> int:  # what surely runs goes together first
+    def weight(call: Collective) -> int:  # collectives that surely run are matched first
         return 1 if call.within or call.shape[0] in may_differ | perhaps else 1000
 
     more, less = _left(mine, theirs, lambda call: call.shape, weight)
@@ -170,31 +174,32 @@ def _unmet(one: Reader, other: Reader, group: Group) -> Iterator[tuple[Call, boo
         name, _ = shape
         if name not in perhaps and not (name in elsewhere and name in may_differ):
             calls = [call for call in more if call.shape == shape]
-            # It is not said which of several. Those that stand where the other one passes too are less to blame.
+            # Which of several is unknown. Those at lines that the other rank reaches too are less to blame.
             placed, _ = _left(mine, theirs, lambda call: call.site)
             blamed = [call for call in placed if call.shape == shape][-len(calls) :] or calls
             yield from ((call, name in elsewhere) for call in blamed)
 
 
-def _in_any_number(trace: list[Call], other: list[Call]) -> set[str]:
-    """What a test on data decides, or a loop of this rank's own. A loop over data makes as many turns on all ranks."""
+def _in_any_number(trace: list[Collective], other: list[Collective]) -> set[str]:
+    """Collectives under a test on data, or in a loop of this rank alone. A loop over data makes as many turns on all
+    ranks."""
     places = {call.site for call in other}
     return {call.shape[0] for call in trace if "?" in call.within or ("*" in call.within and call.site not in places)}
 
 
 def _left(
-    one: list[Call],
-    other: list[Call],
-    key: Callable[[Call], object],
-    weight: Callable[[Call], int] = lambda call: 1,
-) -> tuple[list[Call], list[Call]]:
-    """What is left of two traces when as much as possible goes together in its order: a heaviest common subsequence."""
+    one: list[Collective],
+    other: list[Collective],
+    key: Callable[[Collective], object],
+    weight: Callable[[Collective], int] = lambda call: 1,
+) -> tuple[list[Collective], list[Collective]]:
+    """What is left of two traces after a heaviest common subsequence is taken out."""
     keys, others, weights = list(map(key, one)), list(map(key, other)), list(map(weight, one))
-    most = [[0] * (len(others) + 1) for _ in range(len(keys) + 1)]  # that go together from i and j on
+    most = [[0] * (len(others) + 1) for _ in range(len(keys) + 1)]  # weight of what matches from i and j on
     for i, j in product(reversed(range(len(keys))), reversed(range(len(others)))):
         goes = keys[i] == others[j]
         most[i][j] = most[i + 1][j + 1] + weights[i] if goes else max(most[i + 1][j], most[i][j + 1])
-    left: tuple[list[Call], list[Call]] = ([], [])
+    left: tuple[list[Collective], list[Collective]] = ([], [])
     i = j = 0
     while i < len(keys) and j < len(others):
         if keys[i] == others[j]:
@@ -208,8 +213,8 @@ def _left(
     return [*left[0], *one[i:]], [*left[1], *other[j:]]
 
 
-def _who_lacks(call: Call, passing: set[Reader], readers: set[Reader]) -> str:
-    """How a collective that some ranks pass lacks others, and where these have left if that is why."""
+def _who_lacks(call: Collective, passing: set[Reader], readers: set[Reader]) -> str:
+    """Which ranks a collective lacks, and the line where they leave if that is why."""
     ranks, lacking = (sorted(reader.rank for reader in each) for each in (passing, readers))
     if not passing.isdisjoint(readers):
         return f"do{{es}} not run equally often on {name_ranks(sorted({*ranks, *lacking}))}"
@@ -223,7 +228,7 @@ def _who_lacks(call: Call, passing: set[Reader], readers: set[Reader]) -> str:
     return f"run{{s}} on {name_ranks(ranks)} only; {away}"
 
 
-def _sentence(calls: list[Call], text: str) -> str:
+def _sentence(calls: list[Collective], text: str) -> str:
     """`lines 2 (called in line 7) and 8: dist.barrier runs on ...`"""
     lines = [f"{line} (called in line {via})" if via else str(line) for line, _, via in (call.site for call in calls)]
     names = [call.name if call.name in ELSEWHERE else f"dist.{call.name}" for call in calls]
