@@ -13,7 +13,7 @@ from ddp_notebook.wire.events import Comm, Message
 COMM_TYPES = {"comm_open", "comm_msg", "comm_close"}
 
 
-class Comms:
+class RankComms:
     """The comms that our cells have opened; those of `%%px` are ipyparallel's.
 
     Args:

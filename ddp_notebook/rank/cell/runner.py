@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from ddp_notebook.rank.cell import hygiene, kernel_api, numbering
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
-from ddp_notebook.rank.cell.comms import COMM_TYPES, Comms
+from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
@@ -67,7 +67,7 @@ class Runner:
         self._recording = recording
         self._where = network.where
         self._asking = Asking(send, lambda: self.running[0] if self.running else None)
-        self._comms = Comms(kernel.comm_manager, send)
+        self._comms = RankComms(kernel.comm_manager, send)
         kernel_api.intercept_sends(kernel.session, self._take)
         hygiene.install(self._shell)
         numbering.install(self._shell)

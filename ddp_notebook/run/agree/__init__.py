@@ -1,5 +1,7 @@
 """Whether ranks hold the same.
 
-agreement   what they said about their variables, side by side
+agreement   the ranks' answers about their variables, side by side: `%ddp_check`
+differences entries that are not the same on all ranks, and by how much
 checking    asking them
+words       what agrees and what was not compared, in words
 """

@@ -14,24 +14,23 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.output.card import Card
 from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
+from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
 from ddp_notebook.run.output.outlet import Outlet
-from ddp_notebook.run.output.unfinished import UPDATE_S, Live
+from ddp_notebook.run.output.unfinished import UPDATE_S, Unfinished
 from ddp_notebook.wire.events import Display
 
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
-_TAIL_CHARS = 4000  # that may be sent again with another label
-_MOST_CHARS = 5_000_000  # of a cell's text are shown, without labels; what is beyond is a flood
+_TAIL_CHARS = 4000  # of lines that may be shown again with another label
+_MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
-_MOST_DISPLAY_CHARS = 5_000_000  # of displays that take no other's place
+_MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
 _LABEL_BYTES = 8  # of a line on iopub: its label and its end
-_HURRY_CHARS = 100_000  # what is still shown when stop was pressed
+_HURRY_CHARS = 100_000  # still shown after stop was pressed
 _LONGEST_LINE_CHARS = 100_000  # shown in one piece
 _LAST_LINES = 10  # of a flood, from each rank
-_LONGEST_LABEL = 20
 _LONGEST_PAUSE_S = 64.0
 
 
@@ -40,7 +39,7 @@ class Screen:
 
     Args:
         ranks: the ranks that run it.
-        is_stopped: tells whether somebody has pressed stop, while the rest is shown of a cell that is over.
+        is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
     """
 
     def __init__(self, ranks: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> None:
@@ -49,19 +48,19 @@ class Screen:
         self.card = Card(self._outlet)
         self._fold = Fold()
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
-        self._live = Live(self._outlet, label)
+        self._unfinished = Unfinished(self._outlet)
         self._tail: Tail | None = None
         self._tail_id = ""
         self._tail_updated_s = 0.0
         self._tail_began_s = 0.0
         self._no_tail_until_s = 0.0
-        self._no_tail_for_s = 1.0  # doubled each time that nobody has joined: displays are dear
-        self._slots: dict[int, list[str]] = {}  # by rank: ids of what it displays
-        self._reuse: dict[int, list[str]] = {}  # by rank: of what it has cleared
+        self._no_tail_for_s = 1.0  # doubled each time that no rank has joined a tail: displays are expensive
+        self._slots: dict[int, list[str]] = {}  # by rank: ids of its displays
+        self._reuse: dict[int, list[str]] = {}  # by rank: ids of the displays that it has cleared
         self._display_of_tail = ""
         self._clears = 0
         self._chars = self._display_chars = 0  # shown
-        self._sent_bytes = 0  # of text, about
+        self._sent_bytes = 0  # of text, estimated
         self._received_chars = 0  # of text, before it is folded
         self._hurries_at = float("inf")
         self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
@@ -69,7 +68,7 @@ class Screen:
         self._hidden_displays = 0
         self._last_lines: dict[int, deque[str]] = {}
 
-    # ---- what comes
+    # ---- input
 
     def show(self, item: Shown) -> None:
         """Show a piece of text or a display."""
@@ -100,18 +99,18 @@ class Screen:
         self._emit(self._fold.take_all())
 
     def refresh(self, talking: Collection[int]) -> float | None:
-        """Bring what may be shown to the front end. Seconds until this is to be called again; None: not at all.
+        """Bring to the front end what may be shown now. Returns seconds until the next call; None: no further call.
 
         Args:
             talking: ranks from which more can come.
         """
         now = time.monotonic()
         self._emit(self._take(now, talking), now, talking)
-        waits = [self._fold.wait_s(now), self._update_tail(now), self._update_live(now), self._outlet.flush(now)]
+        waits = [self._fold.wait_s(now), self._update_tail(now), self._update_unfinished(now), self._outlet.flush(now)]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def hurry(self) -> None:
-        """Somebody has pressed stop: show what is there, and of a flood no more than its end."""
+        """Stop was pressed: show what is there, and only the end of a flood."""
         self._hurries_at = self._received_chars + _HURRY_CHARS
         self._outlet.hurry()
 
@@ -135,8 +134,8 @@ class Screen:
         self._partial.clear()
         self._emit(self._take(float("inf"), ()))
         self._update_tail(float("inf"))
-        self._live.refresh(float("inf"))
-        self._live.close()
+        self._unfinished.refresh(float("inf"))
+        self._unfinished.close()
         self._tail = None
         if self._hidden or self._hidden_displays:
             self._tell_hidden()
@@ -155,7 +154,7 @@ class Screen:
     def _add_line(self, rank: int, stream: str, line: str, now: float) -> None:
         line = _visible(line)
         self._received_chars += len(line) + 1
-        if not self._live.end_line(rank, stream, line):
+        if not self._unfinished.end_line(rank, stream, line):
             self._fold.add(rank, Item.line(stream, line), now)
 
     def _emit(self, entries: list[Folded], now: float = 0.0, talking: Collection[int] = ()) -> None:
@@ -172,7 +171,7 @@ class Screen:
             self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
         for entry in entries[: len(entries) - len(tail)]:
             if entry.item.display is None:
-                self._outlet.write(entry.item.stream, _labelled(entry) + "\n")
+                self._outlet.write(entry.item.stream, labelled(entry.ranks, entry.item.text) + "\n")
             elif entry.item.display.msg_type == "clear_output":
                 [rank] = entry.ranks
                 self._reuse[rank] = self._slots.pop(rank, [])
@@ -187,7 +186,7 @@ class Screen:
                 self._show_display(tail[-1], tail[-1].item.display, is_labelled=True)
 
     def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
-        """The last entries, if late twins may be expected and the front end can change what it shows."""
+        """The last entries, if other ranks may still write them and the front end can change what it shows."""
         if not self._outlet.can_update or not talking:
             return []
         last = entries[-1]
@@ -200,7 +199,7 @@ class Screen:
         tail: list[Folded] = []
         chars = 0
         for entry in reversed(entries):
-            chars += len(entry.item.text) + _LONGEST_LABEL
+            chars += len(entry.item.text) + LONGEST_LABEL
             is_open = bool(set(talking) - set(entry.ranks))
             if entry.item.display is not None or entry.item.stream != "stdout" or not is_open or chars > _TAIL_CHARS:
                 break
@@ -208,9 +207,9 @@ class Screen:
         return tail
 
     def _goes_on(self, tail: list[Folded], entries: list[Folded], now: float) -> bool:
-        """Whether these lines belong to the tail that was begun a moment ago: lines of one burst, cut by chance."""
+        """Whether these lines continue the tail of a moment ago: lines of one burst that were cut by chance."""
         assert self._tail is not None
-        chars = sum(len(entry.item.text) + _LONGEST_LABEL for entry in [*self._tail.entries, *entries])
+        chars = sum(len(entry.item.text) + LONGEST_LABEL for entry in [*self._tail.entries, *entries])
         plain = self._tail.entries[-1].item.display is None and len(tail) == len(entries)
         return plain and chars < _TAIL_CHARS and now - self._tail_began_s < UPDATE_S
 
@@ -235,15 +234,15 @@ class Screen:
         self._outlet.update(_plain(self._tail.entries), None, self._tail_id)
         return None
 
-    def _update_live(self, now: float) -> float | None:
+    def _update_unfinished(self, now: float) -> float | None:
         """Show lines that have not ended for a while: bars that are redrawn, dots, questions."""
         soonest: float | None = None
         for (rank, stream), (text, since) in self._partial.items():
             if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
                 soonest = wait_s if soonest is None else min(soonest, wait_s)
             elif self._outlet.can_update:
-                self._live.set_line(rank, stream, _visible(text))
-        waits = [wait for wait in (soonest, self._live.refresh(now)) if wait is not None]
+                self._unfinished.set_line(rank, stream, _visible(text))
+        waits = [wait for wait in (soonest, self._unfinished.refresh(now)) if wait is not None]
         return min(waits, default=None)
 
     # ---- displays
@@ -253,7 +252,7 @@ class Screen:
             if (rank, stream) in self._partial:
                 self._add_line(rank, stream, self._partial.pop((rank, stream))[0], now)
         if display.msg_type == "clear_output":
-            self._live.clear(rank)
+            self._unfinished.clear(rank)
             if self._outlet.can_update:
                 self._clears += 1
                 self._fold.add(rank, Item(f"clear:{self._clears}", display=display), now)
@@ -293,7 +292,7 @@ class Screen:
             display_id = self._outlet.new_id() if handle is None else display_id_of(ranks[0], handle)
             self._display_chars += sum(len(str(value)) for value in data.values())
             if not is_labelled:
-                self._outlet.write("stdout", _labelled(entry) + "\n")
+                self._outlet.write("stdout", labelled(entry.ranks, entry.item.text) + "\n")
             self._outlet.show(data, metadata, display_id)
         self._display_of_tail = display_id
         for rank in ranks:
@@ -327,31 +326,10 @@ class Screen:
                 if line:
                     self._fold.add(rank, Item.line("stdout", _visible(line)), 0.0)
         for entry in self._fold.take_all():
-            self._outlet.write("stdout", _labelled(entry) + "\n")
+            self._outlet.write("stdout", labelled(entry.ranks, entry.item.text) + "\n")
         self._hidden.clear()
         self._last_lines.clear()
         self._hidden_displays = 0
-
-
-def label(ranks: list[int]) -> str:
-    """The label of a line.
-
-    Example:
-        >>> label([0, 1, 2, 5])
-        '[0-2,5] '
-    """
-    short = format_ranks(ranks)
-    if len(short) > _LONGEST_LABEL:
-        short = f"{len(ranks)} ranks: {short[: _LONGEST_LABEL - 8].rpartition(',')[0]},…"
-    return f"[{short}] "
-
-
-def _labelled(entry: Folded) -> str:
-    """A line with its label; the further lines of a value stand below its first."""
-    prefix = label(entry.ranks)
-    if not entry.item.text:
-        return prefix.rstrip()
-    return prefix + entry.item.text.replace("\n", "\n" + " " * len(prefix))
 
 
 def _is_update(display: Display | None) -> bool:
@@ -359,7 +337,7 @@ def _is_update(display: Display | None) -> bool:
 
 
 def _plain(entries: list[Folded]) -> dict[str, Any]:
-    return {"text/plain": "\n".join(map(_labelled, entries))}
+    return {"text/plain": "\n".join(labelled(entry.ranks, entry.item.text) for entry in entries)}
 
 
 def display_id_of(rank: int, handle: str) -> str:
@@ -368,19 +346,19 @@ def display_id_of(rank: int, handle: str) -> str:
 
 
 def _redrawn(text: str) -> str:
-    """Of a line that is not at its end, what the next redraw needs: the last state."""
+    """The last state of an unfinished line, kept for its next redraw."""
     return _visible(text) + ("\r" if text.endswith("\r") else "")
 
 
 def _pieces(line: str) -> list[str]:
-    """A line in pieces that are shown as lines, cut at the same places on every rank."""
+    """A long line as several, cut at the same places on every rank."""
     if len(line) <= _LONGEST_LINE_CHARS or "\r" in line:
         return [line]
     return [line[at : at + _LONGEST_LINE_CHARS] for at in range(0, len(line), _LONGEST_LINE_CHARS)]
 
 
 def _visible(line: str) -> str:
-    """What a terminal shows of a line that was redrawn."""
+    """What a terminal shows after a line was redrawn with carriage returns."""
     if "\r" not in line:
         return line
     return next((part for part in reversed(line.split("\r")) if part), "")

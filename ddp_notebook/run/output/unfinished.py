@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from ddp_notebook.run.output.labels import labelled
 from ddp_notebook.run.output.outlet import Outlet
 
-UPDATE_S = 0.1  # what was shown is changed at most so often
+UPDATE_S = 0.1  # between two changes of what is shown
 _MOST_CHARS = 4000  # of one update
 _MOST_CHARS_OF_RANK = 2000
 Key = tuple[int, str]  # rank, stream
 
 
-class Live:
+class Unfinished:
     """One display with the unfinished line of each rank; equal ones are folded.
 
-    Its place is fixed when it first shows something. When all its lines have ended, or it is full, the next ones get a
-    new place. A rank that clears its output has its later text here, as long as it is short.
+    Its place is fixed when it first shows something. When all its lines have ended, or it is full, further lines get a
+    new place. After a rank clears its output, its text appears here as long as it is short.
 
     Args:
         outlet: where it is displayed.
-        label: makes the label of a set of ranks.
     """
 
-    def __init__(self, outlet: Outlet, label: Callable[[list[int]], str]) -> None:
+    def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
-        self._label = label
-        self._above: list[tuple[int, str]] = []  # lines that have ended: rank, text
+        self._above: list[tuple[int, str]] = []  # lines that have ended, as (rank, text)
         self._lines: dict[Key, str] = {}  # the last line of each, open or ended
         self._open: set[Key] = set()
         self._clearing: dict[int, bool] = {}  # ranks that clear their output -> whether to, before the next text
@@ -35,7 +32,7 @@ class Live:
         self._updated_s = 0.0
 
     def set_line(self, rank: int, stream: str, text: str) -> None:
-        """A line has no end yet, and this text."""
+        """An unfinished line has this text now."""
         key = (rank, stream)
         if key in self._lines and key not in self._open:
             self._above.append((rank, self._lines[key]))
@@ -43,12 +40,12 @@ class Live:
         self._open.add(key)
 
     def end_line(self, rank: int, stream: str, text: str) -> bool:
-        """A line has ended. Whether it is shown here, since it was begun here or its rank clears its output."""
+        """A line has ended. Returns whether it is shown here: it was begun here, or its rank clears its output."""
         key = (rank, stream)
         if rank in self._clearing:
             before = "" if self._clearing[rank] else self._lines.get(key, "") + "\n"
             text = (before + text).lstrip("\n")
-            if len(text) > _MOST_CHARS_OF_RANK:  # it does not clear any more: the rest is text like any other
+            if len(text) > _MOST_CHARS_OF_RANK:  # its rank no longer clears its output: the rest is ordinary text
                 del self._clearing[rank]
                 self._open.discard(key)
                 return False
@@ -59,19 +56,19 @@ class Live:
         if key not in self._open:
             return False
         self._open.discard(key)
-        if len(text) > _MOST_CHARS_OF_RANK:  # of which not all could be shown here
+        if len(text) > _MOST_CHARS_OF_RANK:  # too long to be shown here
             del self._lines[key]
             return False
         self._lines[key] = text
         return True
 
     def clear(self, rank: int) -> None:
-        """What the rank shows next replaces what it has shown here."""
+        """The rank's next text replaces the text that it has here."""
         if self._outlet.can_update:
             self._clearing[rank] = True
 
     def refresh(self, now: float) -> float | None:
-        """Show what has changed. Seconds until the next change may be shown; None: there is none."""
+        """Show what has changed. Returns seconds until the next change may be shown; None: there is none."""
         text = self._render(self._above, self._lines)
         if text == self._shown:
             return None
@@ -118,8 +115,7 @@ class Live:
         shown: list[str] = []
         left = _MOST_CHARS
         for number, (text, ranks) in enumerate((text, ranks) for text, ranks in groups.items() if ranks):
-            prefix = self._label(sorted(ranks))
-            line = prefix + text.replace("\n", "\n" + " " * len(prefix))
+            line = labelled(sorted(ranks), text)
             left -= len(line) + 1
             if left < 0 and shown:
                 return "\n".join([*shown, f"… and {len(groups) - number} more"])
