@@ -124,7 +124,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
     from torch.distributed import distributed_c10d as c10d
 
-    from ddp_notebook.rank.group.calls import SPECS
+    from ddp_notebook.rank.group.operators import SPECS
 
     missing = [name for name in SPECS if not hasattr(torch.ops.c10d, name)]
     assert not missing

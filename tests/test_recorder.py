@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.rank.group.calls import SPECS
+from ddp_notebook.rank.group.operators import SPECS
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.records.operation import OPERATIONS
 

@@ -1,16 +1,16 @@
 """Process groups on a rank: their operations seen, compared, freed, and their connections made anew.
 
-network     ties the rest together
-join        takes a place in the default group
-recorder    every collective, send and receive, as it happens
-calls       one of them: its operator, its group, what is kept of it
-origin      whose call it is, and from which line
-guard       do all ranks call the same?
-release     ends what the main thread waits in
-waiting     waits in C++ that Python's interrupt can end
-connections gloo's connections, cut and made anew behind the groups
-sockets     a process's TCP sockets, told by their ports
-keeping     destroyed groups live on for a while
-progress    how far a rank has come: optimizer steps, gradients averaged
-cpp_log     what torch's C++ side writes about connections that were cut
+network      ties the rest together
+join         takes a place in the default group
+recorder     every collective, send and receive, as it happens
+calls        one of them: its operator, its group, what is kept of it
+operators    torch's operators, and what their arguments mean
+origin       whose call it is, and from which line
+guard        do all ranks call the same?
+release      ends what the main thread waits in
+waiting      waits in C++ that Python's interrupt can end
+connections/ gloo's connections: known, cut, and made anew behind the groups
+keeping      destroyed groups live on for a while
+progress     how far a rank has come: optimizer steps, gradients averaged
+cpp_log      what torch's C++ side writes about connections that were cut
 """

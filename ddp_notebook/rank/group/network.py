@@ -1,4 +1,4 @@
-"""What a rank does with the others: its groups, what is under way in them, and how it gets out of that."""
+"""What a rank does with the others: its groups, the operations under way in them, and how their waits are ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group import join, waiting
 from ddp_notebook.rank.group.calls import Call
-from ddp_notebook.rank.group.connections import Connections
+from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.connections.models import Models
+from ddp_notebook.rank.group.connections.renewal import Renewal
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.group.progress import Progress
@@ -24,15 +26,15 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.wire.events import Form, Listening, Lost, Message, Peers
 
-# How an operation fails whose peer is gone: gloo's and NCCL's words, and those of a store.
+# Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store.
 _PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|NCCL.*abort")
-# After any of these gloo refuses all further operations of the group. It is formed anew, whoever has caught the error.
+# After any of these gloo refuses all further operations of the group: it is formed anew even if somebody caught them.
 _GROUP_IS_BROKEN = re.compile(r"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL")
 _LOOK_S = 0.02
 
 
 class Network:
-    """One rank's. Made once, in the rank's main thread.
+    """The network of one rank. Made once, in its main thread.
 
     Args:
         send: takes messages for the notebook, from any thread.
@@ -42,15 +44,18 @@ class Network:
         self.where = Where()
         self.recorder = Recorder()
         self.connections = Connections(self.recorder, lambda ports: send(Listening(ports=ports)))
+        self._models = Models()
+        self._renewal = Renewal(self.recorder, self.connections, self._models)
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
         self._guard = Guard()
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
         self._store_port = 0  # of the session's store
-        self._is_broken = False  # an operation has failed for good, and a group with it
+        self._is_broken = False  # an operation has failed in a way that breaks its group
         try:
             self.recorder.install()
             self.connections.watch()
+            self._models.watch()
             waiting.install()
         except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for
             self._progress.sees_operations = False
@@ -80,15 +85,15 @@ class Network:
         if place.epoch == 1:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
         else:
-            notes = self.connections.renew(place)
+            notes = self._renewal.renew(place)
         self.recorder.guard = self._guard if place.guard else None
         self.release.renewed()
         self._is_broken = False
         return notes
 
     def take_over(self, forming: threading.Lock) -> None:
-        """Acquire this lock, which is held while a group forms. One of an earlier epoch, which nobody waits for any
-        more, is ended now and not by its own timeout."""
+        """Acquire this lock, which is held while a group forms. If a group of an earlier epoch still forms, nobody
+        waits for it any more, and it is ended now instead of at its timeout."""
         if forming.acquire(blocking=False):
             return
         with quiet():
@@ -97,20 +102,20 @@ class Network:
                 self.connections.cut_store(self._store_port)
 
     def _leave(self) -> None:
-        """A forked child has the rank's connections, but not gloo's threads: an operation would never end."""
+        """In a forked child, which has the rank's connections but not gloo's threads: an operation would never end."""
         if dist.is_initialized():
-            self.connections.retire(join.not_of_child(dist.get_rank()))
+            self.recorder.retire(join.not_of_child(dist.get_rank()))
 
     def on_message(self, message: Peers | Lost) -> None:
-        """What the notebook says of the other ranks. Called by the agent."""
+        """Takes what the notebook says about the other ranks. Called by the agent."""
         if isinstance(message, Peers):
             self.connections.on_peer_ports(message.ports)
         else:
             self.release.lose(message.why)
 
     def _on_end_of_thread(self, end: threading.ExceptHookArgs) -> None:
-        """A thread of the user's has failed. The message about a stop says what it was in: its traceback, of torch's
-        words about a connection that we have cut, would come after it."""
+        """A thread of the user's has failed. If that is because we have cut its connection, no traceback is shown: the
+        message about the stop says what it was in."""
         is_ours = any(
             isinstance(error, KeyboardInterrupt) or _PEER_IS_GONE.search(known_words(error))
             for error in chain(end.exc_value)
@@ -127,32 +132,26 @@ class Network:
         self.release.begin()
 
     def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
-        """The cell has ended: what `CellDone` says of it. Of one that ended well by itself, nothing but that its ranks
-        train apart."""
+        """The cell has ended. Returns fields of `CellDone`: none after a cell that ended well by itself, except that its
+        ranks train apart."""
         self._cell = None
         apart = {"trains_apart": True} if self._progress.trains_apart else {}
         release = self.release
         release.end()
-        main = threading.get_ident()
-        self.recorder.unwaited.pop(main, None)  # a call that was stopped before its wait
-        self.recorder.waiting.pop(main, None)
-        unwaited = list(self.recorder.live.values())  # in DDP's backward, of the user's other threads, or by nobody
-        failed_call = None if failure is None else next((call for call in unwaited if call.has_failed), None)
-        if unwaited:
-            self.recorder.prune()
-            for call in list(self.recorder.live.values()):
-                if call.thread == main or call.work is not None:  # else another thread is about to begin it
-                    call.compact()
-        failed = self.recorder.failed
+        recorder = self.recorder
+        recorder.leave(threading.get_ident())
+        failed_call = None if failure is None else recorder.first_failed()
+        recorder.compact(threading.get_ident())
+        failed = recorder.failed
         errors = [*chain(failure), *([] if failed is None else [failed.error])]
         self._is_broken |= any(
             isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
         )
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return apart
-        was_freed = failure is not None and self._is_for_want_of_others(failure)
+        was_freed = failure is not None and self._is_for_lack_of_others(failure)
         doing = release.doing or self._failed_in(failure, failed_call if was_freed else None)
-        self.recorder.failed = None  # and with it the frames of its traceback
+        recorder.forget_failure()
         return {
             "place": doing.place or self._place_of(failure),
             "operation": None if doing.operation is None else doing.operation.to_json(),
@@ -179,13 +178,13 @@ class Network:
             "made": self.connections.groups_made,
             "is_cut": self.release.was_cut or self._is_broken,
             "is_busy": bool(self.recorder.operations()),
-            "has_models": self.connections.has_models,
+            "has_models": self._models.exist,
             "has_communicated": self._progress.has_communicated,
             "steps": self._progress.steps,
         }
 
     def _failed_in(self, failure: BaseException | None, unwaited: Call | None) -> Doing:
-        """Where a cell has failed, and in what: the operation that raised, or the first of those that has failed."""
+        """Where a cell has failed, and in which operation: the one that raised, or the first one that has failed."""
         failed, place = self.recorder.failed, self._place_of(failure)
         if failed is not None and any(error is failed.error for error in chain(failure)):
             return Doing(place, failed.call.describe())
@@ -194,8 +193,8 @@ class Network:
     def _place_of(self, failure: BaseException | None) -> str:
         return self.where.of_traceback(None if failure is None else failure.__traceback__)
 
-    def _is_for_want_of_others(self, failure: BaseException) -> bool:
-        """Whether it failed in an operation, because others did not take part."""
+    def _is_for_lack_of_others(self, failure: BaseException) -> bool:
+        """Whether the cell failed in an operation because other ranks did not take part."""
         if self.release.doing is not None:
             return True
         if isinstance(failure, CollectiveMismatchError) or "imed out" in known_words(failure):

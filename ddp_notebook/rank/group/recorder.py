@@ -1,15 +1,15 @@
 """Every collective, send and receive of this process, as it happens: what is under way, and who waits in it.
 
-Kernels at the dispatch key `BackendSelect` of torch's `c10d` operators see all of them: the user's, those of DDP's
+Kernels at the dispatch key `BackendSelect` of torch's `c10d` operators see all of them: the user's and those of DDP's
 reducer, FSDP, DTensor and object collectives, from every thread, and cost nothing elsewhere. A kernel stores
-references and goes on to the real operator; what they mean is worked out only when somebody asks. The end of an
-operation is seen in `Work.wait`, which is wrapped, or when somebody asks.
+references and goes on to the real operator; what they mean is worked out only on request. The end of an operation is
+seen in `Work.wait`, which is wrapped, or on request.
 
-A kernel may also refuse the operation (`refuse`), check it first (`guard`), and send it through other connections than
-those that its group was made with (`connections`).
+A kernel may also refuse the operation (`refusal`), check it first (`guard`), and send it through other connections
+than those that its group was made with (`connections`).
 
-Two traps, both of which hang or abort only sometimes: a kernel at the key `CPU` would hold the interpreter's lock
-while gloo's worker waits for it, and a strong reference to a group keeps gloo's threads alive past the group's end.
+Two traps, both of which hang or abort only sometimes: a kernel at the key `CPU` would hold the GIL while gloo's worker
+waits for it, and a strong reference to a group keeps gloo's threads alive past the group's end.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.rank.group.calls import SPECS, Call, Group, Operator, flat, timeout_of
+from ddp_notebook.rank.group.calls import Call, Group, timeout_of
+from ddp_notebook.rank.group.operators import SPECS, Operator, flat
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.tape import Tape
 
-_MOST_LIVE = 64  # operations that nobody has waited for; those that are done are dropped much earlier
-_PRUNE_AT = 16  # operations that may be over; more where many are really under way
+_MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier
+_PRUNE_AT = 16  # operations that may be over; more if many are really under way
 
 
 class Failure(NamedTuple):
@@ -43,7 +44,7 @@ class Failure(NamedTuple):
 
 
 class Kernel(Operator):
-    """Stands before one operator."""
+    """Runs before one operator."""
 
     def __init__(self, recorder: Recorder, name: str, after: Any) -> None:
         super().__init__(name)
@@ -51,15 +52,15 @@ class Kernel(Operator):
         self._recorder = recorder
 
     def make(self) -> Callable[..., Any]:
-        """The kernel itself: a closure, since every attribute that it would look up costs (12 us a call, of which 7
-        are those of a kernel in Python that does nothing)."""
+        """The kernel itself: a closure, since attribute lookups cost time (12 us a call, 7 of them for any kernel in
+        Python, even one that does nothing)."""
         recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self.at_rest - 1
         live, waiting, by_work, groups = recorder.live, recorder.waiting, recorder.by_work, recorder.groups
         redispatch, after, unbox_group, unbox_work = self.redispatch, self._after, ProcessGroup.unbox, Work.unbox
         get_ident, monotonic_ns, is_send = threading.get_ident, time.monotonic_ns, kind == "send"
         unwaited = recorder.unwaited
         at_async = None if self.at_async is None else self.at_async + self.at_rest
-        keys_after: dict[int, Any] = {}  # by the keys: `&` takes twice as long as to look them up
+        keys_after: dict[int, Any] = {}  # by their bits: `&` takes twice as long as this lookup
 
         def run(keys: Any, *arguments: Any, **named: Any) -> Any:
             if named:
@@ -79,7 +80,7 @@ class Kernel(Operator):
             tape = recorder.tape
             key, call = 0, None
             try:
-                with group.locks[kind]:  # until it is compared: another thread's would be, with this one's number
+                with group.locks[kind]:  # until it is compared: calls are compared in the order of their numbers
                     counts[kind] = number = counts[kind] + 1
                     call = Call(kernel, group, number, arguments, thread, monotonic_ns())
                     key = id(call)
@@ -118,13 +119,13 @@ class Kernel(Operator):
                     tape.ended(call, False, call.since_ns)
             elif (
                 at_async is not None and at_async < len(arguments) and not arguments[at_async]
-            ):  # the next thing that this thread does is to wait
+            ):  # this thread waits next
                 unwaited[thread] = call
             else:
                 work = unbox_work(work)
                 if tape is not None:
                     tape.issued(call, work)
-                call.work = work  # from now on another thread may see that it is over, and forget it
+                call.work = work  # from now on another thread may see that it is over and forget it
                 by_work[id(work)] = call
             if len(live) >= recorder.prune_at:
                 recorder.prune()
@@ -144,17 +145,19 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.refusal: Callable[[Group | None], BaseException] | None = None  # what an operation is to raise instead
-        self.guard: Callable[[Call], None] | None = None  # looks at each before it begins; may raise
-        self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # done in place of every operation
+        # Four hooks, set from outside and looked at in every call.
+        self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
+        self.guard: Callable[[Call], None] | None = None  # called before each one begins; may raise
+        self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called in place of every operation
         self.tape: Tape | None = None  # where calls are left for the recording
+        # Changed by methods only.
         self.failed: Failure | None = None  # the last one
-        self.live: dict[int, Call] = {}  # that may not be over, by id
-        self.waiting: dict[int, Call] = {}  # by thread that is in one or waits for one
-        self.by_work: dict[int, Call] = {}
-        self.unwaited: dict[int, Call] = {}  # by thread: a synchronous one between its issue and its wait
+        self.live: dict[int, Call] = {}  # by id; calls that may not be over
+        self.waiting: dict[int, Call] = {}  # by thread that is in a call, or waits for it
+        self.by_work: dict[int, Call] = {}  # by id of the work
+        self.unwaited: dict[int, Call] = {}  # by thread: a synchronous call that was issued and is not waited for yet
         self.prune_at = _PRUNE_AT
-        self.twins: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()  # of the guard
+        self._twins: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()  # of the guard
         self.groups: dict[int, Group] = {}  # by id of the process group
         self._libraries: list[Any] = []
         self._waits: dict[type, Any] = {}
@@ -169,7 +172,7 @@ class Recorder:
                 library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
         functional.impl("wait_tensor", self._around_wait_tensor(after), "BackendSelect", with_keyset=True)
         kinds: list[type] = [Work, *Work.__subclasses__()]
-        for kind in kinds:  # of the fake backend, which has a `wait` of its own
+        for kind in kinds:  # the work of the fake backend has a `wait` of its own
             if "wait" in kind.__dict__:
                 self._waits[kind] = kind.__dict__["wait"]  # not `getattr`, which loses the descriptor
                 kind.wait = self._around_wait(kind.wait)  # type: ignore[attr-defined]
@@ -186,10 +189,29 @@ class Recorder:
         known = self.groups.get(id(group))
         if known is None or known.reference() is not group:
             known = self.groups[id(group)] = Group(group)
-            known.twin = self.twins.get(group)
+            known.twin = self._twins.get(group)
             for key in [key for key, one in list(self.groups.items()) if one.reference() is None]:
                 self.groups.pop(key, None)  # another thread may do the same
         return known
+
+    def registered(self) -> dict[str, Group]:
+        """torch's groups by name, in the order in which they were made."""
+        names = distributed_c10d._world.pg_names
+        groups = {name: self.group(group) for group, name in names.items() if group.size() > 0}
+        return dict(sorted(groups.items(), key=lambda item: (not item[0].isdigit(), len(item[0]), item[0])))
+
+    def retire(self, why: str) -> None:
+        """No group of today can be used any more: operations raise these words."""
+        for group in self.registered().values():
+            group.retired = why
+
+    def keep_twin(self, group: ProcessGroup, twin: Any) -> None:
+        """Keep the guard's private group of a group that is being made: its `Group` cannot be made yet."""
+        self._twins[group] = twin
+
+    def twin_of(self, group: ProcessGroup) -> Any:
+        """The guard's private group that a group was made with, if any."""
+        return self._twins.get(group)
 
     @property
     def counts(self) -> dict[str, dict[str, Any]]:
@@ -206,17 +228,42 @@ class Recorder:
         return sum(sum(group.counts.values()) for group in list(self.groups.values()))
 
     def reset_counts(self) -> None:
-        """The groups were formed anew: count from the beginning, and forget what the old connections took along."""
+        """The groups were formed anew: count from the beginning, and forget the operations of the old connections."""
         for group in list(self.groups.values()):
-            group.counts = dict.fromkeys(group.counts, 0)
-            group.sent.clear()
+            group.reset_counts()
         self.live.clear()
         self.by_work.clear()
         self.unwaited.clear()
         self.failed = None
 
+    def leave(self, thread: int) -> None:
+        """The code of a thread has ended: it waits in nothing, though it may have been stopped before a wait."""
+        self.unwaited.pop(thread, None)
+        self.waiting.pop(thread, None)
+
+    def first_failed(self) -> Call | None:
+        """The first operation that failed without raising anywhere in Python: in DDP's backward, for example."""
+        return next((call for call in list(self.live.values()) if call.has_failed), None)
+
+    def forget_failure(self) -> None:
+        """Drop the last failure, and with it the frames of its traceback."""
+        self.failed = None
+
+    def compact(self, thread: int) -> None:
+        """Drop the tensors of operations that nobody has waited for.
+
+        Args:
+            thread: has begun all of its own. An operation of another thread without a work is still to begin.
+        """
+        if not self.live:
+            return
+        self.prune()
+        for call in list(self.live.values()):
+            if call.thread == thread or call.work is not None:
+                call.compact()
+
     def prune(self) -> None:
-        """Forget what is over: its tensors should not live longer than their user lets them."""
+        """Forget what is over, so that its tensors live no longer than the user keeps them."""
         for key, call in list(self.live.items()):
             if call.is_done or call.is_given_up:
                 self._forget(key, call)
@@ -228,12 +275,12 @@ class Recorder:
     def _forget(self, key: int, call: Call) -> None:
         self.live.pop(key, None)
         self.by_work.pop(id(call.work), None)
-        call.work = None  # which holds its tensors
+        call.work = None  # it holds the tensors
         if call.moment is not None and self.tape is not None:
             self.tape.forgotten(call)
 
     def operations(self) -> list[Call]:
-        """What is under way, the oldest first. From any thread."""
+        """The operations under way, the oldest first. From any thread."""
         return [call for call in list(self.live.values()) if not call.is_done]
 
     def waits_in(self, thread: int) -> Call | None:
@@ -249,15 +296,15 @@ class Recorder:
             call = by_work.get(id(work)) if by_work else None
             if call is None:
                 call = unwaited.pop(thread, None)
-                if call is None:  # of a group that is not recorded
+                if call is None:  # its group is not recorded
                     return wait(work) if timeout is None else wait(work, timeout)
-                call.is_waited_for = True  # first: another thread may see that it is over, and forget it
+                call.is_waited_for = True  # first: another thread may see that it is over and forget it
                 call.work = work
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
             if timeout is None and call.kernel.spec.kind != "collective" and call.is_on_cpu:
-                # gloo would take the timeout that its group was formed with, whatever it was set to since. (NCCL keeps
-                # the thread until the device is done where a timeout is given.)
+                # gloo would use the timeout that its group was formed with, whatever was set since. (With a timeout,
+                # NCCL blocks the thread until the device is done.)
                 group = call.group.reference()
                 timeout = None if group is None else timeout_of(group)
             call.is_waited_for = not call.end_ns
@@ -282,8 +329,8 @@ class Recorder:
         return recorded_wait
 
     def _around_wait_tensor(self, after: Any) -> Callable[..., torch.Tensor]:
-        """Functional collectives, and with them DTensor, are waited for by their output, in C++, which finds them over
-        when they were waited for here."""
+        """Functional collectives, and so DTensor's, are waited for in C++ by their output tensor. They are waited for
+        here first, so that C++ finds them over."""
         wait = torch.ops._c10d_functional.wait_tensor.default.redispatch
 
         def wait_tensor(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -295,8 +342,8 @@ class Recorder:
         return wait_tensor
 
     def _that_fills(self, tensor: torch.Tensor) -> Call | None:
-        """The operation under way that a tensor is the output of."""
-        if type(tensor) is not torch.Tensor:  # of torch.compile's, which has no data
+        """The operation under way whose output a tensor is."""
+        if type(tensor) is not torch.Tensor:  # a tensor of torch.compile has no data
             return None
         at_data = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
         for call in reversed(list(self.live.values())) if at_data else ():
@@ -309,5 +356,5 @@ class Recorder:
 
 
 def _is_registered(group: ProcessGroup) -> bool:
-    """Whether torch knows it: one that was destroyed may live on for a while, and its name be given again."""
+    """Whether torch knows the group: a destroyed one may live on for a while, and its name may be given again."""
     return group in distributed_c10d._world.pg_names

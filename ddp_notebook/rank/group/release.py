@@ -19,7 +19,7 @@ from typing import Any
 
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.calls import Call, Group
-from ddp_notebook.rank.group.connections import Connections
+from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.records.operation import Operation
@@ -90,7 +90,7 @@ class Release:
         self._has_interrupted = self._has_resent = False
         self._resent = 0
         self._held = None, 0.0
-        self._recorder.failed = None
+        self._recorder.forget_failure()
         self._ended.clear()
 
     def end(self) -> None:
@@ -126,7 +126,7 @@ class Release:
                 place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
             else:
                 if call is None and self._where.is_in_torch(frame):  # in a backward: what a peer's freeing has ended
-                    call = next((call for call in self._recorder.live.values() if call.has_failed), None)
+                    call = self._recorder.first_failed()
                 place, call = self._place_of(call, frame)
             self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())
         return True

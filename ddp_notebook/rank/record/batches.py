@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_notebook.rank.group.calls import Call, Group, nbytes
+from ddp_notebook.rank.group.calls import Call, Group
+from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import GpuClock

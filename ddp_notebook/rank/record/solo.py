@@ -21,7 +21,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ddp_notebook.rank.group.calls import Operator, flat
+from ddp_notebook.rank.group.operators import Operator, flat
 
 
 class EnoughStepsError(BaseException):

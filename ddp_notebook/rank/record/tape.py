@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, UNWAITED, Call, flat
+from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, UNWAITED, Call
+from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import REDUCER, Sites
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import Marks

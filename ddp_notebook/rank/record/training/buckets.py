@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.rank.group.calls import Call, nbytes
+from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.operators import nbytes
 
 
 class Layout(NamedTuple):

@@ -1,0 +1,219 @@
+"""Which connections this process has, and how they are cut: every operation that waits for one ends.
+
+gloo's groups and the clients of stores are seen as they are made. Groups get a private one for the guard at the same
+moment.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
+from torch.distributed import distributed_c10d
+
+from ddp_notebook.rank.group.calls import timeout_of
+from ddp_notebook.rank.group.connections import sockets
+from ddp_notebook.rank.group.guard import make_twin
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.group.waiting import notice_interrupt
+
+_Ports = frozenset[tuple[int, int]]  # of both ends of each connection
+
+
+class _Connecting(NamedTuple):
+    """A group that is being made, and what there was before."""
+
+    connections: _Ports
+    listening: set[int]
+    size: int
+
+
+class Connections:
+    """The connections of this process.
+
+    Args:
+        recorder: knows the groups, and refuses operations.
+        tell: takes the ports of a group's listeners, for the other ranks.
+    """
+
+    def __init__(self, recorder: Recorder, tell: Callable[[list[int]], None]) -> None:
+        self._recorder = recorder
+        self._tell = tell
+        self._own_ports: set[int] = set()  # where gloo listens here
+        self._peer_ports: set[int] = set()  # where it listens at the peers
+        self._store_ports: set[int] = set()
+        self._connecting: dict[int, _Connecting] = {}  # by thread
+        self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: what listened before
+        self._making = threading.RLock()
+        self._makers = 0  # calls that hold that lock: several where one call makes a group by another
+        self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
+        self.makes_twins = False  # private groups for the guard
+
+    def watch(self) -> None:
+        """See every gloo group and every client of a store as it is made."""
+        connect_group, connect_store = ProcessGroupGloo.__init__, TCPStore.__init__
+
+        def init_group(group: ProcessGroupGloo, *args: Any, **kwargs: Any) -> None:
+            thread = threading.get_ident()
+            listening = sockets.listening_ports()
+            size = kwargs.get("size", args[2] if len(args) > 2 else 0)
+            self._connecting[thread] = _Connecting(_connections(), listening, size)
+            try:
+                connect_group(group, *args, **kwargs)
+            finally:
+                del self._connecting[thread]
+                new = sockets.listening_ports() - listening
+                self._own_ports |= new
+            self._tell(sorted(new))
+
+        @functools.wraps(connect_store)
+        def init_store(store: TCPStore, *args: Any, **kwargs: Any) -> None:
+            port = kwargs.get("port", args[1] if len(args) > 1 else 0)
+            thread = threading.get_ident()
+            if port:
+                self._store_ports.add(port)
+            else:
+                self._starting[thread] = sockets.listening_ports()
+            try:
+                connect_store(store, *args, **kwargs)
+            finally:
+                self._starting.pop(thread, None)
+                notice_interrupt()
+            self._store_ports.add(store.port)
+
+        ProcessGroupGloo.__init__ = init_group  # type: ignore[method-assign,assignment]
+        TCPStore.__init__ = init_store  # type: ignore[method-assign,assignment]
+        self._watch_groups()
+
+    def _watch_groups(self) -> None:
+        """Give each group a private one for the guard as it is made, and redirect what torch asks of a group's backend
+        to the backend that the group has now."""
+        make = distributed_c10d._new_process_group_helper
+
+        @functools.wraps(make)
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            made, store = make(*args, **kwargs)
+            if self.makes_twins and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
+                self._recorder.keep_twin(made, make_twin(made, store, timeout_of(made)))  # its ranks are not known yet
+            return made, store
+
+        make_with_name = distributed_c10d._new_group_with_tag
+
+        @functools.wraps(make_with_name)
+        def make_in_turn(*args: Any, **kwargs: Any) -> Any:
+            """Threads that make groups at the same time would block each other at the store, whose client handles one
+            request after the other: without the guard's groups with many threads, with them already with two."""
+            with self._making:
+                if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being ended
+                    raise refuse(None)
+                self._makers += 1
+                try:
+                    return make_with_name(*args, **kwargs)
+                finally:
+                    self._makers -= 1
+
+        distributed_c10d._new_group_with_tag = make_in_turn
+        set_timeout = distributed_c10d._set_pg_timeout
+
+        @functools.wraps(set_timeout)
+        def set_timeouts(timeout: timedelta, group: Any = None) -> None:
+            set_timeout(timeout, group)
+            which = dist.group.WORLD if group is None else group
+            twin = None if which is None else self._recorder.twin_of(which)
+            if twin is not None:  # it waits wherever its group would
+                twin._set_default_timeout(timeout)
+
+        distributed_c10d._new_process_group_helper = make_group
+        distributed_c10d._set_pg_timeout = set_timeouts
+        for name in ("_get_backend", "_start_coalescing", "_end_coalescing"):
+            setattr(ProcessGroup, name, self._at_successor(getattr(ProcessGroup, name)))
+
+    def _at_successor(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        groups = self._recorder.groups
+
+        @functools.wraps(method)
+        def of_successor(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            known = groups.get(id(group))
+            if known is not None and known.successor is not None and known.reference() is group:
+                group = known.successor
+            return method(group, *args, **kwargs)
+
+        return of_successor
+
+    def on_peer_ports(self, ports: list[int]) -> None:
+        """gloo listens at these ports on another rank."""
+        self._peer_ports.update(ports)
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether some thread is making a group."""
+        return bool(self._connecting)
+
+    @property
+    def is_making(self) -> bool:
+        """Whether some thread is in `new_group`, which may wait at the store."""
+        return self._makers > 0
+
+    @property
+    def groups_made(self) -> int:
+        """How many groups torch has counted: the next one is named after it, and ranks meet under that name."""
+        return int(distributed_c10d._world.group_count)
+
+    def replace(self, successors: dict[str, ProcessGroup]) -> list[ProcessGroup]:
+        """Operations go through these groups from now on, by name. Returns those that they went through before."""
+        before, self._successors = list(self._successors.values()), successors
+        return before
+
+    def forget_ports(self) -> None:
+        """The connections so far are no longer used."""
+        self._own_ports.clear()
+        self._peer_ports.clear()
+
+    # ---- cutting
+
+    def cut_groups(self) -> int:
+        """End every operation that waits in a group, here and at its peers. From any thread.
+
+        Returns:
+            How many connections were cut.
+        """
+        count = sockets.cut(self._own_ports | self._peer_ports)
+        for before in list(self._connecting.values()):  # their peers have not told their ports yet
+            new = {port for port, peer in _connections() - before.connections if peer not in self._store_ports}
+            count += sockets.cut(new - self._store_ports)
+            for port in sockets.listening_ports() - before.listening:
+                sockets.knock(port, before.size)
+        return count + self._abort_nccl()
+
+    def cut_stores(self) -> int:
+        """End every wait at a store."""
+        new = [sockets.listening_ports() - before for before in list(self._starting.values())]
+        return sockets.cut(self._store_ports.union(*new))
+
+    def cut_store(self, port: int) -> int:
+        """End every wait at the store with this port."""
+        return sockets.cut([port])
+
+    def _abort_nccl(self) -> int:
+        count = 0
+        for group in [*distributed_c10d._world.pg_names, *self._successors.values()]:
+            if torch.device("cuda") in group._device_types:
+                backend = group._get_backend(torch.device("cuda"))
+                if backend.name() == "nccl":
+                    backend.abort()  # Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown
+                    count += 1
+        return count
+
+
+def _is_gloo(group: ProcessGroup) -> bool:
+    return "gloo" in str(dist.get_backend_config(group)) and "nccl" not in str(dist.get_backend_config(group))
+
+
+def _connections() -> _Ports:
+    return frozenset((found.port, found.peer_port) for found, _ in sockets.tcp_sockets() if not found.listens)

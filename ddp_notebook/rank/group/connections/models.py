@@ -1,0 +1,103 @@
+"""Models in DDP and FSDP: after a cell that was cut, they forget a forward or backward that did not end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Models:
+    """The models in DDP and FSDP of this process, from `watch` on."""
+
+    def __init__(self) -> None:
+        self._fsdp1: weakref.WeakSet[FullyShardedDataParallel] = weakref.WeakSet()
+        self._ddp: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+    def watch(self) -> None:
+        """See models as they are made."""
+        _remember(DistributedDataParallel, "__init__", self._ddp)
+        _remember(DistributedDataParallel, "__setstate__", self._ddp)
+        _remember(FullyShardedDataParallel, "__init__", self._fsdp1)
+
+    @property
+    def exist(self) -> bool:
+        """Whether there are any: a forward or backward of one may have been left half done."""
+        return bool(self._ddp or self._fsdp1 or FSDPModule.__subclasses__())
+
+    def reset(self, *, make_reducers: bool) -> list[str]:
+        """Let all of them forget a forward or backward that did not end.
+
+        Args:
+            make_reducers: some rank is new, so the reducers of all ranks have to be.
+
+        Returns:
+            What the user has to know: models that cannot go on.
+        """
+        notes = []
+        for model in list(self._ddp):
+            try:
+                _reset(model, make_reducer=make_reducers)
+            except Exception as error:  # of one model: the others and the group are not to suffer
+                notes.append(f"a model in DDP cannot go on, wrap it again: {type(error).__name__}: {error}")
+        for module in _sharded_modules():
+            _reset_sharded(module)
+        if self._fsdp1:
+            notes.append(
+                "FullyShardedDataParallel cannot forget a step that was cut: wrap such models again on all ranks"
+            )
+        return notes
+
+
+def _remember(kind: type, name: str, models: Any) -> None:
+    """Wrap a method of a kind of model, so that it puts the model into a set."""
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def remembered(model: Any, *args: Any, **kwargs: Any) -> None:
+        original(model, *args, **kwargs)
+        if name == "__setstate__":
+            for hook, state in getattr(model, "_comm_hooks", ()):  # an unpickled model in DDP lacks them
+                dist._register_comm_hook(model.reducer, state, hook)  # type: ignore[attr-defined]  # exported later
+        models.add(model)
+
+    setattr(kind, name, remembered)
+
+
+def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
+    """Let a model's reducer forget a backward that did not end, on all ranks alike.
+
+    If some rank is new, so is its reducer, whose buckets are in their first order. Then all ranks need new reducers:
+    old ones keep their order, and gradients would be added to those of other parameters.
+    """
+    if getattr(model, "reducer", None) is None:
+        return
+    if not make_reducer:
+        model._update_process_group(model.process_group)
+    elif (
+        model.process_group is dist.group.WORLD
+    ):  # a smaller group with a new rank in it has to be made again, and its model too
+        state = model.__getstate__()
+        model._has_rebuilt_buckets = state["_has_rebuilt_buckets"] = False
+        model.__setstate__(state)
+
+
+def _sharded_modules() -> list[FSDPModule]:
+    """All modules that `fully_shard` was called with. It makes a subclass for each class of module."""
+    classes = set(FSDPModule.__subclasses__())
+    return [each for each in gc.get_objects() if type(each) in classes] if classes else []
+
+
+def _reset_sharded(module: FSDPModule) -> None:
+    """Let the root of an FSDP model forget a forward or backward that did not end.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    with contextlib.suppress(AttributeError, RuntimeError):  # it has not run yet, or is not the root
+        module.reset_iter_state()

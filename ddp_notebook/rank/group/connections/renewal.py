@@ -1,0 +1,158 @@
+"""New connections for every group, while the groups themselves stay."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
+
+from ddp_notebook.rank.group import join
+from ddp_notebook.rank.group.calls import Group, timeout_of
+from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.connections.models import Models
+from ddp_notebook.rank.group.guard import make_twin
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.wire.events import Form
+
+_DEFAULT = "0"  # torch's name of the default group
+
+
+class Renewal:
+    """Makes the connections of this process anew.
+
+    Args:
+        recorder: knows the groups.
+        connections: the present ones.
+        models: those in DDP and FSDP, which may have been left in a backward.
+    """
+
+    def __init__(self, recorder: Recorder, connections: Connections, models: Models) -> None:
+        self._recorder = recorder
+        self._connections = connections
+        self._models = models
+        # Freeing a group joins its threads while holding the GIL, and a thread that is about to drop a tensor waits for
+        # the GIL. So the last groups are kept until they have long been quiet.
+        self._ended: deque[list[Any]] = deque(maxlen=2)
+
+    def renew(self, place: Form) -> list[str]:
+        """Make new connections for every group, with all ranks of the session. New ranks join the default group.
+
+        Returns:
+            What the user has to know: groups that cannot be made again.
+
+        Raises:
+            whatever torch raises when a group does not form.
+        """
+        forming = timedelta(seconds=place.form_timeout_s)
+        client = TCPStore(
+            place.store_host,
+            place.store_port,
+            world_size=None,
+            is_master=False,
+            timeout=forming,
+            wait_for_workers=False,
+        )
+        store = PrefixStore(f"{place.store_prefix}/{place.epoch}", client)
+        world = distributed_c10d._world
+        groups = self._recorder.registered() if dist.is_initialized() else {}
+        mine = {"count": world.group_count, "groups": {name: group.ranks for name, group in groups.items()}}
+        store.set(f"groups/{place.rank}", json.dumps(mine))
+        everybody = [json.loads(one) for one in store.multi_get([f"groups/{r}" for r in range(place.world_size)])]
+        self._put_aside()
+        notes = []
+        if not groups:
+            join.join(place, f"{place.store_prefix}/{place.epoch}")
+        made: list[tuple[Group, ProcessGroup, Any]] = []
+        for name, group in groups.items():
+            # Its ranks are compared too: after ranks failed while making groups, two groups may have one name.
+            absent = [r for r in group.ranks if everybody[r]["groups"].get(name) != list(group.ranks)]
+            if absent and name != _DEFAULT:  # a new rank has no groups, and joins the default one
+                if not group.retired:
+                    group.retired = _retired(group, absent)
+                    notes.append(group.retired)
+                continue
+            made += self._connect(group, name, PrefixStore(f"{name}/", store), forming)
+        for group, successor, twin in made:  # all or none: operations through old connections would wait for ever
+            group.go_through(successor, twin)
+        self._connections.replace({group.name: successor for group, successor, _ in made})
+        notes += self._models.reset(make_reducers=any(not one["groups"] for one in everybody))
+        world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
+        if groups:
+            default = dist.group.WORLD
+            assert default is not None
+            backend, _ = world.pg_map[default]
+            world.pg_map[default] = (backend, PrefixStore(f"{_DEFAULT}/", store))
+            for each in (client, store):
+                each.set_timeout(timeout_of(default))
+        self._recorder.reset_counts()
+        return notes
+
+    def _put_aside(self) -> None:
+        """Keep the present connections for a while, without using them."""
+        twins = [group.twin for group in self._recorder.groups.values()]
+        self._ended.append([*self._connections.replace({}), *twins])
+        self._connections.forget_ports()
+
+    def _connect(
+        self, group: Group, name: str, store: Any, forming: timedelta
+    ) -> list[tuple[Group, ProcessGroup, Any]]:
+        """Do what torch does for a new group, without registering it. Its keys in the store are torch's own, so that a
+        rank that joins by `init_process_group` meets the others there."""
+        old = group.reference()
+        assert old is not None
+        config = distributed_c10d.Backend(dist.get_backend_config(old))
+        by_device = distributed_c10d.BackendConfig(config).device_backend_map
+        if not set(by_device.values()) <= {"gloo", "nccl"}:
+            return []  # "fake" has no connections
+        rank, size, timeout = old.rank(), old.size(), timeout_of(old)
+        new = ProcessGroup(store, rank, size)
+        backends: dict[str, Any] = {}
+        for device, backend in by_device.items():
+            if backend not in backends:
+                at = PrefixStore(f"{device}/", store)
+                if backend == "gloo":
+                    backends[backend] = ProcessGroupGloo(at, rank, size, timeout=forming)
+                    backends[backend]._set_default_timeout(timeout)
+                else:
+                    backends[backend] = _nccl(at, rank, size, timeout, group, name)
+            new._register_backend(
+                torch.device(device), distributed_c10d.Backend.backend_type_map[backend], backends[backend]
+            )
+        first = "nccl" if "nccl" in backends else "gloo"
+        new._set_default_backend(distributed_c10d.Backend.backend_type_map[first])
+        if old.bound_device_id is not None:
+            new.bound_device_id = old.bound_device_id
+        new._set_group_name(distributed_c10d.GroupName(name))
+        new._set_group_desc(old.group_desc)
+        twin = (
+            make_twin(new, store, forming)
+            if self._connections.makes_twins and size > 1 and set(backends) == {"gloo"}
+            else None
+        )
+        if twin is not None:
+            twin._set_default_timeout(timeout)
+        return [(group, new, twin)]
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, name: str) -> Any:
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.global_ranks_in_group = list(group.ranks)
+    options.group_name = distributed_c10d.GroupName(name)
+    return ProcessGroupNCCL(store, rank, size, options)
+
+
+def _retired(group: Group, absent: list[int]) -> str:
+    who = ",".join(map(str, absent))
+    return (
+        f"group {group.title} of ranks {','.join(map(str, group.ranks))} is not known on rank{'s' * (len(absent) > 1)} "
+        f"{who} and cannot be used any more; make it again on all ranks: dist.new_group({list(group.ranks)})"
+    )

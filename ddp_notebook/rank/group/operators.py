@@ -1,0 +1,132 @@
+"""The operators behind torch's collectives, sends and receives, and what their arguments mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ddp_notebook.records.schema import REDUCE_OPS
+
+
+class Spec(NamedTuple):
+    """What an operator means."""
+
+    name: str  # as users call it
+    input: str  # the argument with the tensors that this rank gives
+    output: str  # the argument with the tensors that it gets
+    shows_output: bool = False  # the output has the same shape on all ranks, not the input
+    uneven: bool = False  # shapes may differ from rank to rank
+    kind: str = "collective"
+
+
+SPECS = {
+    "allreduce_": Spec("all_reduce", "tensors", "tensors"),
+    "allreduce_coalesced_": Spec("all_reduce_coalesced", "tensors", "tensors"),
+    "broadcast_": Spec("broadcast", "tensors", "tensors"),
+    "reduce_": Spec("reduce", "tensors", "tensors"),
+    "gather_": Spec("gather", "input_tensors", "output_tensors"),
+    "scatter_": Spec("scatter", "input_tensors", "output_tensors", shows_output=True),
+    "allgather_": Spec("all_gather", "input_tensors", "output_tensors"),
+    "_allgather_base_": Spec("all_gather_single", "input_tensor", "output_tensor"),
+    "allgather_coalesced_": Spec("all_gather_coalesced", "input_list", "output_lists"),
+    "allgather_into_tensor_coalesced_": Spec("all_gather_single_coalesced", "inputs", "outputs"),
+    "reduce_scatter_": Spec("reduce_scatter", "input_tensors", "output_tensors", shows_output=True),
+    "_reduce_scatter_base_": Spec("reduce_scatter_single", "input_tensor", "output_tensor", shows_output=True),
+    "reduce_scatter_tensor_coalesced_": Spec("reduce_scatter_single_coalesced", "inputs", "outputs", shows_output=True),
+    "alltoall_base_": Spec("all_to_all_single", "input", "output", uneven=True),
+    "alltoall_": Spec("all_to_all", "input_tensors", "output_tensors", uneven=True),
+    "barrier": Spec("barrier", "", ""),
+    "monitored_barrier_": Spec("monitored_barrier", "", ""),
+    "send": Spec("send", "tensors", "", kind="send"),
+    "recv_": Spec("recv", "", "tensors", shows_output=True, kind="recv"),
+    "recv_any_source_": Spec("recv", "", "tensors", shows_output=True, kind="recv"),
+}
+
+
+class Operator:
+    """The places of one operator's arguments. All operators take tensors, then the group, then the rest.
+
+    Args:
+        name: of the operator, a key of `SPECS`.
+    """
+
+    def __init__(self, name: str) -> None:
+        operator = getattr(torch.ops.c10d, name).default
+        arguments = operator._schema.arguments
+        places = {argument.name: at for at, argument in enumerate(arguments)}
+        self.spec = SPECS[name]
+        self.at_input = places.get(self.spec.input)
+        self.at_output = places.get(self.spec.output)
+        self.at_tensors = self.at_output if self.spec.shows_output else self.at_input
+        self.at_rest = places["process_group"] + 1
+        places = {name: at - self.at_rest for name, at in places.items()}
+        self._at_reduce_op = places.get("reduce_op")
+        self._at_tag = places.get("tag")
+        self._at_root = next((places[word] for word in ("root_rank", "src", "dst") if word in places), None)
+        self.at_async = places.get("async_op")
+        self._at_facts = tuple(at for at in (self._at_tag, self._at_root, self.at_async) if at is not None)
+        self.returns = len(operator._schema.returns)
+        self.arguments = arguments
+        # Without the Python frame of `operator.redispatch`, which takes 0.6 us.
+        self.redispatch = getattr(getattr(operator, "_handle", None), "redispatch_boxed", operator.redispatch)
+
+    # `rest`: the arguments behind the group. Those that have their default value may be missing at its end.
+
+    def root_of(self, rest: tuple[Any, ...]) -> int | None:
+        at = self._at_root
+        return rest[at] if at is not None and at < len(rest) else None
+
+    def tag_of(self, rest: tuple[Any, ...]) -> int:
+        at = self._at_tag
+        return rest[at] if at is not None and at < len(rest) else 0
+
+    def reduce_op_of(self, rest: tuple[Any, ...]) -> str:
+        at = self._at_reduce_op
+        return "" if at is None else REDUCE_OPS[1 + int(rest[at].op())]
+
+    def facts_of(self, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All of these at once, to tell calls apart."""
+        op = None if (at := self._at_reduce_op) is None else rest[at].op()
+        return op, *[rest[at] for at in self._at_facts if at < len(rest)]
+
+    def blocks(self, rest: tuple[Any, ...]) -> bool:
+        """Whether the caller waits for the operation."""
+        at = self.at_async
+        return not self.returns or (at is not None and at < len(rest) and not rest[at])
+
+    def shapes_of(
+        self, arguments: tuple[Any, ...]
+    ) -> tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]]:
+        """The type of the tensors, and the shapes of the input and of the output. Takes all arguments."""
+        at_in, at_out = self.at_input, self.at_output
+        if at_in == at_out:
+            if at_in is None:
+                return None, (), ()
+            tensors = arguments[at_in]
+            if len(tensors) == 1:
+                tensor = tensors[0]
+                shapes: Sequence[torch.Size] = (tensor.shape,)
+                return tensor.dtype, shapes, shapes
+            shapes = [tensor.shape for tensor in tensors]
+            return tensors[0].dtype if tensors else None, shapes, shapes
+        inputs = () if at_in is None else flat(arguments[at_in])
+        outputs = () if at_out is None else flat(arguments[at_out])
+        some = inputs or outputs
+        dtype = some[0].dtype if some else None
+        return dtype, [one.shape for one in inputs], [one.shape for one in outputs]
+
+
+def flat(value: Any) -> Sequence[torch.Tensor]:
+    """The tensors of an argument: one, a list, or a list of lists."""
+    if type(value) is not list:
+        return (value,)
+    if not value or type(value[0]) is not list:
+        return value
+    return [tensor for part in value for tensor in flat(part)]
+
+
+def nbytes(shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> int:
+    """Size of tensors of these shapes."""
+    return 0 if dtype is None else dtype.itemsize * sum(shape.numel() for shape in shapes)
