@@ -43,7 +43,7 @@ if rank == 0: print(json.dumps([_taken[True], _taken[False]]))
 """
 _RECORDER = """
 import json, os, sys, time, torch, torch.distributed as dist
-from ddp_notebook.rank.recorder import Recorder
+from ddp_notebook.rank.group.recorder import Recorder
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 x, taken = torch.ones(4), {True: [], False: []}
 for _ in range(BLOCKS):

@@ -35,12 +35,12 @@ BAR_STEP, BAR_READABLE_MS = 1.03, 100.0
 _CALL = """
 import json, os, time, torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from ddp_notebook.codec import encode
-from ddp_notebook.rank.metrics import Metrics
-from ddp_notebook.rank.recorder import Recorder
-from ddp_notebook.rank.rows import Rows
+from ddp_notebook.records.codec import encode
+from ddp_notebook.rank.record.batches import BatchMaker
+from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.tape import Tape
-from ddp_notebook.rank.where import Where
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.wire.record_options import LEVELS
 
 class Training:
@@ -49,7 +49,7 @@ class Training:
 dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
 x, where, taken = torch.ones(4), Where(), {}
 where.enter(__file__, 1)
-rows = Rows(lambda: 0, where.of_calls)
+maker = BatchMaker(lambda: 0, where.of_calls)
 
 def keep(what, took_s, count):
     taken.setdefault(what, []).append(took_s / count * 1e6)
@@ -69,7 +69,7 @@ def of_calls(mode, tape):
         keep(f"{name} {mode}", time.thread_time() - began, CALLS)
         if tape is not None and (records := tape.take(10**6)):
             began = time.thread_time()
-            encode(rows.batch(records))
+            encode(maker.batch(records))
             keep(f"drain {mode}", time.thread_time() - began, len(records))
 
 def of_logs(tape):
@@ -116,7 +116,7 @@ _model, _shape, _bucket_cap_mb = MODEL
 _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken, _level = torch.randn(_shape), [], _tape.level
-from ddp_notebook.rank.recorder import Kernel
+from ddp_notebook.rank.group.recorder import Kernel
 _whole = Kernel.make
 def make(kernel):
     redispatch, after = kernel.redispatch, kernel._after

@@ -13,7 +13,7 @@ from ddp_notebook import RecordOptions
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.apart import apart
 from ddp_notebook.observe.trace.trace import chrome_trace
-from ddp_notebook.rank.record.batches import Rows
+from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.record.training.stretches import FORWARD, Training
@@ -198,7 +198,7 @@ def test_rows_that_are_gone_prove_nothing():
 def test_a_record_that_fails_is_counted_and_keeps_its_texts():
     """A batch of its own, with a name that later records have too."""
     tape, recording = Tape({}), Recording(1)
-    drain = Drain(tape, Rows(lambda: 0, lambda *_: ""), lambda data: recording.feed(decode(data)), lambda: False)
+    drain = Drain(tape, BatchMaker(lambda: 0, lambda *_: ""), lambda data: recording.feed(decode(data)), lambda: False)
     training = Training(tape)
     for samples in (2**31, 8):  # the first is more than its column holds
         training.put(FORWARD, "Net", 1, samples)

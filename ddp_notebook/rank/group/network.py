@@ -132,7 +132,7 @@ class Network:
         self.release.begin()
 
     def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
-        """The cell has ended. Returns fields of `CellDone`: none after a cell that ended well by itself, except that its
+        """The cell has ended. Returns fields of `CellDone`: none after a cell that ended well by itself, unless its
         ranks train apart."""
         self._cell = None
         apart = {"trains_apart": True} if self._progress.trains_apart else {}

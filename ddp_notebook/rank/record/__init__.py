@@ -4,8 +4,9 @@ recording   what a rank records, put together
 tape        what the threads that train leave behind: references and times
 drain       the recorder's thread: empties the tape
 batches     what the tape holds, made into rows
+texts       texts of a recording, sent once each
 previews    small copies of tensors
-training/   the stretches of a training step
+training/   the stretches of a training step: input, forward, backward, optimizer
 metrics     `log`, and variables that are watched
 resources   memory and load
 gpu_times   when work on a GPU began and ended

@@ -1,7 +1,7 @@
 """The recorder's own thread: takes what the tape holds, makes batches of it, and passes them on.
 
-It sleeps as long as nothing is recorded, but for a look at memory and load once a second. Where the receiver cannot
-keep up the records stay on the tape, which drops its oldest with a count.
+It sleeps as long as nothing is recorded, except for a look at memory and load once a second. If the receiver cannot
+keep up, records stay on the tape, which drops and counts the oldest.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from ddp_notebook.rank.record.batches import Rows
+from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.resources import Resources
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.records.codec import encode
 
-# After the first record, so that what comes with it travels with it: each batch costs the same, and where the notebook
-# keeps up a record is to be there within 0.1 s.
+# From the first record on, so that the next ones travel with it: each batch costs the same. Where the notebook keeps
+# up, a record is to be there within 0.1 s.
 _PERIOD_S = 0.08
 _RESOURCES_S = 1.0
 _MOST_RECORDS = 2000  # of a batch
@@ -27,18 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 class Drain:
-    """Empties a tape.
+    """Empties one tape.
 
     Args:
         tape: that fills.
-        rows: makes batches.
+        maker: makes batches.
         send: takes an encoded batch. From any thread.
         is_busy: whether the receiver has not taken what it was sent.
     """
 
-    def __init__(self, tape: Tape, rows: Rows, send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self, tape: Tape, maker: BatchMaker, send: Callable[[bytes], None], is_busy: Callable[[], bool]
+    ) -> None:
         self._tape = tape
-        self._rows = rows
+        self._maker = maker
         self._send = send
         self._is_busy = is_busy
         self._lock = threading.Lock()
@@ -54,7 +56,7 @@ class Drain:
     def flush(self, deadline_s: float = 1.0) -> None:
         """Pass on all that is on the tape. From any thread."""
         until = time.monotonic() + deadline_s
-        self._pass_on()  # waits for a batch that the thread is making, though the tape is empty meanwhile
+        self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
         while len(self._tape) and time.monotonic() < until:
             self._pass_on()
 
@@ -70,17 +72,21 @@ class Drain:
             self._tape.filled.wait(_RESOURCES_S)
             try:
                 self._look_at_resources()
-                if self._tape.filled.is_set() or len(self._tape):  # an interrupt may keep who puts from setting it
+                if self._tape.filled.is_set() or len(
+                    self._tape
+                ):  # an interrupt may keep a caller of `put` from setting it
                     if self._closed.wait(_PERIOD_S):
                         return
                     self._tape.filled.clear()
-                    self._tape.is_filled = False  # after it: what is put between the two is taken below
+                    self._tape.is_filled = (
+                        False  # in this order: records that are put between the two lines are taken below
+                    )
                     if not self._is_busy():
                         self._pass_on()
                     if len(self._tape):
                         self._tape.filled.set()
             except Exception:  # must not end the thread
-                _log.info("a part of the recording was lost", exc_info=True)  # the user's cell is not the place for it
+                _log.info("a part of the recording was lost", exc_info=True)  # not in the user's cell
 
     def _pass_on(self) -> None:
         with self._lock:
@@ -88,20 +94,22 @@ class Drain:
             dropped, tape.dropped = tape.dropped, 0
             records = tape.take(_MOST_RECORDS)
             try:
-                batch = self._rows.batch(records, dropped)
+                batch = self._maker.batch(records, dropped)
             except Exception:
                 tape.dropped += dropped + len(records)
                 raise
-            if batch.tables or batch.dropped or batch.texts:  # later rows need the texts of a record that has failed
+            if (
+                batch.tables or batch.dropped or batch.texts
+            ):  # later rows may need the texts of a record that has failed
                 self._send(encode(batch))
-        if self._rows.has_late:
+        if self._maker.has_late:
             tape.filled.set()
 
     def _look_at_resources(self) -> None:
         now = time.monotonic()
         if (
             self._tape.level == OFF
-            or self._rows.rank < 0
+            or self._maker.rank < 0
             or now - self._looked_s < _RESOURCES_S * 0.9
             or self._is_busy()
         ):
@@ -110,5 +118,5 @@ class Drain:
         if self._resources is None:
             self._resources = Resources()
         with self._lock:
-            batch = self._rows.batch((), resources=[self._resources.look(self._rows.rank)])
+            batch = self._maker.batch((), resources=self._resources.look(self._maker.rank))
             self._send(encode(batch))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.record.batches import Rows
+from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.profile import Profile
@@ -41,7 +41,7 @@ class Recording:
         self.tape = recorder.tape = Tape(where.cells)
         self.training = Training(self.tape)
         self.metrics = Metrics(self.tape, self.training, where.cells)
-        self.drain = Drain(self.tape, Rows(rank, where.of_calls), send, is_busy)
+        self.drain = Drain(self.tape, BatchMaker(rank, where.of_calls), send, is_busy)
         self._recorder = recorder
         self._rank = rank
         self._solo: Solo | None = None

@@ -12,38 +12,41 @@ import torch
 
 
 class Resources:
-    """Looks once a call. Made in the process whose resources they are."""
+    """The resources of the process that makes it. Each `look` reads them once."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._process.cpu_percent()  # the first value is none
+        self._process.cpu_percent()  # the first value means nothing
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
 
-    def look(self, rank: int) -> tuple[Any, ...]:
-        """A row of `records.RESOURCE`."""
+    def look(self, rank: int) -> dict[str, Any]:
+        """The columns of a row of `records.RESOURCE`."""
         memory = psutil.virtual_memory()
-        gpu: tuple[Any, ...] = (-1, -1, -1, math.nan)
+        columns: dict[str, Any] = {
+            "rank": rank,
+            "time_ns": time.monotonic_ns(),
+            "rss_bytes": self._process.memory_info().rss,
+            "cpu_percent": self._process.cpu_percent(),
+            "host_used_bytes": memory.total - memory.available,
+            "host_total_bytes": memory.total,
+            "gpu_allocated_bytes": -1,
+            "gpu_reserved_bytes": -1,
+            "gpu_peak_bytes": -1,
+            "gpu_percent": math.nan,
+        }
         if torch.cuda.is_initialized():
             device = torch.cuda.current_device()
-            gpu = (
-                torch.cuda.memory_allocated(device),
-                torch.cuda.memory_reserved(device),
-                torch.cuda.max_memory_allocated(device),
-                self._percent(device),
-            )
-        return (
-            rank,
-            time.monotonic_ns(),
-            self._process.memory_info().rss,
-            self._process.cpu_percent(),
-            memory.total - memory.available,
-            memory.total,
-            *gpu,
-        )
+            columns |= {
+                "gpu_allocated_bytes": torch.cuda.memory_allocated(device),
+                "gpu_reserved_bytes": torch.cuda.memory_reserved(device),
+                "gpu_peak_bytes": torch.cuda.max_memory_allocated(device),
+                "gpu_percent": self._percent(device),
+            }
+        return columns
 
     def _percent(self, device: int) -> float:
-        """Of the time in which a kernel ran, as NVML says; NaN without `nvidia-ml-py`."""
+        """The share of time in which a kernel ran, from NVML; NaN without `nvidia-ml-py`."""
         with contextlib.suppress(Exception):  # NVML is optional, and may be of another version
             if self._nvml is None:
                 import pynvml

@@ -1,7 +1,7 @@
 """The stretches of a training step: input, forward, backward, optimizer.
 
 Nothing of the user's is replaced: loaders, models in DDP or FSDP, backwards and optimizers are seen where torch runs
-them. What is done before and after is not for torch.compile, which would trace it.
+them. Our code before and after is hidden from torch.compile, which would trace it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data import dataloader
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from ddp_notebook.rank.record import previews
-from ddp_notebook.rank.record.tape import MOST, OFF, Moment, Tape
+from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import around_register
+from ddp_notebook.rank.record.training.gradients import Gradients
 
-CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT = range(5)  # of `records.SPANS`
+CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT = range(5)  # indices of `records.SPANS`
 _log = logging.getLogger(__name__)
 
 
@@ -60,15 +59,6 @@ class _Stepping(NamedTuple):
     began_ns: int
 
 
-class Gradient(NamedTuple):
-    """What the gradient of the chosen parameter was, here and after the ranks' were averaged."""
-
-    span: int
-    name: str
-    side: int
-    copy: previews.Copy
-
-
 class Training:
     """Sees the training in this process, from `install` on.
 
@@ -78,23 +68,20 @@ class Training:
 
     def __init__(self, tape: Tape) -> None:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
-        self.gradient = ""  # the name of the parameter whose gradients are looked at
-        self._has_gradient = False  # one of them was kept
         self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self._prepared: list[Model] = []
-        self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: when they began, and the batch
+        self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
         self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
-        self._naming = threading.Lock()  # of models and optimizers, which may be new in several threads
+        self._naming = threading.Lock()  # models and optimizers may be new in several threads at once
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._gradients: list[tuple[int, str, torch.Tensor]] = []  # of the backward under way, to be averaged
-        self._hooked = WeakTensorKeyDictionary()  # parameters
+        self._gradients = Gradients(tape)
 
     def install(self) -> None:
-        """Look at what torch runs. What this torch does not let be seen is left out, with a message."""
+        """Begin to look. What this version of torch does not let be seen is left out, with a message."""
         with contextlib.suppress(ImportError, AttributeError):
             trace_rules = importlib.import_module("torch._dynamo.trace_rules")
-            trace_rules.add("ddp_notebook")  # else torch.compile traces all of this package that runs beside a model
+            trace_rules.add("ddp_notebook")  # else torch.compile traces our code beside a model
         unseen = []
         for what, look in (
             ("models in DDP", self._look_at_ddp),
@@ -142,7 +129,7 @@ class Training:
         end_ns: int = 0,
         moment: Moment | None = None,
     ) -> None:
-        """Leave a span that ends now, or at another time; of this moment, or of another one."""
+        """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
         tape = self._tape
         tape.put(
             Span(
@@ -162,7 +149,7 @@ class Training:
     def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
             original(model, *args, **named)
-            self._model(model)  # its buckets number the parameters that want gradients now
+            self._model(model)  # its buckets index the parameters that require gradients now
 
         return __init__
 
@@ -198,8 +185,7 @@ class Training:
         if known in self._prepared:
             self._prepared.remove(known)
         self._prepared.append(known)
-        if self.gradient:
-            self._look_at_gradient(model)
+        self._gradients.look_at(model.module)
 
     def _model(self, model: DistributedDataParallel) -> Model:
         with self._naming:
@@ -236,7 +222,7 @@ class Training:
             tape = self._tape
             if tape.level == OFF or _is_in_backward():
                 return original(*args, **named)
-            if tape.moment.backward is not None:  # another thread's, whose buckets these are: here only the time
+            if tape.moment.backward is not None:  # another thread's backward takes the buckets: note only the time
                 return self._time_backward(original, *args, **named)
             began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
             tape.go_back(backward)
@@ -244,15 +230,12 @@ class Training:
             try:
                 out = original(*args, **named)
                 failed = False
-                while self._gradients:
-                    span, name, parameter = self._gradients.pop()
-                    if parameter.grad is not None:
-                        self._put_gradient(span, name, 3, parameter.grad)
+                self._gradients.end_backward()
                 return out
             finally:
                 backward.end_ns = time.monotonic_ns()
                 tape.end_backward(backward, failed)
-                self._gradients.clear()
+                self._gradients.forget_backward()
                 self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
                 self._prepared[:] = [model for model in self._prepared if not model.at]
                 tape.go_back(None)
@@ -266,36 +249,13 @@ class Training:
         finally:
             self.put(BACKWARD, "", began_ns)
 
-    # ---- gradients of one parameter
-
-    def _look_at_gradient(self, model: DistributedDataParallel) -> None:
-        for name, parameter in model.module.named_parameters():
-            if name == self.gradient and parameter.requires_grad and parameter not in self._hooked:
-                self._hooked[parameter] = True
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, name))
-
-    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        """Before DDP averages it: its own hook comes later."""
-        backward = self._tape.moment.backward
-        if name != self.gradient or backward is None or parameter.grad is None:
-            return
-        span = backward.number
-        self._put_gradient(span, name, 2, parameter.grad)
-        self._gradients.append((span, name, parameter))
-
-    def _put_gradient(self, span: int, name: str, side: int, gradient: torch.Tensor) -> None:
-        copy = previews.copy([gradient])
-        if copy is not None:
-            self._has_gradient = True
-            self._tape.put(Gradient(span, name, side, copy), MOST)
-
     # ---- optimizer and input
 
     def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         if self._tape.level == OFF:
             return
         stack, depth = self._stepping.setdefault(threading.get_ident(), []), _depth()
-        while stack and stack[-1].depth >= depth:  # it has raised: another one's step inside it would be deeper
+        while stack and stack[-1].depth >= depth:  # that one has raised: a step inside it would be deeper
             stack.pop()
         stack.append(_Stepping(id(optimizer), depth, time.monotonic_ns()))
 
@@ -306,7 +266,7 @@ class Training:
         if not stack:
             return
         began_ns = stack.pop().began_ns
-        if stack:  # inside another one's
+        if stack:  # a step inside another optimizer's
             return
         with self._naming:
             name = self._optimizers.get(optimizer)
@@ -317,28 +277,19 @@ class Training:
             call()
 
     def begin_cell(self, gradient: str = "") -> None:
-        """What an interrupted cell has left half done is over.
+        """A cell begins: forget what an interrupted one has left half done.
 
         Args:
             gradient: the name of the parameter whose gradients are to be looked at.
         """
-        self.gradient, self._has_gradient = gradient, False
+        self._gradients.begin_cell(gradient)
         self._roots.clear()
         self._stepping.clear()
         self._tape.bucket = None
 
     def end_cell(self) -> None:
-        """Say so if the gradient that was asked for was not seen."""
-        if not self.gradient or self._has_gradient:
-            return
-        models = [model.module for model in self._models]
-        names = {name: None for model in models for name, one in model.named_parameters() if one.requires_grad}
-        known = f"the models in DDP have {', '.join(names)}" if names else "there is no model in DDP"
-        if self._tape.level == OFF:
-            known = "nothing is recorded, see %ddp_record"
-        elif self.gradient in names:
-            known = "it was in no backward that averages gradients"
-        print(f"ddp_notebook: --gradient {self.gradient} has shown nothing: {_short(known)}", file=sys.stderr)
+        """The cell has ended."""
+        self._gradients.end_cell(model.module for model in self._models)
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
@@ -358,12 +309,12 @@ def _around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
 
 
 def _is_in_backward() -> bool:
-    """Whether this thread runs a backward already, one of autograd's own threads for another one included."""
+    """Whether this thread runs a backward already, be it as one of autograd's own threads."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:
-    """The same as a function that torch.compile leaves alone; it wants one that takes attributes."""
+    """The method as a function that torch.compile leaves alone. A bound method takes no attributes, which it needs."""
 
     def call(*args: Any) -> None:
         method(*args)
@@ -371,23 +322,19 @@ def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:
     return _disable_dynamo(call)
 
 
-def _short(text: str, most: int = 300) -> str:
-    return text if len(text) <= most else text[:most].rpartition(",")[0] + ", ..."
-
-
 def _samples(values: Any) -> int:
-    """The size of the batch: the first dimension of the first tensor; -1: there is none."""
+    """The batch size: the first dimension of the first tensor; -1 without one."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim():
             try:
                 return int(value.size(0))
-            except RuntimeError:  # of a nested tensor
+            except RuntimeError:  # a nested tensor has none
                 return -1
     return -1
 
 
 def _new_name(one: object, taken: Container[str]) -> str:
-    """ "Net", then "Net 2": of those that live no two have the same."""
+    """ "Net", then "Net 2": no two live objects have the same name."""
     kind = type(one).__name__
     names = itertools.chain([kind], (f"{kind} {number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
