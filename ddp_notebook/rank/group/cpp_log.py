@@ -1,4 +1,4 @@
-"""What torch's C++ side writes to fd 2 about connections that are cut on purpose: 40 lines of frames each."""
+"""The log of torch's C++ side on fd 2: silent about connections that are cut on purpose (40 lines of frames each)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FATAL = 3
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let torch's C++ log only what ends the process. Where its level cannot be reached, nothing is hidden.
+    """Let torch's C++ side log only fatal errors. If its level cannot be reached, nothing is hidden.
 
     `TORCH_CPP_LOG_LEVEL` is read when torch is imported, and nothing public changes the level afterwards.
     """

@@ -1,14 +1,15 @@
 """Do all ranks call the same? Compared before the user's own collectives, so that nothing is sent when they do not.
 
-gloo by itself kills the rank with the smaller buffer, and takes a wrong dtype for good: silent garbage. torch's own
-check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and lets DDP wait for each bucket. This one compares a hash
-of what each rank calls, by one MIN all_reduce of (h, -h) in a private group of the same ranks: all are equal where the
-smallest is the largest. Only when they differ do the ranks tell each other what they call. What all_to_all gives may
-differ from rank to rank, but must be what its receiver takes: one sum more. More than the first is said only where all
-ranks wait, which that one tells too: others come to it in an order of their own.
+Without a check, gloo kills the rank with the smaller buffer, and accepts a wrong dtype: silent garbage. torch's own
+check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and makes DDP wait for each bucket. This one compares a hash
+h of each rank's call, by one MIN all_reduce of (h, -h) in a private group of the same ranks: all are equal if the
+minimum is the maximum. Only if they differ do the ranks exchange descriptions of their calls. The sizes that ranks give
+to all_to_all may differ, but each must be what its receiver takes: that takes a second all_reduce, a SUM. The second
+comparison runs only if every rank's call blocks; the first one carries that flag. Calls that do not block may be waited
+for in a different order on each rank.
 
-Operations of DDP, FSDP and DTensor pass unlooked: they are equal by construction, and overlap with the backward. One
-that the caller does not wait for is compared when its caller waits, for the same reason: what it has sent is sent.
+Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward. An
+asynchronous call is compared when its caller waits for it; by then it has sent its data.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.origin import USER, origin
 from ddp_notebook.records.words import group_by_value, name_ranks
 
-_UNCHECKED = {"monitored_barrier"}  # is such a check itself
+_UNCHECKED = {"monitored_barrier"}  # which is a check of its own
 _WORDS_BYTES = 256
-_FRAMES_OF_OURS = 3
+_FRAMES_OF_OURS = 3  # `origin`, `Guard.__call__` and the kernel
 
 
 class CollectiveMismatchError(RuntimeError):
@@ -39,7 +40,7 @@ class Check(NamedTuple):
     """A comparison under way."""
 
     work: Any
-    smallest: torch.Tensor  # (3,) int64: of h, of -h, and of whether the caller waits
+    smallest: torch.Tensor  # (3,) int64: the minima of h, of -h, and of whether the caller waits
 
 
 class Guard:
@@ -67,7 +68,7 @@ class Guard:
         check = self._begin(twin, call, blocks)
         if blocks:
             self._finish(check, twin, call)
-            call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for those that come later
+            call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for ranks that come later
         else:
             call.check = lambda: self._finish(check, twin, call)
 
@@ -91,10 +92,12 @@ class Guard:
         raise CollectiveMismatchError(self._difference(twin, call))
 
     def _compare_sizes(self, twin: Any, call: Call) -> None:
-        """Whether each rank takes as many bytes from each other one as that one gives it."""
+        """Raise unless each rank takes as many bytes from each other rank as that rank gives it."""
         gives, takes = _exchanged(call, twin.size())
-        more = torch.zeros(twin.size(), twin.size(), dtype=torch.int64)  # that a rank (row) gives another (column)
-        if len(gives) == len(takes) == twin.size():  # else nothing fits
+        more = torch.zeros(
+            twin.size(), twin.size(), dtype=torch.int64
+        )  # bytes that a rank (row) gives another (column), minus those taken
+        if len(gives) == len(takes) == twin.size():  # else they cannot fit
             more[twin.rank()] += torch.tensor(gives)
             more[:, twin.rank()] -= torch.tensor(takes)
         twin.allreduce([more], self._sum).wait()
@@ -132,13 +135,13 @@ class Guard:
 
 
 def make_twin(group: ProcessGroup, store: Store, timeout: timedelta) -> Any:
-    """The private group of a group, made together with it: made at its first use, it would let that one wait for ranks
-    which a legal program has waiting for something else."""
+    """The guard's private group of a group, made together with it. If it were made at the group's first use, that would
+    wait for ranks which a correct program may have waiting for something else."""
     return ProcessGroupGloo(PrefixStore("guard/", store), group.rank(), group.size(), timeout=timeout)
 
 
 def _signature(call: Call) -> bytes:
-    """What must be equal on all ranks of the group, and on no other account."""
+    """What must be equal on all ranks of the group, and nothing else."""
     kernel = call.kernel
     shapes: Any = ""
     dtype: Any = ""
@@ -157,7 +160,7 @@ def _signature(call: Call) -> bytes:
 
 
 def _exchanged(call: Call, size: int) -> tuple[list[int], list[int]]:
-    """The bytes that an all_to_all gives each rank, and those that it takes from each."""
+    """The bytes that an all_to_all gives to each rank, and those that it takes from each."""
     kernel, arguments = call.kernel, call.arguments
     assert kernel.at_input is not None and kernel.at_output is not None
     tensors = arguments[kernel.at_input], arguments[kernel.at_output]

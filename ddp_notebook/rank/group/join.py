@@ -1,4 +1,4 @@
-"""Take a place in the default process group. What happens when it is formed anew is in `connections`."""
+"""Take a place in the default process group. `connections.renewal` forms it anew."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def enter(place: Form) -> None:
     """Take the place: its variables, and its device in this thread."""
     os.environ.update(_environment(place))
     if place.device != "cpu":
-        torch.cuda.set_device(place.device)  # of this thread; the main thread's is set by the engine
+        torch.cuda.set_device(place.device)  # for this thread; the engine sets the main thread's
 
 
 def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | None = None, **options: Any) -> None:
     """Form the default group of the session's ranks. They meet at the session's store, under a prefix of this group.
 
-    Without a timeout the group forms with a short one, which is raised to torch's default afterwards: with a wrong
-    interface one rank fails at once and the others wait five times the timeout (measured: 25 s of 5), so half an hour
-    would be 2.5.
+    Without a timeout the group forms with a short one, which is raised to torch's default afterwards. With a wrong
+    network interface one rank fails at once and the others wait five times the timeout (measured: 25 s for 5 s), which
+    would be 2.5 hours with torch's half an hour.
 
     Args:
-        prefix: the same on all ranks, and used by no group before.
-        backend: the session's if empty.
+        prefix: the same on all ranks, and of no earlier group.
+        backend: if empty, the session's.
         timeout: of the group, also while it forms.
-        options: further ones of `init_process_group`.
+        options: further arguments of `init_process_group`.
 
     Raises:
         whatever `init_process_group` raises; then the rank is in no group.
@@ -61,7 +61,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
 
 
 def not_of_child(rank: int) -> str:
-    """What a process that a rank has forked is told when it uses the group."""
+    """The error of a process that a rank has forked and that uses the group."""
     return (
         f"this process was forked from rank {rank}, whose group it cannot use. The ranks exist already: "
         "call the function in the cell, without a Process around it, and every rank runs it"
@@ -69,15 +69,15 @@ def not_of_child(rank: int) -> str:
 
 
 def _count_from_zero() -> None:
-    """torch numbers groups, and meets under that number. It counts a group that failed to form too, so a rank that
-    was alone in trying would never meet the others again. Ending a group, one of this rank alone, starts anew at 0."""
+    """torch numbers groups, and ranks meet under that number. A group that failed to form counts too, so a rank that
+    tried alone would never meet the others again. Destroying a group, one of this rank alone, resets the count."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
 
 
 def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
-    """Give the default group and its store torch's default timeout: later groups meet there."""
+    """Give torch's default timeout to the default group, and to its store, where later groups meet."""
     from torch.distributed import distributed_c10d as c10d
 
     timeout = c10d._get_default_timeout(dist.Backend(backend))
@@ -89,13 +89,13 @@ def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
 def _environment(place: Form) -> dict[str, str]:
     """torchrun's variables, the interface that gloo, NCCL and RPC are to use, and what accelerate asks for.
 
-    Lightning knows by TORCHELASTIC_RUN_ID that it need not start the ranks. Not TORCHELASTIC_USE_AGENT_STORE: processes
-    that a rank starts inherit it, and if they form a group of their own at an address of their own, all of them would
-    wait there for a store that none of them starts.
+    TORCHELASTIC_RUN_ID tells Lightning that it need not start the ranks. TORCHELASTIC_USE_AGENT_STORE is not set:
+    processes that a rank starts would inherit it, and if they form a group at an address of their own, all of them
+    would wait for a store that none of them starts.
 
-    accelerate and transformers take ranks without a GPU for single processes unless `accelerate launch --cpu` says
-    otherwise, by ACCELERATE_USE_CPU. FORK_LAUNCHED says that a notebook has started the rank, which goes on afterwards:
-    `Accelerator.end_training` then leaves the group, which the next `Accelerator` of the process takes for granted.
+    accelerate and transformers take ranks without a GPU for single processes unless ACCELERATE_USE_CPU is set, as
+    `accelerate launch --cpu` does. FORK_LAUNCHED says that a notebook has started the rank, which lives on: then
+    `Accelerator.end_training` keeps the group, which the next `Accelerator` of the process expects to exist.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """

@@ -1,7 +1,7 @@
-"""Whose call an operation is: the user's own, or DDP's, FSDP's, DTensor's; and which line of the user's has led to it.
+"""Whose call an operation is (the user's, DDP's, FSDP's, DTensor's), and which line of the user's code has led to it.
 
-Frames are told by their files, which are looked at once each: 0.1 us a frame. (To look a code object up in a dict takes
-longer: its hash is worked out each time.)
+Frames are told apart by their files, whose makers are remembered: 0.1 us a frame. (Looking up a code object in a dict
+takes longer: its hash is computed each time.)
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ddp_notebook.rank.cell.where import OURS
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 USER = "user"
-_NOBODY = "nobody"  # frames that are neither the user's nor torch's: ours, and those of wrappers
+_NOBODY = "nobody"  # frames of neither the user nor torch: ours, and wrappers
 _FUNCTIONAL = "functional"
-REDUCER = "reducer"  # C++ below a backward, perhaps in a thread of autograd's
+REDUCER = "reducer"  # C++ code below a backward, perhaps in a thread of autograd
 _MAKERS = {
     "nn/parallel/": "ddp",
     "distributed/fsdp/": "fsdp",
@@ -31,33 +31,33 @@ _MAKERS = {
     "distributed/checkpoint/": "checkpoint",
     "distributed/algorithms/ddp_comm_hooks/": "ddp hook",
     "distributed/algorithms/": "ddp",
-    "autograd/graph.py": REDUCER,  # what it calls without another frame is C++
+    "autograd/graph.py": REDUCER,  # without another frame it calls C++
     "autograd/": "torch",
 }
 _TRANSPARENT = ("typing_extensions.py", "contextlib.py")
-_PARAM_GROUP = "_fsdp_param_group.py"  # of FSDP: knows the module that it works for
+_PARAM_GROUP = "_fsdp_param_group.py"  # FSDP's: it knows its module
 _WRAPPERS = frozenset(
     ("wrapper", "_wrapped_call_impl", "_call_impl", "inner", "decorate_context", "nonrecursive_disable_wrapper", "wait")
-)  # which no user has called
-_known: dict[str, str] = {}  # by file; "": one of torch's that says nothing
+)  # not called by users
+_known: dict[str, str] = {}  # by file; "": a file of torch that has no maker in `_MAKERS`
 
 
 class Site(NamedTuple):
     """Where an operation comes from: references, from which words are made later."""
 
     origin: str
-    api: CodeType | None  # the function of torch's that the user's code has called
+    api: CodeType | None  # torch's function that the user's code has called
     code: CodeType | None  # of the user's frame
-    instruction: int  # in it
-    cell: tuple[CodeType, int] | None  # the cell's frame, if that is another one
-    module: str  # of FSDP, that it works for
+    instruction: int  # in that code
+    cell: tuple[CodeType, int] | None  # code and instruction of the cell's frame, if that is another one
+    module: str  # FSDP's module, if FSDP has called
 
 
 def origin(depth: int = 1) -> str:
     """`"user"`, or who in torch has called.
 
     Args:
-        depth: frames to leave out, of the caller's side.
+        depth: frames to skip, from the caller's on.
     """
     frame: FrameType | None = sys._getframe(depth)
     known = _known
@@ -81,18 +81,18 @@ class Sites:
 
     def __init__(self, cells: dict[str, int]) -> None:
         self._cells = cells
-        # See `site`. By the id of the code, whose hash would take 2 us; the code itself keeps that id its own.
+        # See `site`. By the id of the code, since hashing it takes 2 us; the code is kept so that its id stays its own.
         self._near: dict[int, tuple[int, CodeType]] = {}
 
     def site(self, depth: int) -> tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]:
         """The fields of a `Site`: where the call of the frame `depth` levels above comes from.
 
-        Each frame that is looked at costs 0.4 us. So behind a function of torch's that a cell has called, past the
-        wrappers that torch has defined it with, it is looked first whether a cell has called it again.
+        Each frame costs 0.4 us. So once a cell has called a function of torch, past the wrappers that torch defines it
+        with, the frame at that distance is tried first: it is probably a cell's again.
         """
         try:
             frame: FrameType | None = sys._getframe(depth)
-        except ValueError:  # in a thread of C++'s
+        except ValueError:  # in a thread that C++ has started
             return REDUCER, None, None, 0, None, ""
         assert frame is not None
         first, levels = frame.f_code, 0
@@ -107,7 +107,7 @@ class Sites:
         known, wrappers = _known, _WRAPPERS
         origin = module = ""
         api: CodeType | None = None
-        is_always_so = True  # what lies between the first frame and the user's
+        is_always_so = True  # the frames between the first one and the user's
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
@@ -132,7 +132,7 @@ class Sites:
         return origin or REDUCER, api, None, 0, None, module
 
     def _cell_above(self, frame: FrameType) -> tuple[CodeType, int] | None:
-        """A module's function may be called from anywhere."""
+        """The cell that has called a module's function, if one has."""
         back = frame.f_back
         while back is not None:
             if back.f_code.co_filename in self._cells:

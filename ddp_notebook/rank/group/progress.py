@@ -1,4 +1,4 @@
-"""How far a rank has come in its cell: what tells ranks apart that were stopped at different places, or train apart."""
+"""How far a rank has come in its cell, to notice ranks that were stopped at different places or train apart."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Progress:
 
     def __init__(self, recorder: Recorder) -> None:
         self.steps = 0
-        self.sees_operations = True  # else nothing is known of what is sent
+        self.sees_operations = True  # False: the recorder could not be installed
         self._recorder = recorder
         self._begun = 0
         self._main = threading.get_ident()
-        self._stepped: set[int] = set()  # optimizers by `id` that have stepped since an operation was begun
-        self._depth = 0  # of steps of the main thread: an optimizer may step inside another one's, or its own, step
-        self._steps_twice = False  # one of them again
-        self._is_decided = False  # whether the ranks train apart in this cell: further steps need no look
+        self._stepped: set[int] = set()  # ids of optimizers that have stepped since the last operation
+        self._depth = 0  # of the main thread's steps: an optimizer may step inside another one's step, or its own
+        self._steps_twice = False  # one of them has stepped again
+        self._is_decided = False  # it is known whether the ranks train apart in this cell: skip further steps
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -46,8 +46,8 @@ class Progress:
 
     @property
     def trains_apart(self) -> bool:
-        """Whether the main thread trains, and sends nothing: an optimizer has stepped again, without an operation in
-        between, nor anywhere in the cell. A single step may be that of gradients which an earlier cell has averaged."""
+        """Whether the main thread trains and sends nothing: an optimizer has stepped twice, and the cell has begun no
+        operation. A single step may use gradients that an earlier cell has averaged."""
         return self._steps_twice and self.sees_operations and not self.has_communicated
 
     def _before_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class Progress:
 
 
 def _uses_rpc() -> bool:
-    """Whether gradients may travel where the recorder does not look."""
+    """Whether gradients may travel by RPC, which the recorder does not see."""
     try:
         rpc.get_worker_info()
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""Ending what a cell is in, whatever it is: the half of an interrupt that Python's own cannot do.
+"""Ending whatever a cell is in: the half of an interrupt that Python's own cannot do.
 
-SIGINT ends Python code, but the main thread never sees it inside an operation that waits. So a thread of its own waits
-for a second signal and cuts the connections that the operation waits on. Until the cell has ended, no further operation
-begins: it raises KeyboardInterrupt, which `except Exception` around it does not keep.
+SIGINT ends Python code, but the main thread never sees it inside an operation that waits. So a separate thread waits
+for a second signal and cuts the connections that the operation waits on. Until the cell has ended, further operations
+raise KeyboardInterrupt, which an `except Exception` around them does not catch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 _JUST_NOW_S = 0.3
 _MOST_RESENT = 3
-_PATIENCE_S = 0.1  # after which all else is tried: a wait at a store is not seen by the recorder
-_HELD_S = 0.25  # after which a wait that was entered since the interrupt is interrupted too
-_MAKERS_S = 1.0  # for threads that make groups to end, after the cell
+_PATIENCE_S = 0.1  # then everything else is tried too: the recorder does not see a wait at a store
+_HELD_S = 0.25  # then a wait that was entered after the interrupt is interrupted too
+_MAKERS_S = 1.0  # given to threads that make groups, after the cell
 CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
 
 
 class RankLostError(RuntimeError):
-    """An operation cannot begin: a rank has died that it may need."""
+    """An operation cannot begin, since a rank that it may need has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Doing:
 
     place: str  # "cell line 7, in all_reduce"
     operation: Operation | None = None
-    thread: str = ""  # where another thread is in `operation`, while the main one, which is at `place`, goes on
+    thread: str = ""  # where another thread waits in `operation`, while the main thread goes on at `place`
 
 
 class Release:
-    """Lets go of whatever the main thread waits in.
+    """Frees the main thread from whatever it waits in.
 
     Args:
         recorder, connections, where: this rank's.
@@ -60,17 +60,17 @@ class Release:
         self, recorder: Recorder, connections: Connections, where: Where, running: Callable[[], int | None]
     ) -> None:
         self.doing: Doing | None = None  # of the cell that is being ended
-        self.was_cut = False  # connections of groups, since they were made
+        self.was_cut = False  # the connections of the present groups
         self._cut_at_s = -_JUST_NOW_S
         self._lost: Callable[[Group | None], BaseException] | None = None
         self._recorder = recorder
         self._connections = connections
         self._where = where
         self._running = running
-        self._has_interrupted = False  # the main thread knows that it is to end the cell
+        self._has_interrupted = False  # the main thread has noticed SIGINT
         self._resent = 0
-        self._held: tuple[Any, float] = None, 0.0  # the wait that the main thread is in, and since when
-        self._has_resent = False  # SIGINT: if it was interrupted before, this one is for a wait only
+        self._held: tuple[Any, float] = None, 0.0  # the main thread's wait, and since when
+        self._has_resent = False  # SIGINT was sent again: after a first interrupt it may end nothing but a wait
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
@@ -79,7 +79,7 @@ class Release:
     def start(self) -> None:
         """Wait for the signal, in a thread."""
         if RELEASE is not None:
-            signal.signal(RELEASE, lambda *_: None)  # for a thread that unblocks it: by itself it ends the process
+            signal.signal(RELEASE, lambda *_: None)  # for threads that unblock it: its default action ends the process
             threading.Thread(target=self._wait_for_signals, name="ddp-release", daemon=True).start()
 
     # ---- the main thread
@@ -95,7 +95,7 @@ class Release:
 
     def end(self) -> None:
         """The cell has ended: operations may begin again, if there are connections for them."""
-        with self._looking:  # what is cut from here on may be needed
+        with self._looking:  # from here on nothing may be cut: it may be needed
             if self._has_interrupted:
                 self._free_threads()
             self._ended.set()
@@ -103,51 +103,55 @@ class Release:
                 self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
 
     def _free_threads(self) -> None:
-        """Those that are left would wait for ever, and one that makes a group keeps all others from making any."""
+        """Free the user's other threads: they would wait for ever, and one that makes a group blocks all later ones."""
         if self._of_threads() is not None:
             self._cut_off(self._connections.cut_groups)
         until = time.monotonic() + _MAKERS_S
         while self._connections.is_making and time.monotonic() < until:
-            self._recorder.refusal = _stop  # for those behind it
+            self._recorder.refusal = _stop  # for the threads behind it
             self._cut_off(self._connections.cut_groups)
             self._cut_off(self._connections.cut_stores)
             time.sleep(_LOOK_S)
 
     def note_interrupt(self, frame: FrameType | None) -> bool:
-        """SIGINT has reached the main thread, in this Python code. Returns whether it is to end that."""
-        was_resent, self._has_resent = self._has_resent, False  # a first one and what was sent again come as one
+        """SIGINT has reached the main thread in this frame. Returns whether to raise there."""
+        was_resent, self._has_resent = self._has_resent, False  # several pending SIGINT arrive as one
         if self._has_interrupted and was_resent:
-            return self._where.waits(frame) is not None  # else it went on meanwhile: to the user's own clean-up
+            return self._where.waits(frame) is not None  # else it has gone on to the user's own clean-up
         self._has_interrupted = True
         if self.doing is None:
             call = self._recorder.waits_in(self._main)
             failed = self._recorder.failed
-            if failed is not None and time.monotonic_ns() - failed.at_ns < _JUST_NOW_S * 1e9:  # when a peer was freed
+            if (
+                failed is not None and time.monotonic_ns() - failed.at_ns < _JUST_NOW_S * 1e9
+            ):  # because a peer was freed
                 place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
             else:
-                if call is None and self._where.is_in_torch(frame):  # in a backward: what a peer's freeing has ended
+                if call is None and self._where.is_in_torch(
+                    frame
+                ):  # in a backward: the operation that failed because a peer was freed
                     call = self._recorder.first_failed()
                 place, call = self._place_of(call, frame)
             self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())
         return True
 
     def _place_of(self, call: Call | None, frame: FrameType | None) -> tuple[str, Call | None]:
-        """Where the main thread is, or where the thread is that it waits for, and the operation there."""
+        """Where the main thread is, or the thread that it waits for, and the operation there."""
         if call is None and self._where.waits(frame) and (other := self._of_threads()) is not None:
             return self._where.of_thread(other.thread), other
         return "" if frame is None else self._where.of_frame(frame), call
 
     def forms(self) -> None:
-        """The connections are being made again: until they all are, no operation may use some of them."""
+        """The connections are being made anew: no operation may begin until all of them are there."""
         self._recorder.refusal = _cut
 
     def renewed(self) -> None:
-        """The connections were made again."""
+        """The connections were made anew."""
         self.was_cut = False
         self._lost = self._recorder.refusal = None
 
     def lose(self, why: str) -> None:
-        """Ranks have died: operations raise these words until the connections are made again."""
+        """Ranks have died: operations raise this text until the connections are made anew."""
         self._lost = lambda _: RankLostError(why)
         if self._recorder.refusal is not _stop:
             self._recorder.refusal = self._lost
@@ -158,28 +162,28 @@ class Release:
 
     @property
     def was_just_now(self) -> bool:
-        """Whether what operations raise in these moments is our doing."""
+        """Whether errors of operations in these moments are our doing."""
         return self.is_under_way or time.monotonic() - self._cut_at_s < _JUST_NOW_S
 
     # ---- any thread
 
     def waits_in(self) -> Call | None:
-        """The operation that the main thread waits in: as Python sees it, or the oldest that is under way while it is
-        inside of torch."""
+        """The operation that the main thread waits in, as far as Python sees it; or the oldest one under way while the
+        main thread is inside torch."""
         call = self._recorder.waits_in(self._main)
         if call is None and self._where.is_in_torch():
-            # not a send or receive that nobody waits for yet
+            # not sends and receives: perhaps nobody waits for those yet
             unwaited = [call for call in self._recorder.operations() if call.kernel.spec.kind == "collective"]
             call = unwaited[0] if unwaited else None
         return call
 
     def now(self) -> Doing:
-        """What the main thread is in, or a thread of the user's."""
+        """What the main thread is in, or another thread of the user's."""
         call = self.waits_in()
         if call is not None:
             return Doing(self._where.describe(), call.describe())
         is_held = self._where.waits() is not None
-        # While the main thread goes on, one that waits for a message may do so for ever: a server of parameters.
+        # While the main thread goes on, a thread may wait for a message for ever: a parameter server does.
         other = self._of_threads() if is_held else self._of_threads("collective")
         if other is None:
             return Doing(self._where.describe())
@@ -189,13 +193,13 @@ class Release:
         return Doing(self._where.describe(), other.describe(), thread=place)
 
     def _of_threads(self, kind: str = "") -> Call | None:
-        """The operation that a thread other than the main one has waited in for longest."""
+        """The operation in which a thread other than the main one has waited longest."""
         calls = [call for thread, call in list(self._recorder.waiting.items()) if thread != self._main]
         calls = [call for call in calls if not kind or call.kernel.spec.kind == kind]
         return min(calls, key=lambda call: call.since_ns, default=None)
 
     def go(self, cell: int) -> None:
-        """Let go of what this cell is in, until it has ended. By now it may have, and another one have begun."""
+        """Free this cell from whatever it waits in, again and again until it has ended. It may have ended already."""
         with self._looking:
             if self._running() != cell or self._ended.is_set():
                 return
@@ -216,7 +220,7 @@ class Release:
             self._cut_off(self._connections.cut_groups)
         if for_s > _PATIENCE_S:
             if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
-                self._resent += 1  # another thread took the signal, and did not wake the main one
+                self._resent += 1  # another thread took the signal and did not wake the main one
                 self._resend()
             self._cut_off(self._connections.cut_stores)
         if self._has_interrupted and self._is_held_again():
@@ -232,8 +236,8 @@ class Release:
         cut()
 
     def _is_held_again(self) -> bool:
-        """Whether the main thread has long been in one wait since it was interrupted: the `with` of an executor joins
-        its threads, and a `finally` a thread. What computes there is let be, a checkpoint being saved for example."""
+        """Whether the main thread, after its interrupt, has long been in one wait: leaving the `with` of an executor
+        joins its threads, for example. Code that computes is left alone: it may save a checkpoint."""
         now, wait = time.monotonic(), self._where.waits()
         if wait is None or wait != self._held[0]:
             self._held = wait, now
@@ -246,8 +250,8 @@ class Release:
     def ask(self, cell: int) -> None:
         """End this cell: both signals came before it began. From another thread than the main one.
 
-        SIGINT alone could be lost: Python looks for it before a call and not between that look and a sleep, and while
-        this thread holds the interpreter the main one can be just there. `go` repeats it until it has had an effect.
+        SIGINT alone could be lost: Python checks for signals before a call, but not between that check and a sleep, and
+        while this thread holds the GIL the main one can be just there. `go` repeats it until it has had an effect.
         """
         signal.pthread_kill(self._main, signal.SIGINT)
         if RELEASE is not None:
@@ -257,14 +261,14 @@ class Release:
 
     def _wait_for_signals(self) -> None:
         assert RELEASE is not None
-        # A signal for the process goes to any thread that takes it, and a sleep of the main thread ends only if it is
-        # the one: this thread, which has just been woken, took SIGINT in most of our tries.
+        # A signal to the process goes to any thread that does not block it, and only the main thread's own signal ends
+        # its sleep. This thread, just woken, would take SIGINT in most of our tries.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             cell = wait_for_release()
             try:
                 self.go(cell)
-            except Exception:  # must not end the thread that frees all later cells
+            except Exception:  # this thread has to free later cells too
                 _log.exception("a cell could not be freed")
 
 

@@ -1,5 +1,5 @@
-"""Waits that Python's own interrupt ends: a wait in C++ never sees the signal, so the main thread waits in Python until
-there is nothing left to wait for, and then calls the original.
+"""Waits that Python's own interrupt can end. A wait in C++ never sees the signal, so the main thread waits in Python
+until there is nothing left to wait for, and then calls the original.
 
 | wait | in Python |
 |---|---|
@@ -7,7 +7,7 @@ there is nothing left to wait for, and then calls the original.
 | `wait`, `get`, `multi_get` of `FileStore` and `HashStore`, also below a `PrefixStore` | looks for the keys |
 | `TCPStore`, a client of an address where nobody listens yet | tries to connect |
 
-What waits at a server, or for the other workers of a `TCPStore`, is ended by cutting its socket (`connections`).
+A wait at a server, or for the other workers of a `TCPStore`, is ended by cutting its socket (`connections`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two looks at a store, which looks every 10 ms itself
-_LONGEST_RETRY_S = 0.5  # between two tries to connect, which torch doubles too
+_LONGEST_RETRY_S = 0.5  # between two tries to connect; torch doubles its pause too
 _AT_ONCE = timedelta(milliseconds=1)
 _main = threading.main_thread().ident
 _wait_for_future = torch._C.Future.wait
@@ -34,10 +34,10 @@ _wait, _get, _multi_get = Store.wait, Store.get, Store.multi_get
 
 
 def install() -> None:
-    """Replace them in this process.
+    """Replace these functions in this process.
 
     Raises:
-        AttributeError, TypeError: this torch has other ones.
+        AttributeError, TypeError: this version of torch has others.
     """
     torch._C.Future.wait = wait_for_future  # type: ignore[assignment,method-assign]
     for kind in (FileStore, HashStore, PrefixStore, TCPStore):  # which inherit them
@@ -46,8 +46,8 @@ def install() -> None:
 
 
 def notice_interrupt() -> None:
-    """Where a wait in C++ ends since its connection was cut, SIGINT has come before. Python notices it when it calls a
-    function of its own: this one, or else the first one of the user's clean-up, which would end there."""
+    """Let Python notice SIGINT, after a wait in C++ that ended because its connection was cut. Python does so when it
+    calls a Python function: this one, and not the first one of the user's clean-up, which would end there."""
 
 
 # ---- futures
@@ -62,7 +62,7 @@ def wait_for_future(future: torch._C.Future[Any]) -> Any:
     return _wait_for_future(future)
 
 
-# ---- stores. The names of these functions are those that a user is told to be in.
+# ---- stores. Messages to the user name these functions.
 
 
 def wait(store: Store, keys: Sequence[str], *timeout: timedelta) -> None:
@@ -103,7 +103,7 @@ def _is_in_process(store: Store) -> bool:
 
 
 def _expire(original: Callable[..., Any], store: Any, what: Any, limit: timedelta) -> Any:
-    """Have the store itself say that the time is up."""
+    """Let the store itself raise its timeout error."""
     before = store.timeout
     store.set_timeout(_AT_ONCE)
     try:
@@ -121,7 +121,7 @@ def _around_connect(connect: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(connect)
     def connect_store(*args: Any, **kwargs: Any) -> None:
         if threading.get_ident() == _main:
-            with contextlib.suppress(TypeError):  # about the arguments, which torch says itself
+            with contextlib.suppress(TypeError):  # wrong arguments: torch raises the error
                 _wait_for_listener(*args, **kwargs)
         connect(*args, **kwargs)
 
@@ -138,10 +138,10 @@ def _wait_for_listener(
     *__: Any,
     **___: Any,
 ) -> None:
-    """Of a client; its arguments are those of `TCPStore`.
+    """Wait until somebody listens where a client is to connect. The arguments are those of `TCPStore`.
 
     Raises:
-        DistNetworkError: nobody has listened in time.
+        DistNetworkError: nobody did in time.
     """
     if is_master:
         return

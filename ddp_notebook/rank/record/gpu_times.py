@@ -1,4 +1,4 @@
-"""When work on a GPU began and ended, without waiting for it: events in its stream, read when they have happened.
+"""When work on a GPU began and ended, without waiting for it: events in its stream, read once they have happened.
 
 The device's clock is tied to the process's by an anchor: an event on an idle stream of our own, and the time on the
 host when it was recorded. Written from torch's documentation and not yet run on a GPU; `tests/gpu` has the check.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_ANCHOR_S = 1.0  # clocks drift: the anchor is taken anew so often
+_ANCHOR_S = 1.0  # between two anchors: clocks drift
 
 
 class Marks:
@@ -64,6 +64,6 @@ class GpuClock:
             event = torch.cuda.Event(enable_timing=True)
             with torch.cuda.stream(stream):
                 event.record()
-            event.synchronize()  # of an empty stream, in a thread that may wait
+            event.synchronize()  # the stream is empty, and this thread may wait
             known = self._anchors[device] = (event, time.monotonic_ns(), time.monotonic())
         return known[0], known[1]

@@ -1,4 +1,4 @@
-"""Numbers that the user logs, or has read from the cell's variables after each optimizer step."""
+"""Metrics: numbers that the user logs, and variables that are read after each optimizer step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.stretches import Training
 
 _MOST_STEP = 2**63 - 1
-_OWN_REFERENCES = 3  # to the copy of a frame's variables; more: it is the user's too, from `locals()`
-_DEEPEST = 64  # frames above an optimizer's step that are looked at
+_OWN_REFERENCES = 3  # to the copy of a frame's variables; with more the user has it too, from `locals()`
+_DEEPEST = 64  # frames around an optimizer's step that are looked at
 
 
 class Logged(NamedTuple):
@@ -26,7 +26,7 @@ class Logged(NamedTuple):
 
     name: str
     value: float | torch.Tensor
-    event: Any  # of the GPU, when the tensor has arrived
+    event: Any  # of the GPU: the tensor has arrived; None: it is there
     step: int
     time_ns: int
     moment: Moment
@@ -43,8 +43,8 @@ class Metrics:
 
     def __init__(self, tape: Tape, training: Training, cells: dict[str, int]) -> None:
         self.watched: tuple[str, ...] = ()
-        self._found: set[str] = set()  # of these
-        self._counts: dict[str, int] = {}  # values by name, as long as the cell has taken no optimizer step
+        self._found: set[str] = set()  # those that were seen
+        self._counts: dict[str, int] = {}  # by name: values so far, until the first optimizer step of the cell
         self._tape = tape
         self._cells = cells
         training.on_step.append(self._read_watched)
@@ -60,7 +60,7 @@ class Metrics:
         self._counts.clear()
 
     def end_cell(self) -> None:
-        """Say so if something that was to be watched was not seen."""
+        """Say so if a watched variable was not seen."""
         missing = [name for name in self.watched if name not in self._found]
         if not missing:
             return
@@ -104,7 +104,7 @@ class Metrics:
                 tape.put(_logged(name, value, at, now_ns, moment))
 
     def _read_watched(self) -> None:
-        """After an optimizer step: the variables of this name in the cell's functions, or else in the cell."""
+        """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""
         if not self.watched:
             return
         missing, found = list(self.watched), {}
@@ -120,10 +120,10 @@ class Metrics:
                 variables = frame.f_locals
                 found.update(_numbers(missing, variables))
                 if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _OWN_REFERENCES:
-                    variables.clear()  # a copy, which would keep the function's variables alive after their `del`
+                    variables.clear()  # the copy would keep variables alive that the function has deleted
                 missing = [name for name in missing if name not in found]
             frame = frame.f_back
-        found.update(_numbers(missing, scope))  # behind all functions: it may be of an earlier cell
+        found.update(_numbers(missing, scope))  # last, since a variable there may be an earlier cell's
         if found:
             self._found.update(found)
             self.log(**{name: found[name] for name in self.watched if name in found})
@@ -134,7 +134,7 @@ def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_log(value: object) -> bool:
-    """Whether this is `log` as ranks find it."""
+    """Whether a value is the `log` that every rank has."""
     return getattr(value, "__func__", None) is Metrics.log
 
 

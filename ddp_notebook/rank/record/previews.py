@@ -1,8 +1,8 @@
-"""What was in a tensor: a small copy, taken where the tensor is used, and later what it says.
+"""Previews of tensors: a small copy, taken where the tensor is used, and statistics of it, worked out later.
 
-A copy costs its caller 2 us. Of more than `SAMPLE` elements only some are copied: eight stretches, evenly spread from
-the first to the last. (As many elements one by one are each on a page of their own: 3 % of a training step.)
-A tensor of a GPU is copied to pinned memory behind the work that is queued there; nobody waits for that copy until the
+A copy costs its caller 2 us. Of more than `SAMPLE` elements only a sample is copied: eight stretches, evenly spread
+from the first to the last. (The same number of single elements would touch a page each: 3 % of a training step.) A
+tensor of a GPU is copied to pinned memory behind the work that is queued there; nobody waits for that copy until the
 recorder's thread reads it.
 """
 
@@ -18,11 +18,11 @@ import torch
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE, SAMPLE_OF_LARGE, VALUE, Rows
 
 _STRIDED = torch.strided
-_STRETCH = 32  # elements; the first of them are shown
+_STRETCH = 32  # elements; the first stretch is shown
 _STRETCHES = SAMPLE_OF_LARGE // _STRETCH
 _READABLE = {torch.Tensor, torch.nn.Parameter}
-_MOST_TENSORS = 8  # of a list that are looked at
-_PLAIN = frozenset(  # types of real numbers that NumPy has too
+_MOST_TENSORS = 8  # of a list, that are copied
+_PLAIN = frozenset(  # dtypes of real numbers that NumPy has too
     getattr(torch, name)
     for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 )
@@ -31,18 +31,18 @@ Array = npt.NDArray[np.generic]
 
 
 class Copy(NamedTuple):
-    """Of the tensors of one side of an operation."""
+    """A copy of the tensors on one side of an operation."""
 
     numel: int  # of all of them
     parts: list[torch.Tensor]  # on the CPU, or on their way there
-    event: Any  # of the GPU, when they have arrived; None: they are there
+    event: Any  # of the GPU: they have arrived; None: they are there
 
 
 # ---- the calling thread
 
 
 def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
-    """A small copy of what is in tensors now; None where there is nothing to look at."""
+    """A small copy of what tensors hold now; None if there is nothing to copy."""
     if len(tensors) == 1:
         tensor = tensors[0]
         numel = tensor.numel()
@@ -54,7 +54,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
     numel, parts, event = 0, [], None
     for at, tensor in enumerate(tensors):
         if type(tensor) not in _READABLE or tensor.is_meta or tensor.is_quantized:
-            return None  # of torch.compile's, or nothing that has values
+            return None  # a tensor of torch.compile, or one without readable values
         numel += tensor.numel()
         if at < _MOST_TENSORS:
             part = _sample(tensor.detach())
@@ -65,7 +65,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
 
 
 def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[Copy]:
-    """Copies of all of those that have at most so many bytes, one for each."""
+    """Whole copies of those tensors that have at most `most_bytes` bytes, one each."""
     copies = []
     for one in tensors:
         if one.layout is _STRIDED and one.numel() * one.element_size() <= most_bytes:
@@ -89,7 +89,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """To pinned memory, in the order of the current stream: a later operation cannot overwrite what is copied."""
+    """Copy to pinned memory on the current stream, so that no later operation overwrites what is copied."""
     pinned = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
     pinned.copy_(part, non_blocking=True)
     event = torch.cuda.Event()
@@ -106,7 +106,7 @@ def has_arrived(copy: Copy) -> bool:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements as NumPy has them, flat; of a type that NumPy lacks, its bits as unsigned numbers."""
+    """The elements as a flat NumPy array; of a dtype that NumPy lacks, their bits as unsigned integers."""
     if tensor.dtype in _PLAIN and tensor.is_contiguous() and not tensor.is_neg():
         return tensor.numpy().ravel()
     flat = tensor.reshape(-1).resolve_conj().resolve_neg()
@@ -117,10 +117,10 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
-    """The elements as numbers that can be compared; of complex ones the modulus.
+    """The elements as real numbers; the modulus of complex ones.
 
     Args:
-        array: what `array_of` says of them.
+        array: `array_of(tensor)`.
     """
     if tensor.dtype in _PLAIN:
         return array
@@ -129,12 +129,12 @@ def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
 
 
 def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> Rows:
-    """What many copies say: a row of `records.VALUE` for each, with all but whose it is. Those of one type and size, as
-    a training loop brings them again and again, are worked out together.
+    """A row of `records.VALUE` for each copy, without the columns that say whose it is. Copies of one dtype and size,
+    which a training loop brings again and again, are worked out together.
 
     Args:
-        copies: all of which have arrived.
-        number_of: gives the number of the text for a type.
+        copies: they have all arrived.
+        number_of: gives the number of a dtype's text.
     """
     rows = np.zeros(len(copies), VALUE)
     for name in ("low", "high", "mean"):
@@ -145,7 +145,7 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
         numels.append(numel)
         try:
             part = parts[0] if len(parts) == 1 else torch.cat([one.reshape(-1).to(parts[0].dtype) for one in parts])
-        except RuntimeError:  # of types that torch can only carry
+        except RuntimeError:  # a dtype that torch can only store
             continue
         key = part.dtype, part.shape
         some = alike.get(key)
@@ -159,17 +159,18 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
         rows["dtype"][at] = number_of(dtype)
         try:
             _describe(rows, at, torch.stack(tensors))
-        except (RuntimeError, KeyError, TypeError):  # the same
+        except (RuntimeError, KeyError, TypeError):  # likewise
             rows["looked_at"][at] = 0
     return rows
 
 
 @np.errstate(invalid="ignore", over="ignore")  # tensors may hold infinities, signalling NaN and the largest numbers
 def _describe(rows: Rows, at: npt.NDArray[np.int64], tensors: torch.Tensor) -> None:
-    """Fill the rows of these places.
+    """Fill some of the rows.
 
     Args:
-        tensors: (places, ...) what was copied.
+        at: (n,) indices of the rows.
+        tensors: (n, ...) their copies.
     """
     rows["looked_at"][at] = width = tensors[0].numel()
     if not width:

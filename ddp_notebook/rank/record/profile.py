@@ -13,10 +13,10 @@ import torch
 
 
 class Profile:
-    """Of the cell under way.
+    """A profile of the cell under way.
 
     Args:
-        path: of the Chrome trace that `end` writes.
+        path: the file of the Chrome trace that `end` writes.
     """
 
     def __init__(self, path: str) -> None:
@@ -29,10 +29,10 @@ class Profile:
             self._profiler.start()
 
     def end(self) -> None:
-        """The cell has ended. A profile that cannot be written is told, and leaves an empty file."""
+        """The cell has ended. If the profile cannot be written, a message says so and the file is empty."""
         with _silent():
             self._profiler.stop()
-            self._profiler.export_chrome_trace(self._path)  # which raises nothing where it has failed
+            self._profiler.export_chrome_trace(self._path)  # it raises nothing when it fails
         if not _is_whole(self._path):
             folder = os.path.dirname(self._path)
             free_mb = shutil.disk_usage(folder).free / 1e6
@@ -44,7 +44,7 @@ class Profile:
 
 
 def _is_whole(path: str) -> bool:
-    """Whether torch has written a trace to its end, which is its name."""
+    """Whether torch has written a trace to its end: the last entry is the trace's name."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - len(path) - 100))
@@ -55,7 +55,7 @@ def _is_whole(path: str) -> bool:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """torch 2.13 writes two lines with times and process ids, whatever its log level is."""
+    """Hide fd 2: torch 2.13 writes two lines with times and process ids there, whatever its log level."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

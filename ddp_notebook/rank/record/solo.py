@@ -1,9 +1,9 @@
-"""A training cell on one rank alone, to compare with: no collective waits for anybody, and nothing of it is kept.
+"""A training cell on one rank alone, to compare with: no collective waits for other ranks, and its effects are undone.
 
-Operations return at once, with a rank's own input in place of what the others would send. After some steps the cell
-is ended. Parameters, buffers, gradients, optimizers and schedulers of the process, wherever they are held, random state
-and the user's variables are then what they were: tensors, lists, dicts and sets have their elements back, while of what
-an object of the user's own class or an iterator holds nothing is known.
+Operations return at once, with the rank's own input in place of the other ranks'. After some steps the cell is ended.
+Then parameters, buffers, gradients, optimizers and schedulers of the process, wherever they are held, random state and
+the user's variables are restored: tensors, lists, dicts and sets get their elements back. The contents of iterators and
+of objects of the user's own classes are not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddp_notebook.rank.group.operators import Operator, flat
 
 
 class EnoughStepsError(BaseException):
-    """The cell has taken as many steps as were wanted. No `except Exception` of the user's keeps it."""
+    """The cell has taken as many steps as were wanted. An `except Exception` of the user's does not catch it."""
 
 
 class Solo:
@@ -33,8 +33,8 @@ class Solo:
 
     Args:
         namespace: the user's variables.
-        steps: after so many optimizer steps the cell is ended ...
-        seconds: ... or at the first one after so long.
+        steps: the cell is ended after so many optimizer steps ...
+        seconds: ... or at the first step after so long.
     """
 
     def __init__(self, namespace: MutableMapping[str, Any], steps: int, seconds: float) -> None:
@@ -48,7 +48,7 @@ class Solo:
         ]
         self._steps = steps
         self._until = time.monotonic() + seconds
-        # Its constructor wants a timeout, says torch's stub, and its methods are those of `ProcessGroup`.
+        # According to torch's stub its constructor needs a timeout, and its methods are those of `ProcessGroup`.
         self._group: Any = ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=60))
 
     def on_step(self) -> None:
@@ -62,10 +62,12 @@ class Solo:
             raise EnoughStepsError
 
     def run(self, kernel: Operator, arguments: tuple[Any, ...]) -> Any:
-        """What an operator returns that sends nothing."""
+        """Run an operator that sends nothing, and return what it would."""
         _answer_oneself(kernel, arguments)
         out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
-        work = self._group.allreduce([(out or [torch.zeros(1)])[0].detach()])  # of one rank: its value is the result
+        work = self._group.allreduce(
+            [(out or [torch.zeros(1)])[0].detach()]
+        )  # in a group of one rank: the value of this work is the result
         work.wait()
         boxed = work.boxed()
         first = arguments[0]
@@ -93,7 +95,7 @@ def _answer_oneself(kernel: Operator, arguments: tuple[Any, ...]) -> None:
 
 
 def _alive(*kinds: type) -> list[Any]:
-    """All objects of these kinds: a model may be held by another one only, and ranks must not come to differ."""
+    """All objects of these kinds, whoever holds them: only another model may, and ranks must not diverge."""
     return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
 
 
@@ -115,7 +117,7 @@ def _refill(container: Any, elements: Any, add: Callable[[Any], None]) -> None:
 
 
 def _keep_tensors(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
-    """Those of modules with their gradients, and those that are variables."""
+    """Tensors of modules, with their gradients, and tensors in variables."""
     tensors = {id(one): one for one in namespace.values() if isinstance(one, torch.Tensor)}
     modes: list[tuple[torch.nn.Module, bool]] = []
     for module in _alive(torch.nn.Module):
@@ -145,7 +147,7 @@ def _keep_tensors(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
 
 
 def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
-    """And whatever else has a state: schedulers, scalers, samplers."""
+    """Optimizers, and whatever else has a state: schedulers, scalers, samplers."""
     found = {
         id(value): value
         for value in (*namespace.values(), *_alive(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
@@ -153,7 +155,7 @@ def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
     }
     put_back: list[Callable[[], None]] = []
     for value in found.values():
-        if not isinstance(value, torch.nn.Module | ZeroRedundancyOptimizer):  # whose own optimizer is found too
+        if not isinstance(value, torch.nn.Module | ZeroRedundancyOptimizer):  # the optimizer in the latter is found too
             state = copy.deepcopy(value.state_dict())
             put_back.append(functools.partial(value.load_state_dict, state))
     return put_back

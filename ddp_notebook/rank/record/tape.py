@@ -1,7 +1,7 @@
-"""What the threads that train leave behind: references and times only, made into rows by the recorder's own thread.
+"""The tape: records that the training threads leave, as references and times. The recorder's thread makes rows of them.
 
-Everything here runs in the user's threads, in the midst of a step, so it costs what a step costs: measured by
-`tests/benchmarks/recording.py`.
+Everything here runs in the user's threads in the middle of a step, so its cost is the step's:
+`tests/benchmarks/recording.py` measures it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
 OFF, META, VALUES = range(3)  # places in `wire.record_options.LEVELS`
-# Records that wait for the recorder's thread. Not more: a small copy that stays may keep the C library from using the
-# place of a freed large tensor again (10 MB for each, measured where all_reduces of fresh 10 MB tensors are recorded).
+# Most records that wait for the recorder's thread. A small copy that stays may keep the C library from reusing the
+# place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
-_MOST_LIGHT = 100_000  # where a record holds no copy from a large tensor
+_MOST_LIGHT = 100_000  # most records without a copy from a large tensor
 
 
 class Moment:
-    """Where in its training a rank is: replaced by another when that changes, so that a call takes one reference."""
+    """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
 
     __slots__ = ("backward", "cell", "step", "title")
 
@@ -45,7 +45,7 @@ class Moment:
 
 
 class Tape:
-    """One rank's. `recorder` leaves its calls here, `training` its spans, `metrics` what the user logs.
+    """The tape of one rank. `recorder` leaves calls on it, `training` spans, `metrics` what the user logs.
 
     Args:
         cells: the files of cells, by name.
@@ -55,13 +55,13 @@ class Tape:
         self.level = VALUES
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
         self.moment = Moment(0, 0, 0, None)
-        self.bucket: tuple[str, int] | None = None  # that a user's comm hook is being called for
+        self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
         self.dropped = 0
         self.puts = 0  # records so far
         self.filled = threading.Event()  # wakes the recorder's thread
-        self.is_filled = False  # since that thread has looked; to ask the event takes longer
+        self.is_filled = False  # the same, reset by that thread: asking the event takes longer
         self.site = Sites(cells).site
-        self._moving = threading.Lock()  # of the moment: steps and backwards may be in several threads
+        self._moving = threading.Lock()  # for changes of the moment: steps and backwards may run in several threads
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
         self._spans = itertools.count(1)
@@ -69,10 +69,10 @@ class Tape:
     # ---- records
 
     def put(self, record: Any, most: int = _MOST_LIGHT) -> None:
-        """Leave a record; the oldest is dropped where nobody takes them and so many wait."""
+        """Leave a record. If `most` of them wait already, the oldest is dropped."""
         records = self._records
         if len(records) >= most:
-            gone = len(self.take(1))  # first: meanwhile the recorder's thread may set `dropped` to 0
+            gone = len(self.take(1))  # a statement of its own: the recorder's thread may reset `dropped` meanwhile
             self.dropped += gone
         records.append(record)
         self.puts += 1
@@ -81,7 +81,7 @@ class Tape:
             self.filled.set()
 
     def take(self, most: int) -> list[Any]:
-        """The oldest records, which are gone then."""
+        """Remove the oldest records from the tape, and return them."""
         records, taken = self._records, []
         try:
             for _ in range(min(most, len(records))):
@@ -94,7 +94,7 @@ class Tape:
         return len(self._records)
 
     def leave(self) -> None:
-        """In a child that the user has forked: nobody empties this tape, and its locks may be held for ever."""
+        """Give up, in a child that the user has forked: nobody empties this tape, and its locks may be held."""
         self.level = OFF
         self.filled = threading.Event()
         self._records.clear()
@@ -138,10 +138,10 @@ class Tape:
             call.marks = _marks(call.arguments[at])
 
     def issued(self, call: Call, work: Any) -> None:
-        """It is under way, and its caller goes on: its end is told by its future, where it has one."""
+        """A call is under way, and its caller goes on. Its future, if it has one, reports its end."""
         try:
             future = work.get_future()
-        except RuntimeError:  # gloo's send, recv and reduce_scatter: known when somebody waits
+        except RuntimeError:  # gloo's send, recv and reduce_scatter: their end is known when somebody waits
             return
         call.tells_its_end = True
         if call.marks is not None:
@@ -153,8 +153,8 @@ class Tape:
             future.add_done_callback(partial(on_future, call))
 
     def _on_future(self, call: Call, future: Any) -> None:
-        """In a thread of gloo's, before anybody who waits goes on. With NCCL at once, while the device works on."""
-        if call.end_ns:  # somebody has waited for it, but not long enough
+        """Called in gloo's thread, before a caller that waits goes on; with NCCL at once, while the device works."""
+        if call.end_ns:  # a wait for it has ended first, with a timeout
             return
         end_ns = time.monotonic_ns()
         try:
@@ -163,16 +163,16 @@ class Tape:
         except Exception:
             failed = True
         self._end(call, failed, end_ns)
-        if not call.is_waited_for:  # else whoever waits for it knows how long, and puts it
+        if not call.is_waited_for:  # else the caller that waits leaves it, with its waiting time
             self._leave(call)
 
     def end_backward(self, backward: Backward, failed: bool) -> None:
-        """A backward has ended, and with it what DDP's reducer has begun in it: it has waited for that, and nobody has
-        used the tensors yet. What is done here is not done in gloo's threads, which would begin the next bucket later.
+        """A backward has ended, and with it the calls of DDP's reducer in it: it has waited for them, and nobody has
+        used the tensors yet. The work done here would delay the next bucket if gloo's threads did it.
         """
         for call in backward.calls:
             if call.state != ISSUED or call.marks is not None:
-                continue  # it could not begin, or a GPU will tell
+                continue  # it could not begin, or the GPU's events will tell its end
             if failed and call.work is not None and not call.is_done:
                 call.is_of_backward = False
                 call.end_ns = 0
@@ -183,10 +183,10 @@ class Tape:
         backward.calls.clear()
 
     def ended(self, call: Call, failed: bool, since_ns: int) -> None:
-        """Somebody has waited for it since then, or it has failed to begin."""
+        """A caller has waited for a call since then, or the call has failed to begin."""
         now_ns = time.monotonic_ns()
         call.blocked_ns += now_ns - since_ns
-        call.work = None  # which holds its tensors, while the call may be on the tape for a while
+        call.work = None  # it holds the tensors, and the call may stay on the tape for a while
         if not call.end_ns:
             if call.marks is not None:
                 call.marks.end_now()
@@ -197,7 +197,7 @@ class Tape:
         self._leave(call)
 
     def forgotten(self, call: Call) -> None:
-        """Nobody has waited for it, and it does not tell its end."""
+        """Nobody has waited for a call, and it does not report its end."""
         if not call.tells_its_end and not call.is_waited_for and call.state == ISSUED:
             call.compact()
             call.marks = None
@@ -205,14 +205,14 @@ class Tape:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
-        """Put it once: who waits for it and its callback may both come here, as torch gives the interpreter away."""
+        """Put a call once. Its waiting caller and its callback may both come here, since torch releases the GIL."""
         if not call.is_left:
             call.is_left = True
             is_large = call.whole or any(copy is not None and copy.numel > SAMPLE for copy in (call.input, call.output))
             self.put(call, MOST if is_large else _MOST_LIGHT)
 
     def _end(self, call: Call, failed: bool, end_ns: int) -> None:
-        """What it has brought is kept, and its tensors are let go."""
+        """Keep a copy of the output, and drop the tensors."""
         call.end_ns = end_ns
         call.state = FAILED if failed else DONE
         if call.shapes is None:
@@ -224,16 +224,16 @@ class Tape:
         try:
             tensors = flat(value)
             if HAS_DEVICES and torch.cuda.is_current_stream_capturing():
-                return None  # what is done now would become a part of the graph, or break it
+                return None  # a copy now would become a part of the graph, or break it
             if self.full_bytes:
                 call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))
             return previews.copy(tensors)
-        except RuntimeError:  # of a tensor that cannot be copied: the user's call must go on
+        except RuntimeError:  # a tensor that cannot be copied: the user's call must go on
             return None
 
 
 def _note_end(call: Call, _: Any) -> None:
-    """In a thread of gloo's."""
+    """Called in gloo's thread."""
     call.end_ns = time.monotonic_ns()
 
 
@@ -241,7 +241,7 @@ HAS_DEVICES = torch.cuda.is_available()
 
 
 def _marks(value: Any) -> Marks | None:
-    """Events on the device's stream around an operation on tensors of a GPU."""
+    """Events around an operation, on the stream of a GPU whose tensors it takes; None on the CPU."""
     tensors = flat(value)
     if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
         return None

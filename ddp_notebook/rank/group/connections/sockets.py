@@ -1,8 +1,8 @@
-"""The TCP sockets of this process, told by their ports, and cut.
+"""The TCP sockets of this process: told apart by their ports, and cut.
 
-gloo waits for its peers without a way to stop it: aborting, destroying or shutting down the group from another thread
-does nothing to an operation that waits. Shutting its sockets down ends it at once with an error, here and at the
-peers. One end of each of gloo's connections is a port that gloo listens on, so its connections are known exactly.
+gloo's waits cannot be stopped: aborting, destroying or shutting down the group from another thread has no effect on an
+operation that waits. Shutting down its sockets ends it at once with an error, here and at the peers. One end of each of
+gloo's connections is a port that gloo listens on, so its connections are known exactly.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class TcpSocket(NamedTuple):
 
 
 def tcp_sockets() -> Iterator[tuple[TcpSocket, socket.socket]]:
-    """Each with a duplicate, valid until the next one is asked for: what is done to it is done to the very socket
-    that was looked at, whatever another thread closes meanwhile."""
+    """Each socket with a duplicate, valid until the next one: an action on the duplicate concerns exactly that socket,
+    whatever another thread closes meanwhile."""
     if not os.path.isdir(_FDS):
         return
     for name in os.listdir(_FDS):
@@ -58,8 +58,8 @@ def listening_ports() -> set[int]:
 
 
 def cut(ports: Collection[int]) -> int:
-    """Shut down the connections that have one of these ports at one end. Never a socket that listens: gloo ends the
-    process when that fails.
+    """Shut down the connections that have one of these ports at either end. Listening sockets are left alone: gloo ends
+    the process when one of its own fails.
 
     Returns:
         How many there were.
@@ -74,10 +74,14 @@ def cut(ports: Collection[int]) -> int:
 
 
 def knock(port: int, numbers: int) -> None:
-    """Be every peer that gloo, which listens on `port` here, still waits for, and go away at once.
+    """Pretend to be each peer that gloo still waits for, and leave at once.
 
-    A group that is being made waits for connections that may never come, on no socket that could be cut. A peer says
-    which it is by a number of 8 bytes, so with each of them the waiting ends.
+    A group that is being made waits for connections that may never come, and has no socket that could be cut. A peer
+    introduces itself with a number of 8 bytes, so connecting once with each number ends the wait.
+
+    Args:
+        port: where gloo listens here.
+        numbers: how many ranks the group has.
     """
     for number in range(numbers):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.1) as peer:

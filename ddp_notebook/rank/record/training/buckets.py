@@ -33,7 +33,7 @@ class Model:
         self.name = name
         self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
         self.at = 0  # its next bucket
-        self.left = 0  # bytes that it has yet to synchronise in this backward
+        self.left = 0  # bytes still to be synchronised in this backward
         ignored = set(model.parameters_to_ignore)
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
         self._names = [name for name, _ in named]
@@ -46,11 +46,11 @@ class Model:
         is_rebuilt = bool(model._has_rebuilt_buckets)
         if is_rebuilt == self._is_rebuilt and self.sizes:
             return None
-        if model.logger is None:  # it synchronises none in buckets
+        if model.logger is None:  # it has no buckets
             return None
         facts = model._get_ddp_logging_data()  # 15 us
         if is_rebuilt and not facts.get("rebuilt_bucket_sizes"):
-            model.logger.set_runtime_stats_and_log()  # else it tells of them one step later
+            model.logger.set_runtime_stats_and_log()  # else it reports them one step later
             facts = model._get_ddp_logging_data()
         sizes = str(facts.get("rebuilt_bucket_sizes" if is_rebuilt else "bucket_sizes", ""))
         self.sizes = [int(size) for size in sizes.split(",") if size.strip()]
@@ -69,8 +69,8 @@ class Model:
         return Layout(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
 
     def _first_buckets(self) -> list[list[int]]:
-        """The parameters of each bucket, as torch has them before it knows in which order gradients become ready: from
-        the last to the first. No names where they are of several types, which do not share a bucket."""
+        """The parameters of each bucket in torch's first layout, which goes from the last to the first, since the order
+        in which gradients become ready is not known yet. Empty if there are several dtypes, which share no bucket."""
         buckets: list[list[int]] = []
         end = len(self._nbytes)
         for size in self.sizes:
@@ -85,7 +85,7 @@ class Model:
         return buckets
 
     def takes(self, size: int) -> bool:
-        """Whether its next bucket has this size, as far as it is known."""
+        """Whether its next bucket is known to have this size."""
         return self.at < len(self.sizes) and self.sizes[self.at] == size
 
     def take(self, size: int) -> tuple[str, int]:
@@ -100,7 +100,7 @@ class Backward:
 
     Args:
         number: of its span.
-        prepared: models whose gradients it may synchronise, in the order of their forwards.
+        prepared: models whose gradients it may synchronise, by the order of their forwards.
     """
 
     __slots__ = ("_prepared", "calls", "end_ns", "number")
@@ -108,16 +108,16 @@ class Backward:
     def __init__(self, number: int, prepared: list[Model]) -> None:
         self.number = number
         self.end_ns = 0  # once it is over
-        self.calls: list[Call] = []  # that reducers have begun in it
+        self.calls: list[Call] = []  # begun in it by reducers
         self._prepared = prepared
 
     def bucket_of(self, call: Call) -> tuple[str, int] | None:
-        """The model and the bucket that this call of a reducer synchronises, if it does."""
+        """The model and the bucket that this call of a reducer synchronises, if any."""
         dtype, shapes, _ = call.kernel.shapes_of(call.arguments)
-        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # which parameters were used
+        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # the latter says which parameters were used
             return None
         size = nbytes(shapes, dtype)
-        for model in reversed(self._prepared):  # gradients come from the last forward to the first
+        for model in reversed(self._prepared):  # gradients become ready from the last forward to the first
             if model.takes(size):
                 return model.take(size)
         for model in reversed(self._prepared):  # its buckets are not known yet, or a hook has made them smaller

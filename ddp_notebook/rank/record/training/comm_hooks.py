@@ -1,7 +1,7 @@
-"""Users' comm hooks of DDP: seen bucket by bucket, and replaced where a cell registers another one.
+"""Users' comm hooks of DDP: seen bucket by bucket, and replaced if a cell registers another one.
 
-What torch gets is a stand-in that calls the user's hook. It looks like that hook (name, signature, pickled it is the
-hook itself), and holds no model: the reducer, which is C++, would keep such a cycle alive for ever.
+torch gets a stand-in that calls the user's hook. It looks like that hook (in name and signature; pickled, it is the
+hook itself) and holds no model: the reducer is C++ and would keep such a cycle alive for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Hooked(NamedTuple):
 
 
 class StandIn:
-    """In the place of a user's hook.
+    """Stands in for a user's hook.
 
     Args:
         tape: where its buckets are left.
@@ -44,7 +44,7 @@ class StandIn:
         self.call_from_now_on(hook, state)
 
     def call_from_now_on(self, hook: Callable[..., Any], state: object) -> None:
-        """Another hook of the user's."""
+        """Call this hook of the user's from now on."""
         self._hook = hook
         self._state = state
         self.__name__ = getattr(hook, "__name__", type(hook).__name__)
@@ -84,7 +84,7 @@ def _itself(hook: Callable[..., Any]) -> Callable[..., Any]:
 def around_register(
     tape: Tape, name_of: Callable[[DistributedDataParallel], str]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What makes a `register_comm_hook` of torch's one of ours.
+    """A wrapper for torch's `register_comm_hook`.
 
     Args:
         name_of: the name of a model.
@@ -93,7 +93,7 @@ def around_register(
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def register_comm_hook(model: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
             before = model._comm_hooks[-1][0] if model._comm_hooks else None
-            if isinstance(before, StandIn):  # torch takes one hook only; the stand-in calls whichever is the last
+            if isinstance(before, StandIn):  # torch takes one hook only; the stand-in calls the last one
                 model._check_comm_hook(hook)
                 before.call_from_now_on(hook, state)
             else:
