@@ -342,7 +342,7 @@ def test_a_flush_waits_for_a_batch_in_the_making():
     thread.start()
     assert making.wait(5)
     threading.Timer(0.2, go_on.set).start()
-    drain._rows.batch = lambda *_: Batch(rank=0, stream=1)  # type: ignore[method-assign]  # nothing more
+    drain._maker.batch = lambda *_: Batch(rank=0, stream=1)  # type: ignore[method-assign]  # nothing more
     drain.flush()
     is_through = go_on.is_set()
     thread.join()

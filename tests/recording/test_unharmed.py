@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook.rank.record.batches import Rows
+from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.metrics import Logged
 from ddp_notebook.rank.record.tape import Tape
@@ -163,7 +163,7 @@ def test_large_complex_numbers_are_finite(ranks):
 def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder():
     sent: list[bytes] = []
     tape = Tape({})
-    drain = Drain(tape, Rows(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
+    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
     with closing(drain):
         tape.is_filled = True  # and the event was not set
         drain.start()
