@@ -71,6 +71,8 @@ class Placing:
     def show_under(self, cell: int) -> None:
         """Show a compact view under the cell that runs."""
         self._under = self._view(cell, compact=True)
+        # While the cell runs: at its end, or at the stop button, the picture would wait for this for 0.5 s.
+        threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True).start()
 
     def freeze_under(self, cell: int) -> None:
         """The cell is over."""
@@ -285,3 +287,9 @@ def _import() -> None:
     import ddp_notebook.widgets.monitor
     import ddp_notebook.widgets.publisher
     import ddp_notebook.widgets.still.summary  # noqa: F401
+
+
+def _import_for_picture() -> None:
+
+    import ddp_notebook.observe.figures.bars
+    import ddp_notebook.observe.figures.curves  # noqa: F401
