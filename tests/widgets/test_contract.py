@@ -92,17 +92,17 @@ def test_every_metric_has_room_in_the_browser():
 def test_parts_of_a_step_add_up_to_it_in_the_browser_too():
     """Forward and backward contain what is exposed or waited for inside, so the bars leave them out."""
     parts = words(in_javascript(r"export const PARTS = \[(.*?)\]")[1])
-    assert set(parts) == set(tables._PARTS) - {"forward", "backward"}
+    assert set(parts) == set(tables.PARTS) - {"forward", "backward"}
 
 
 def test_the_types_that_a_message_may_have():
     types = dict(re.findall(r"(\w\d): (\w+),", in_javascript(r"const TYPES = \{(.*?)\};")[1]))
     assert types == {dtype: array for array, dtype in _ARRAYS.items()}
     columns = [dtype[name].base for dtype in FEED_TABLES.values() for name in dtype.names or ()]
-    assert {dtype.str[1:] for dtype in (*columns, *tables._UNSIGNED)} <= set(types)
+    assert {dtype.str[1:] for dtype in (*columns, *tables.UNSIGNED)} <= set(types)
     greatest = dict(re.findall(r"(\w\d): (0x\w+)", in_javascript(r"const GREATEST = \{(.*?)\}")[1]))
     assert {name: int(number, 16) for name, number in greatest.items()} == {
-        dtype.str[1:]: np.iinfo(dtype).max for dtype in tables._UNSIGNED
+        dtype.str[1:]: np.iinfo(dtype).max for dtype in tables.UNSIGNED
     }
 
 

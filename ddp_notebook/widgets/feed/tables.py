@@ -28,7 +28,7 @@ TEXT = "<u4"
 KINDS = ("cell", "forward", "backward", "optimizer", "input", "collective", "send", "recv")  # of spans
 FIRST = 32  # values of a tensor that travel
 
-_PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest")
+PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest")
 
 FEED_TABLES: dict[str, np.dtype[np.void]] = {
     "metric": np.dtype(
@@ -41,7 +41,7 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
             ("step", "<u4"),
             ("start", "<f8"),
             ("duration", "<f4"),
-            *((part, "<f4") for part in _PARTS),
+            *((part, "<f4") for part in PARTS),
             ("samples", "<i4"),
         ]
     ),
@@ -133,7 +133,7 @@ TEXTS = {
 }
 _ALIGNMENT = 8
 _RESOLUTIONS = (1e-4, 1e-3)  # ms, of times: 0.1 us where a message covers less than seven minutes
-_UNSIGNED = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4"))
+UNSIGNED = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4"))
 
 
 def empty(table: str, count: int = 0) -> Rows:
@@ -221,7 +221,7 @@ def _pack(column: npt.NDArray[Any]) -> Any:
 
 def _narrow(raw: npt.NDArray[Any], most: float, scale: float, base: float, column: npt.NDArray[Any]) -> _Raw:
     """Whole numbers from 0 to `most`, NaN among them, in as few bytes as hold them."""
-    for dtype in _UNSIGNED:
+    for dtype in UNSIGNED:
         greatest = np.iinfo(dtype).max
         if dtype.itemsize < column.dtype.itemsize and most + 1 < greatest:
             if raw.dtype.kind == "f":
