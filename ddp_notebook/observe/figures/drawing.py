@@ -34,8 +34,8 @@ class Fill(NamedTuple):
 
 
 # One palette for figures and monitor, after Okabe and Ito, for any colour vision: tests/widgets/test_contract.py holds
-# it together with that of the monitor's light pages (widgets/js/drawing/colours.js), whose colours have a contrast of 3
-# on white and on a dark notebook. Waiting is nearly white: nothing happens there.
+# it together with that of the monitor's light pages (widgets/js/drawing/colours.js). Waiting is nearly white: nothing
+# happens there.
 FILLS = {
     "input": Fill("input", "#A862A0"),
     "compute": Fill("compute", "#0072B2"),
@@ -46,7 +46,8 @@ FILLS = {
     "optimizer": Fill("optimizer", "#009E73"),
     "rest": Fill("rest", "#9A9A9A"),
 }
-# Lines that are told apart by their labels: of ranks, and of operations. The second eight are dashed.
+# Lines that are told apart by their labels: of ranks, and of operations. The second eight are dashed. Each has a
+# contrast of 3 on white and on a dark notebook, since a figure stands on either.
 LINES = ("#0072B2", "#D55E00", "#00855F", "#B5508A", "#9A6B00", "#3D9BD6", "#7458B0", "#6A6A6A")
 
 
