@@ -290,6 +290,8 @@ def _import() -> None:
 
 
 def _import_for_picture() -> None:
+    import matplotlib.backends.backend_agg  # noqa: F401
+    import PIL.PngImagePlugin  # noqa: F401
 
     import ddp_notebook.observe.figures.bars
     import ddp_notebook.observe.figures.curves  # noqa: F401
