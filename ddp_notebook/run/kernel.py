@@ -7,18 +7,18 @@ from typing import Any
 
 
 def ipython() -> Any:
-    """IPython's shell; None where there is none. IPython is not imported for the question."""
+    """IPython's shell, or None. Does not import IPython."""
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 def kernel() -> Any:
-    """The notebook's kernel that this process is; None in a terminal or a script."""
+    """The kernel, if this process is one; None in a terminal or a script."""
     return getattr(ipython(), "kernel", None)
 
 
 def has_front_end() -> bool:
-    """Whether somebody looks. What runs a notebook by itself (nbclient, papermill, nbconvert) says that nobody can
-    type; there is no other sign of it."""
+    """Whether somebody is at the front end. Programs that run notebooks (nbclient, papermill, nbconvert) say that
+    nobody can type; there is no other sign of them."""
     if (running := kernel()) is None:
         return False
     content = (running.get_parent() or {}).get("content") or {}

@@ -1,4 +1,4 @@
-"""The lines of magics: options as on a command line, and errors that say how the line is to be written."""
+"""The lines of magics: options as on a command line, and errors that say how to write the line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LineParser(argparse.ArgumentParser):
     """An argument parser for the line of a magic.
 
     Args:
-        usage: how the line is to be written; the first word is the magic.
+        usage: how to write the line; its first word is the magic.
     """
 
     def __init__(self, usage: str) -> None:
@@ -29,7 +29,7 @@ class LineParser(argparse.ArgumentParser):
         """The options on a line.
 
         Raises:
-            UsageError: says what is wrong, and how the line is to be written.
+            UsageError: says what is wrong, and how to write the line.
         """
         try:
             words = shlex.split(line)
@@ -50,7 +50,7 @@ class LineParser(argparse.ArgumentParser):
 
 
 def _with_signed_values(words: list[str]) -> list[str]:
-    """`--ranks -2:` as `--ranks=-2:`, since argparse takes a value that begins with a minus for an option."""
+    """Write `--ranks -2:` as `--ranks=-2:`: argparse takes a value that begins with a minus for an option."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] == "--ranks":

@@ -1,4 +1,4 @@
-"""Questions to ranks, and their answers, which come in an I/O thread."""
+"""Questions to ranks, and their answers, which arrive in an I/O thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddp_notebook.wire.events import Checked, ClockReply, Message, Pulled, Pushe
 
 Answer = Checked | ClockReply | Pulled | Pushed | Vitals
 
-_MOST_LAPSING = 1000  # open questions that ranks may never answer
+_MOST_LAPSING = 1000  # open questions that may never be answered
 _CHECK_S = 0.5
 
 
@@ -33,14 +33,14 @@ class Questions:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Future[Any]] = {}  # by request number
-        self._lapsing: dict[int, None] = {}  # those of them that may be forgotten, the oldest first
+        self._lapsing: dict[int, None] = {}  # the open questions that may be forgotten, oldest first
 
     def ask(self, rank: int, make: Callable[[int], Message], *, lapses: bool = False) -> Future[Any]:
         """Ask a rank.
 
         Args:
             make: makes the message; gets the request number.
-            lapses: whoever asks waits for a limited time only, so that the question may be forgotten.
+            lapses: the caller waits for a limited time only, so the question may be forgotten.
         """
         number = next(self._numbers)
         future: Future[Any] = Future()
@@ -64,7 +64,7 @@ class Questions:
         return {rank: self.wait_for(rank, future) for rank, future in asked.items()}
 
     def ask_for(self, ranks: Iterable[int], make: Callable[[int], Message], timeout_s: float) -> dict[int, Any]:
-        """Ask several ranks. Returns the answers that come in time."""
+        """Ask several ranks. Returns the answers that arrive in time."""
         asked = {rank: self.ask(rank, make, lapses=True) for rank in ranks}
         deadline = time.monotonic() + timeout_s
         answers = {}
@@ -76,10 +76,10 @@ class Questions:
         return answers
 
     def wait_for(self, rank: int, future: Future[Any], check: Callable[[], None] = lambda: None) -> Any:
-        """The answer of a rank, however long it takes, as long as it lives.
+        """Wait for the answer of a rank as long as the rank lives.
 
         Args:
-            check: called often; what it raises ends the wait.
+            check: called often; an exception from it ends the wait.
         """
         while True:
             try:

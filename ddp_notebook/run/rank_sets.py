@@ -25,7 +25,7 @@ def parse_ranks(asked: RankSet, world_size: int) -> list[int]:
         world_size: how many ranks there are.
 
     Raises:
-        UsageError: no such set, or no such rank; names the part that is wrong.
+        UsageError: not a set, or no such rank; names the wrong part.
 
     Example:
         >>> parse_ranks("0,2-3", 4), parse_ranks("-1", 4), parse_ranks("::2", 4)

@@ -1,10 +1,10 @@
 """Large data: values as bytes, and bytes in pieces, on sockets of its own: nothing on the control socket ever waits
 behind it.
 
-The notebook drives both ways. It asks for a few pieces at a time, or puts a few, and does so again with what was not
-answered, so a slow reader is never flooded and a cut connection costs a repeated piece. On the notebook's side the
-sockets of this module are served by the Context's second I/O thread (a small message sent behind 200 MB waited 0.85
-to 1.2 s otherwise; measured on two cores).
+The notebook drives both directions. It asks for a few pieces at a time, or puts a few, and repeats those that are not
+answered, so a slow reader is never flooded and a cut connection costs one repeated piece. On the notebook's side the
+Context's second I/O thread serves the sockets of this module. (Without it a small message sent behind 200 MB waited
+0.85 to 1.2 s; measured on two cores.)
 
     fetcher -> server   GET   transfer, offset
     server -> fetcher   PIECE transfer, offset, bytes
@@ -32,9 +32,9 @@ import zmq
 from ddp_notebook.wire.keys import Address, Keyring, unlock
 
 PIECE_BYTES = 1 << 20
-INLINE_BYTES = 64 << 10  # what is no larger travels inside its message instead
-MOST_BYTES = 10**9  # a larger value is sent on demand only
-_WINDOW = 4  # pieces on their way
+INLINE_BYTES = 64 << 10  # data up to this size travels inside its message
+MOST_BYTES = 10**9  # a larger value is sent on explicit demand only
+_WINDOW = 4  # pieces under way
 _RETRY_S = 2.0
 _HEADER = struct.Struct("!cQQQ")  # kind, transfer, offset, size of the whole (of PUT)
 _GET, _PIECE, _PUT, _GOT, _DROP = b"G", b"P", b"T", b"A", b"D"
@@ -42,7 +42,7 @@ _SECOND_IO_THREAD = 0b10
 
 
 class BulkServer:
-    """A rank's side: holds what is to be fetched, and what was put. `handle` is called by the endpoint's thread."""
+    """A rank's side: holds data to be fetched, and data that was put. The endpoint's thread calls `handle`."""
 
     def __init__(self, context: zmq.Context[Any], address: Address) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -56,14 +56,14 @@ class BulkServer:
         self._last_put = 0
 
     def hold(self, data: bytes) -> int:
-        """Keep `data` until it was fetched, in place of what was kept before: a notebook fetches one value at a time.
-        Returns the number of the transfer."""
+        """Keep `data` until it was fetched, in place of earlier data: a notebook fetches one value at a time. Returns
+        the number of the transfer."""
         transfer = next(self._numbers)
         self._held = {transfer: memoryview(data)}
         return transfer
 
     def take(self, transfer: int) -> bytearray:
-        """What the notebook has put. It is not kept here any longer.
+        """Hand over the data that the notebook has put.
 
         Raises:
             LookupError: there is no such transfer, or no longer.
@@ -88,11 +88,11 @@ class BulkServer:
             self.socket.send_multipart([_HEADER.pack(_PIECE, transfer, offset, 0), wanted])
 
     def _keep(self, transfer: int, offset: int, nbytes: int, piece: bytes) -> None:
-        if transfer > self._last_put:  # a repeated piece of one that is over must not bring it back
+        if transfer > self._last_put:  # a repeated piece must not revive a transfer that is over
             self._last_put = transfer
             try:
                 self._put = {transfer: bytearray(nbytes)}  # a notebook puts one value at a time
-            except MemoryError:  # `take` will say that it is not here; this thread serves everything else too
+            except MemoryError:  # `take` will raise; this thread has other work too
                 self._put = {}
         if (kept := self._put.get(transfer)) is not None:  # else the main thread has taken it
             kept[offset : offset + len(piece)] = piece
@@ -180,12 +180,12 @@ class BulkFetcher:
         take: Callable[[int, bytes], None],
         check: Callable[[], None],
     ) -> None:
-        """Have every piece answered, with a window of those that are not.
+        """Request every piece and wait for its answer, with a few requests open at a time.
 
         Args:
             answer: kind and transfer of the answers.
             ask: makes the request for the piece at an offset.
-            take: gets the offset and what its answer holds.
+            take: takes the offset and the content of its answer.
         """
         identity = peer.encode()
         missing = list(range(0, nbytes, PIECE_BYTES))[::-1]
@@ -212,7 +212,7 @@ class BulkFetcher:
             self._send_drops()
 
     def _send_drops(self) -> None:
-        """Send what is to be dropped, or leave it to whoever has the socket, who comes by here when he is done."""
+        """Send the pending drops, or leave them to the thread that has the socket: it calls this when it is done."""
         while self._to_drop and self._lock.acquire(blocking=False):
             try:
                 identity, transfer = self._to_drop.popleft()
@@ -222,7 +222,8 @@ class BulkFetcher:
                 self._lock.release()
 
     def close(self) -> None:
-        """End what is on its way, and close the socket. Before the endpoint is closed, whose Context it shares."""
+        """End transfers under way and close the socket. To be called before the endpoint is closed, whose Context it
+        shares."""
         self._is_closing = True
         with self._lock:
             self._socket.close(linger=0)
@@ -232,16 +233,16 @@ class BulkFetcher:
 
 
 class Pickler(cloudpickle.Pickler):
-    """Functions and classes of a cell travel by value, tensors by way of the CPU: the other side may have no GPU, or
+    """Functions and classes of a cell travel by value, tensors through the CPU: the other side may have no GPU, or
     another one. (A tensor's own pickle takes twice as long: 0.45 and 0.42 s for 500 MB, instead of 0.23 and 0.19.)"""
 
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")  # the notebook's side imports it only for who has tensors
+        torch = sys.modules.get("torch")  # the notebook's side does not import it by itself
         if torch is None or not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
         on_cpu = obj.device.type == "cpu"
         if type(obj) is not torch.Tensor or vars(obj):
-            if on_cpu or isinstance(obj, torch.nn.Parameter):  # which holds its tensor, and that one comes here
+            if on_cpu or isinstance(obj, torch.nn.Parameter):  # its pickle contains a plain tensor, which comes here
                 return super().reducer_override(obj)
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(5)
         if obj.requires_grad:
@@ -249,12 +250,12 @@ class Pickler(cloudpickle.Pickler):
         values = obj if on_cpu else obj.cpu()
         try:
             return torch.from_numpy, (values.numpy(),)
-        except (TypeError, RuntimeError):  # NumPy has no such thing: bfloat16, sparse, quantized, ...
+        except (TypeError, RuntimeError):  # not in NumPy: bfloat16, sparse, quantized, ...
             return values.__reduce_ex__(5)
 
 
 class _Scale(Pickler):
-    """Weighs a value: pickles it into nothing, without the contents of tensors and arrays."""
+    """Counts the bytes of a pickle without keeping it, and without copying tensors and arrays."""
 
     def __init__(self) -> None:
         super().__init__(self, protocol=5)
@@ -284,7 +285,7 @@ def _array_bytes(obj: Any) -> int:
 
 
 def weigh(value: Any) -> int:
-    """About how many bytes a value has as a pickle. Takes no memory for it.
+    """The approximate size of a value's pickle in bytes. Takes no memory for it.
 
     Raises:
         TypeError, pickle.PicklingError, ...: it cannot be pickled.
@@ -299,7 +300,7 @@ def weigh(value: Any) -> int:
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value; `pickle.loads` brings it back.
+    """Pickle a value; `pickle.loads` unpickles it.
 
     Raises:
         TypeError, pickle.PicklingError, ...: it cannot be pickled.

@@ -17,10 +17,10 @@ from ddp_notebook.wire.events import Message, decode
 from ddp_notebook.wire.keys import Address, Doorman, Keyring, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 
-BEAT_S = 1.0  # a side that has nothing to say shows that it lives this often
+BEAT_S = 1.0  # an idle side shows that it lives this often
 SILENT_S = 3.0  # a peer that was not heard for so long is silent
-_BLOCKED_S = 0.01  # how soon a peer that took nothing is tried again
-_ACK_S = 0.2  # a message is acknowledged at the latest after so long ...
+_BLOCKED_S = 0.01  # until a peer that accepted nothing is tried again
+_ACK_S = 0.2  # a message is acknowledged after so long at the latest ...
 _ACK_EVERY = 64  # ... or together with so many others
 
 _log = logging.getLogger(__name__)
@@ -37,16 +37,16 @@ class Endpoint:
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], receive: Receive, name: str) -> None:
         self.context = context
         self.doorman: Doorman | None = None
-        self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed again
+        self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed anew
         self._socket = socket
         self._routed = socket.type == zmq.ROUTER
         self._receive = receive
         self._links: dict[bytes, Link] = {}
         self._outbox: deque[tuple[bytes, Sequence[bytes], int]] = deque()
-        self._wake_r, self._wake_w = pysocket.socketpair()  # objects: a closed one's number may be a file's next
+        self._wake_r, self._wake_w = pysocket.socketpair()  # objects, since the number of a closed socket may be reused
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
-        self._blocked: set[bytes] = set()  # peers that took nothing the last time
+        self._blocked: set[bytes] = set()  # peers that accepted nothing the last time
         self._awake = False
         self._closing = False
         self._extra: dict[Any, Callable[[], None]] = {}  # further sockets served by this thread
@@ -56,13 +56,13 @@ class Endpoint:
 
     @classmethod
     def listen(cls, keyring: Keyring, receive: Receive, *, host: str = "127.0.0.1") -> Endpoint:
-        """The notebook's end, on a port that the system chose. Its Context is its own."""
+        """The notebook's end, on a port that the system chooses, in a Context of its own."""
         context = zmq.Context(io_threads=2)  # the second one carries bulk data, see `bulk`
         doorman = Doorman(context, keyring)
         socket = context.socket(zmq.ROUTER)
         _tune(socket)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes its identity over
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to nobody is an error, not silence
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes over its identity
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to an unknown peer is an error
         keyring.guard(socket)
         socket.bind(f"tcp://{host}:*")
         self = cls(context, socket, receive, "ddp-wire")
@@ -92,7 +92,7 @@ class Endpoint:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def serve(self, socket: zmq.Socket[Any], handle: Callable[[], None]) -> None:
-        """Let this endpoint's thread call `handle` whenever `socket` is readable. Before `start`."""
+        """Let this endpoint's thread call `handle` whenever `socket` is readable. Call it before `start`."""
         self._extra[socket] = handle
 
     # ---- for any thread
@@ -103,7 +103,7 @@ class Endpoint:
         self._wake()
 
     def expect(self, peer: str) -> None:
-        """Accept messages of this peer. Others are dropped even when their key is good."""
+        """Accept messages of this peer. Those of others are dropped even if their key is valid."""
         self._links[peer.encode()] = Link(last_heard_s=time.monotonic())
 
     def silent_s(self, peer: str = "") -> float:
@@ -117,7 +117,7 @@ class Endpoint:
         return len(self._outbox) + (len(link.unacknowledged) if link else 0)
 
     def close(self) -> None:
-        """Stop the thread and close the sockets. What was not sent by then is lost."""
+        """Stop the thread and close the sockets. Messages that were not sent by then are lost."""
         self._closing = True
         self._wake(force=True)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -151,7 +151,7 @@ class Endpoint:
                 else:
                     self._handle_extra(self._extra[ready])
                     continue
-                soon = _BLOCKED_S if self._blocked else _ACK_S  # an answer is due, or awaited
+                soon = _BLOCKED_S if self._blocked else _ACK_S  # an acknowledgement is due, or expected
                 next_tick = min(next_tick, time.monotonic() + soon)
         for socket in (self._socket, *self._extra):
             socket.close(linger=0)
@@ -162,11 +162,11 @@ class Endpoint:
     def _handle_extra(self, handle: Callable[[], None]) -> None:
         try:
             handle()
-        except Exception:  # must not end the thread of all messages
+        except Exception:  # this thread serves all messages
             _log.exception("a message on a further socket was lost")
 
     def _read_all(self) -> None:
-        for _ in range(200):  # then let others have their turn
+        for _ in range(200):  # then other sockets have their turn
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -177,7 +177,7 @@ class Endpoint:
             try:
                 header = Header.unpack(frames[0])
             except VersionError:
-                continue  # both sides come from one installation; a stray frame is not ours to answer
+                continue  # a stray frame: both sides come from one installation
             now = time.monotonic()
             if link.heard(header, now):
                 if link.owes_ack >= _ACK_EVERY:
@@ -189,7 +189,7 @@ class Endpoint:
                 self._send_again(peer, link, now)
 
     def _deliver(self, peer: str, epoch: int, frames: Sequence[bytes]) -> None:
-        """Hand a message over. One that nobody understands, or that fails, must not end the thread of all others."""
+        """Hand a message over. One that cannot be decoded, or whose handler fails, must not end this thread."""
         try:
             self._receive(peer, epoch, decode(frames))
         except Exception:
@@ -206,12 +206,12 @@ class Endpoint:
             if link is not None and peer not in self._blocked:
                 self._transmit(peer, link.data(message, epoch, now))
             elif link is not None:
-                link.data(message, epoch, now)  # behind what waits already
+                link.data(message, epoch, now)  # it is sent after those that wait already
 
     def _transmit(self, peer: bytes, frames: Sequence[bytes]) -> bool:
         try:
             self._socket.send_multipart([peer, *frames] if self._routed else frames, zmq.NOBLOCK)
-        except zmq.ZMQError:  # not connected, yet or any more: the link keeps it, and it is sent again soon
+        except zmq.ZMQError:  # not connected: the link keeps the message, which is sent again soon
             self._blocked.add(peer)
             return False
         return True
@@ -222,9 +222,9 @@ class Endpoint:
                 return
 
     def _tick(self, now: float) -> float:
-        """Acknowledge, resend, show life. Seconds until the next tick."""
+        """Acknowledge, send again, show life. Returns seconds until the next tick."""
         pause = BEAT_S
-        if self._outbox:  # a KeyboardInterrupt has kept a sender from waking us
+        if self._outbox:  # a KeyboardInterrupt may have kept a sender from waking this thread
             self._write_all()
         for peer, link in list(self._links.items()):
             if link.unacknowledged:
@@ -241,10 +241,10 @@ class Endpoint:
 
 
 def _tune(socket: zmq.Socket[Any]) -> None:
-    """Never drop, never linger, notice a dead connection in `SILENT_S` and reconnect at once."""
+    """Configure a socket: never drop, never linger, notice a dead connection in `SILENT_S`, reconnect at once."""
     socket.sndhwm = socket.rcvhwm = 0
     socket.linger = 0
-    socket.setsockopt(zmq.IMMEDIATE, 1)  # queue for nobody: what waits for a connection waits in the link
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing without a connection: the link does that
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(BEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(SILENT_S * 1000))
     socket.setsockopt(zmq.RECONNECT_IVL, 50)

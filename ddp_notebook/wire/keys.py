@@ -1,8 +1,8 @@
-"""Who may speak on the wire: key pairs made for one session, and the handler that lets in nobody else.
+"""Who may speak on the wire: key pairs made for one session, and the handler that admits nobody else.
 
-CURVE encrypts, but by itself a server accepts any client's key; ZAP is ZeroMQ's way to ask who is allowed.
-The handler lives at a fixed name in its Context, so each session has a Context of its own (`Context.instance()`
-belongs to ipykernel).
+CURVE encrypts, but by itself a server accepts any client's key; with ZAP, ZeroMQ asks a handler whom to admit. The
+handler has a fixed name in its Context, so each session has a Context of its own (`Context.instance()` belongs to
+ipykernel).
 
 Source: https://rfc.zeromq.org/spec/27/ (ZAP), https://rfc.zeromq.org/spec/26/ (CurveZMQ)
 """

@@ -1,8 +1,8 @@
-"""One peer's count of messages: what was sent and not yet acknowledged, what was received in order.
+"""The bookkeeping of one peer: messages sent and not yet acknowledged, and messages received in order.
 
 ZeroMQ loses what was sent between a cut of the connection and its detection. So every message carries a
-sequence number and the last number received in order; what is not acknowledged is kept and sent again
-(go-back-N: after a gap the receiver drops what follows and asks for the missing number).
+sequence number and the last number received in order. Unacknowledged messages are kept and sent again
+(go-back-N: after a gap the receiver drops later messages and asks for the missing one).
 
     header of a frame      version  kind  seq  ack  epoch
     DATA                   a message of `events` follows; seq counts from 1
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from ddp_notebook.wire.events import VERSION
 
 DATA, BEAT, RESEND = 1, 2, 3
-RESEND_S = 1.0  # what is not acknowledged for so long is sent again, then after twice as long, and so on
+RESEND_S = 1.0  # then an unacknowledged message is sent again, next after twice as long, and so on
 _LONGEST_RESEND_S = 30.0
 _HEADER = struct.Struct("!BBQQI")
 HEADER_BYTES = _HEADER.size
@@ -34,7 +34,7 @@ class VersionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The begin of the first frame of everything on the control socket; each frame is encrypted for itself."""
+    """The beginning of the first frame on the control socket; a frame of its own would cost another encryption."""
 
     kind: int
     seq: int
@@ -64,16 +64,16 @@ class Link:
 
     sent: int = 0  # number of the last message sent
     received: int = 0  # number of the last message received in order
-    owes_ack: int = 0  # messages that came since we last told the peer, repeated ones too: it missed an answer
+    owes_ack: int = 0  # messages since the last acknowledgement, with repeated ones: the peer has missed one
     last_sent_s: float = 0.0
     last_heard_s: float = 0.0
     last_progress_s: float = 0.0  # when the oldest unacknowledged message was sent, or last acknowledged
-    asked: tuple[int, float] = (0, 0.0)  # which message we asked for after a gap, and when
+    asked: tuple[int, float] = (0, 0.0)  # the message that was asked for after a gap, and when
     patience_s: float = RESEND_S
     unacknowledged: deque[tuple[int, Sequence[bytes]]] = field(default_factory=deque)
 
     def data(self, message: Sequence[bytes], epoch: int, now: float) -> list[bytes]:
-        """Frames of a new message, which is kept until it is acknowledged."""
+        """The frames of a new message, which is kept until it is acknowledged."""
         self.sent += 1
         if not self.unacknowledged:
             self.last_progress_s = now
@@ -83,25 +83,25 @@ class Link:
         return frames
 
     def beat(self, now: float, kind: int = BEAT) -> list[bytes]:
-        """A frame that acknowledges and shows that we live; with `RESEND` it asks for what is missing."""
+        """A frame that acknowledges and shows life; with `RESEND` it asks for missing messages."""
         self.last_sent_s = now
         return [Header(kind, 0, self._ack(), 0).pack()]
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the oldest message has waited too long for its acknowledgement. A slow peer gets more and more time:
-        everything sent again would make it slower."""
+        """Whether the oldest message has waited too long for its acknowledgement. A slow peer gets more and more time,
+        since repeated messages would make it slower."""
         if not self.unacknowledged or now - self.last_progress_s <= self.patience_s:
             return False
         self.patience_s = min(2 * self.patience_s, _LONGEST_RESEND_S)
         return True
 
     def again(self, now: float) -> list[Sequence[bytes]]:
-        """Everything that was not acknowledged, oldest first."""
+        """All unacknowledged messages, oldest first."""
         self.last_sent_s = self.last_progress_s = now
         return [frames for _, frames in self.unacknowledged]
 
     def heard(self, header: Header, now: float) -> bool:
-        """Note what a header says. Whether its message is the next in order and is to be delivered."""
+        """Note a header. Returns whether its message is the next in order, to be delivered."""
         self.last_heard_s = now
         while self.unacknowledged and self.unacknowledged[0][0] <= header.ack:
             self.unacknowledged.popleft()
@@ -120,8 +120,8 @@ class Link:
         return header.kind == DATA and header.seq > self.received + 1
 
     def may_ask(self, now: float) -> bool:
-        """Whether to ask for what is missing: once, and again when nothing came of it. All that follows a gap shows
-        the gap too, and each request has everything sent again."""
+        """Whether to ask for missing messages: once, and again if they do not come. All messages after a gap show the
+        gap too, but each request makes the peer send everything again."""
         missing, when = self.asked
         if missing == self.received + 1 and now - when < RESEND_S:
             return False

@@ -1,6 +1,6 @@
-"""The signals between the host server and the ranks that are ours. Real-time signals, which no library uses.
+"""Our own signals between the host server and the ranks: real-time signals, which no library uses.
 
-Where the system has none (macOS), the wire says the same, later.
+On systems without them (macOS) messages on the wire do the same, later.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import os
 import signal
 
 _FIRST: int | None = getattr(signal, "SIGRTMIN", None)
-# let go of whatever operation the rank waits in, in the cell of the number that comes with it, see `rank.group.release`
+# Free the rank from the operation that it waits in, if it runs the cell whose number comes with the signal.
+# See `rank.group.release`.
 RELEASE = None if _FIRST is None else _FIRST + 5
-STACK = None if _FIRST is None else _FIRST + 6  # write where every thread is, even while one holds the interpreter
+STACK = None if _FIRST is None else _FIRST + 6  # write where every thread is, even while one holds the GIL
 
 
 def block_release() -> None:
-    """Keep `RELEASE` from this thread and those that it starts: one thread waits for it. First thing in a rank."""
+    """Block `RELEASE` in this thread and those that it starts: one thread waits for it. The first step of a rank."""
     if RELEASE is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {RELEASE})
 
 
-_SI_VALUE = 24  # where a `siginfo_t` has the number, on Linux with 64 bits
+_SI_VALUE = 24  # offset of the number in a `siginfo_t`, on 64-bit Linux
 _SIGNAL_BYTES = 128  # of a `siginfo_t`, and of a `sigset_t`
 
 
 def send(pid: int, number: int, value: int) -> None:
-    """Send a signal; a real-time one takes a number with it.
+    """Send a signal; `RELEASE` takes a number with it.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -43,8 +44,8 @@ def send(pid: int, number: int, value: int) -> None:
 def wait_for_release() -> int:
     """Wait for `RELEASE`, which this thread blocks. Returns the number that came with it.
 
-    Python's `sigwaitinfo` does not tell the number, and without it a signal that is noticed late would be taken for the
-    next cell's.
+    Python's `sigwaitinfo` does not return the number, and without it a signal that is noticed late would be taken for
+    the next cell's.
     """
     assert RELEASE is not None
     libc = ctypes.CDLL(None)

@@ -16,15 +16,15 @@ from IPython.core.error import StdinNotImplementedError
 
 from ddp_notebook.wire.events import InputReply, InputRequest, Message
 
-_LOOK_S = 0.2  # an interrupt that comes just before the wait is noticed after so long
+_LOOK_S = 0.2  # an interrupt just before the wait is noticed after so long
 
 
 class Asking:
-    """Replaces `input` and `getpass.getpass` on a rank. `%%px` puts its own in their place and these back.
+    """Replaces `input` and `getpass.getpass` on a rank. `%%px` replaces these by its own for the time of its cell.
 
     Args:
         send: sends a message to the notebook.
-        running_cell: number of the cell under way; None: there is none.
+        running_cell: tells the number of the cell under way; None: there is none.
     """
 
     def __init__(self, send: Callable[[Message], None], running_cell: Callable[[], int | None]) -> None:

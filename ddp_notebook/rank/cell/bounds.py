@@ -1,15 +1,15 @@
-"""What is too long to be read is cut before it is sent: its beginning and its end are kept."""
+"""Output that is too long to be read is cut before it is sent; its beginning and its end are kept."""
 
 from __future__ import annotations
 
 from typing import Any
 
-MOST_CHARS = 200_000  # of a traceback, of an exception's message, and of the text in place of a display
-MOST_DISPLAY_CHARS = 10_000_000  # of one display, all its forms together; plotly's first figure has 5 million
+MOST_CHARS = 200_000  # of a traceback, of an exception's message, and of the text that replaces a display
+MOST_DISPLAY_CHARS = 10_000_000  # of one display, all its MIME types together; plotly's first figure has 5 million
 
 
 def bounded(text: str) -> str:
-    """The text, or its beginning and its end."""
+    """The text, or its beginning and its end if it is too long."""
     if len(text) <= MOST_CHARS:
         return text
     half = MOST_CHARS // 2
@@ -17,8 +17,8 @@ def bounded(text: str) -> str:
 
 
 def bounded_display(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a message that displays something, or in its place a text that says what was too large: a table
-    of 200,000 rows is 17 MB of HTML, which a browser shows after minutes if at all."""
+    """The content of a display message, or instead a text that says what was too large. A table of 200,000 rows is 17
+    MB of HTML, which a browser shows after minutes if at all."""
     data = content.get("data") or {}
     sizes = {kind: len(value) for kind, value in data.items() if isinstance(value, str)}
     if sum(sizes.values()) <= MOST_DISPLAY_CHARS:

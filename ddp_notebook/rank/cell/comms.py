@@ -1,4 +1,4 @@
-"""Widgets on a rank: what they say leaves by our wire, and what the browser says comes in by the inbox."""
+"""Widgets on a rank: their messages leave over our wire, and the browser's come in by the inbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RankComms:
     """The comms that our cells have opened; those of `%%px` are ipyparallel's.
 
     Args:
-        manager: the kernel's, which knows the rank's end of each.
+        manager: the kernel's comm manager, which knows the rank's end of each comm.
         send: sends a message to the notebook, from any thread.
     """
 
@@ -35,12 +35,12 @@ class RankComms:
         cell: int | None,
         asked_by: dict[str, Any],
     ) -> bool:
-        """Send a comm's message to the notebook if the comm is ours. Whether it is.
+        """Send a comm's message to the notebook if the comm is ours. Returns whether it is.
 
         Args:
-            cell: that the message belongs to, if it is ours. A widget that a thread or a callback changes speaks for
-                whatever ran last, so only the opening is told by it.
-            asked_by: header of the browser's message that it answers, if it does.
+            cell: the cell that the message belongs to, if it is one of ours. It decides for the opening only: later
+                messages, from threads or callbacks, belong to whatever ran last.
+            asked_by: header of the browser's message that this one answers, if it does.
         """
         comm_id = content["comm_id"]
         if msg_type == "comm_open" and cell is not None:
@@ -52,7 +52,7 @@ class RankComms:
         self._send(
             Comm(
                 msg_type=msg_type,
-                content=json_unpacker(json_packer(content)),  # NumPy's numbers and the like, as Jupyter writes them
+                content=json_unpacker(json_packer(content)),  # as Jupyter writes NumPy's numbers and the like
                 metadata=metadata,
                 buffers=[base64.b64encode(buffer).decode() for buffer in buffers],
                 asked_by=asked_by,
@@ -65,7 +65,7 @@ class RankComms:
         return self._opened_in.get(message.content["comm_id"], 0)
 
     def deliver(self, message: Comm, parent: dict[str, Any]) -> None:
-        """Hand a message of the browser to the rank's end, as the kernel would. Runs the widget's callbacks."""
+        """Hand the browser's message to the rank's end, as the kernel would. Runs the widget's callbacks."""
         if message.content["comm_id"] not in self._opened_in:
             return  # closed meanwhile
         if message.msg_type == "comm_close":

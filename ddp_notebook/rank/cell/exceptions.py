@@ -1,5 +1,5 @@
-"""Exceptions of the user's code, handled without trust: their `__str__` may raise or never return, and their text may
-be endless."""
+"""Exceptions of the user's code, handled without trusting them: their `__str__` may raise or never return, and their
+text may be endless."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FormattingStopped(BaseException):
 
 
 def words(error: BaseException) -> str:
-    """What an exception says. Runs its `__str__`."""
+    """The message of an exception. Runs its `__str__`."""
     try:
         return bounded(str(error))
     except FormattingStopped:
@@ -25,20 +25,20 @@ def words(error: BaseException) -> str:
 
 
 def known_words(error: BaseException | None) -> str:
-    """What an exception says if no code of the user's has to run for that, else nothing."""
+    """The message of an exception if that runs no code of the user's, else an empty one."""
     if error is None or not isinstance(type(error).__str__, WrapperDescriptorType):
         return ""
     return words(error) if all(type(arg) in _PLAIN for arg in error.args) else ""
 
 
 def first_line(error: BaseException) -> str:
-    """Such as `"ValueError: no"`. Runs no code of the user's."""
+    """The first line of an error, `"ValueError: no"`. Runs no code of the user's."""
     line = known_words(error).partition("\n")[0][:200]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """An exception, those behind it, and those in it."""
+    """An exception, its causes and contexts, and the exceptions in a group."""
     found: dict[int, BaseException] = {}
     left = [error]
     while left:

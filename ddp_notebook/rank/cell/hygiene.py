@@ -29,7 +29,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MOST_LOOKED_AT = 100  # elements of a container
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
-_COMMAND_LINES = ("argparse", "click", "optparse")  # modules that end the process when its arguments do not fit
+_COMMAND_LINES = ("argparse", "click", "optparse")  # they end the process if its arguments are wrong
 ARGUMENTS = (
     "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
     "list to parse_args()"
@@ -54,7 +54,7 @@ def install(shell: Any) -> None:
 
 
 def advice_after_exit(error: SystemExit) -> str:
-    """What to do instead of `sys.exit()`, or about a command line that a cell does not have."""
+    """What to do instead of `sys.exit()`, or about the command line that a cell lacks."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -94,14 +94,14 @@ def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
 
 
 class Handlers:
-    """The signal handlers of a rank and the mask of its main thread, put back after a cell that has set others: the
-    stop button needs them."""
+    """The signal handlers of a rank and the signal mask of its main thread. The stop button needs them, so they are put
+    back after a cell that has changed them."""
 
     def __init__(self, on_sigint: Callable[..., None]) -> None:
         signal.signal(signal.SIGINT, on_sigint)
         self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
-        self._mask_of_forker: set[int] = set()  # of the thread that forks: one at a time, with the interpreter's lock
+        self._mask_of_forker: set[int] = set()  # of the thread that forks: it holds the GIL, so there is one at a time
         os.register_at_fork(
             before=self._before_fork,
             after_in_parent=self._after_fork_in_rank,
@@ -109,7 +109,7 @@ class Handlers:
         )
 
     def _before_fork(self) -> None:
-        # or one that comes in between would be lost
+        # a SIGTERM between the fork and `_after_fork_in_child` would be lost
         self._mask_of_forker = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _after_fork_in_rank(self) -> None:
@@ -122,7 +122,7 @@ class Handlers:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
 
     def put_back(self) -> None:
-        """Look whether they are still ours: 3 us each, while setting one takes 15."""
+        """Put back what is no longer ours. Looking takes 3 us each, setting would take 15."""
         if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._ours.items():
@@ -131,8 +131,8 @@ class Handlers:
 
 
 def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
-    """Give names their values again: those that were deleted, and `rank` and its kin if they were set: after
-    `for rank in range(size)`, as tutorials have it, every rank would take itself for the last one."""
+    """Give names their values again if they were deleted, and `rank` and the like also if they were set: after
+    `for rank in range(size)`, which tutorials contain, every rank would take itself for the last one."""
     deleted = [name for name in names if name not in namespace]
     changed = [
         name
@@ -151,8 +151,8 @@ def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
 
 
 def end_traceback_at_user(error: BaseException | None) -> None:
-    """What our kernels in front of torch's operators raise is about the user's call: leave out the frames below it,
-    torch's and ours, and everywhere those of ours that only look."""
+    """Leave out of a traceback the frames of torch and ours below the user's call, if our code raised the error, and
+    everywhere those of our frames that only observe."""
     if error is None:
         return
     frames = []
@@ -160,7 +160,7 @@ def end_traceback_at_user(error: BaseException | None) -> None:
     while at is not None:
         frames.append(at)
         while (after := at.tb_next) is not None and after.tb_next is not None and _is_ours(after):
-            at.tb_next = after.tb_next  # around a forward, a backward or a loader of the user's
+            at.tb_next = after.tb_next  # it observes a forward, a backward or a loader of the user's
         at = at.tb_next
     if not frames or not frames[-1].tb_frame.f_code.co_filename.startswith(OURS):
         return
@@ -176,10 +176,10 @@ def _is_ours(at: TracebackType) -> bool:
 
 def has_lost_device(words: str) -> bool:
     """Whether an error on the GPU has made this process's CUDA context useless: every later call fails with the same
-    words, until the process ends. Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#error-checking
+    error, until the process ends. Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#error-checking
 
     Args:
-        words: of the error; only such a one is asked about, since asking waits for the device.
+        words: the error's message. The device is asked only after a CUDA error, since that waits for it.
     """
     if "CUDA error" not in words or not torch.cuda.is_initialized():
         return False
@@ -191,9 +191,9 @@ def has_lost_device(words: str) -> bool:
 
 
 def forget_failure(shell: Any, failure: BaseException) -> None:
-    """Let go of the frames that a failed cell ran in: their variables may hold all of a GPU's memory.
+    """Drop the frames of a failed cell: their variables may hold all of a GPU's memory.
 
-    They hang on the exception and those behind it, on `sys.last_*`, and on IPython's formatters.
+    The exception and those behind it refer to the frames, and so do `sys.last_*` and IPython's formatters.
     """
     for error in chain(failure):
         error.with_traceback(None)
@@ -207,7 +207,7 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
 
 
 def forget_tensors(shell: Any, execution_count: int) -> None:
-    """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` has the last value, as always."""
+    """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` keeps the last value, as always."""
     out, hook = shell.user_ns.get("_oh", {}), shell.displayhook
     if execution_count in out and _holds_tensor(out[execution_count]):
         del out[execution_count]
@@ -215,7 +215,7 @@ def forget_tensors(shell: Any, execution_count: int) -> None:
             names.pop(f"_{execution_count}", None)
     for name in ("__", "___"):
         if _holds_tensor(getattr(hook, name, None)):
-            if shell.user_ns.get(name) is getattr(hook, name):  # and not a variable of the user's
+            if shell.user_ns.get(name) is getattr(hook, name):  # else it is a variable of the user's
                 shell.push({name: ""}, interactive=False)
             setattr(hook, name, "")
 

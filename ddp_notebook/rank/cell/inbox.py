@@ -1,4 +1,4 @@
-"""Where cells come in: a pipe that the main thread reads, a message a line."""
+"""Where cells come in: a pipe that the main thread reads, one message a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_notebook.wire.events import Message, decode
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
-_HIGH_FD = 200  # out of the way of programs that use low numbers
+_HIGH_FD = 200  # programs may use low numbers
 
 
 class Inbox:
@@ -42,6 +42,6 @@ class Inbox:
         for line in lines:
             try:
                 self._handle(decode([line]))
-            except Exception:  # the lines behind it are others' messages
+            except Exception:  # the next lines are other messages
                 _log.exception("a message was lost: %.200r", line)
         return bool(data)

@@ -20,10 +20,10 @@ _own_locks: dict[int, asyncio.Lock] = {}
 
 
 def run_in_turn(kernel: Any, work: Callable[..., Coroutine[Any, Any, None]], *args: Any, suspends: bool = True) -> None:
-    """Run a coroutine function when the kernel is done with what it has, and let nothing in until it is over.
+    """Run a coroutine function after what the kernel has to do already, and let nothing else run until it is over.
 
     Args:
-        suspends: False for work that never waits for anything: it needs no task, and no lock while it runs.
+        suspends: False for work that never awaits anything: it needs no task, and no lock while it runs.
     """
     if not hasattr(kernel, "_main_asyncio_lock") and hasattr(kernel, "schedule_dispatch"):
         kernel.schedule_dispatch(work, *args)
@@ -31,7 +31,7 @@ def run_in_turn(kernel: Any, work: Callable[..., Coroutine[Any, Any, None]], *ar
     lock = getattr(kernel, "_main_asyncio_lock", None)
     if lock is None:
         lock = _own_locks.setdefault(id(kernel), asyncio.Lock())
-    if not suspends and not lock.locked() and not _tasks:  # what waits already goes first
+    if not suspends and not lock.locked() and not _tasks:  # else what waits already goes first
         with contextlib.suppress(StopIteration):
             work(*args).send(None)
         return
@@ -47,7 +47,7 @@ _tasks: set[asyncio.Future[None]] = set()
 
 
 def _keep(task: asyncio.Future[None]) -> None:
-    """The event loop holds tasks weakly: keep this one until it is done."""
+    """Keep a task until it is done: the event loop holds tasks weakly."""
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
 
@@ -56,8 +56,8 @@ Take = Callable[[str, dict[str, Any], dict[str, Any], dict[str, Any], Sequence[A
 
 
 def intercept_sends(session: Any, take: Take) -> None:
-    """Offer every message that the kernel sends to `take(msg_type, content, parent_header, metadata, buffers)`; True
-    keeps it here."""
+    """Offer every message that the kernel sends to `take(msg_type, content, parent_header, metadata, buffers)`. If that
+    returns True, the message is not sent."""
     original = session.send
 
     def send(stream: Any, msg_or_type: Any, content: Any = None, parent: Any = None, *rest: Any, **more: Any) -> Any:

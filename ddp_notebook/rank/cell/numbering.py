@@ -1,5 +1,5 @@
-"""Lines of a cell keep the numbers that they have in the editor. IPython drops the empty ones before the code and joins
-those of a command that goes on after a backslash, so all lines below would count too little."""
+"""Lines of a cell keep the numbers that they have in the editor. IPython drops empty lines before the code, and joins
+the lines of a command that are continued by a backslash, so all lines below would have too small a number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def install(shell: Any) -> None:
-    """Give this shell a `transform_cell` that keeps the number of lines. `%%time` and `%%capture` use it too."""
+    """Let a shell's `transform_cell` keep the number of lines. `%%time` and `%%capture` use it too."""
     transform = shell.transform_cell
 
     def transform_cell(raw_cell: str) -> str:
@@ -22,7 +22,7 @@ def install(shell: Any) -> None:
 
 
 def _keeping_lines(kind: type) -> type:
-    """A transformer of commands (`!ls`, `x = %magic`) that leaves empty lines where it has joined some."""
+    """A transformer of commands (`!ls`, `x = %magic`) that adds empty lines for those that it has joined."""
 
     def transform(self: Any, lines: list[str]) -> list[str]:
         changed: list[str] = kind.transform(self, lines)  # type: ignore[attr-defined]  # a `TokenTransformBase`

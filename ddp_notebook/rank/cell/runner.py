@@ -49,20 +49,20 @@ class Runner:
         recording: Recording,
         send: Callable[[Message], None],
     ) -> None:
-        self.running: tuple[int, float] | None = None  # the cell, and since when (monotonic seconds)
+        self.running: tuple[int, float] | None = None  # the cell's number, and since when (monotonic seconds)
         self._pid = os.getpid()
-        self.names: dict[str, Any] = {}  # rank, local_rank, world_size and what else every cell finds
+        self.names: dict[str, Any] = {}  # rank, local_rank, world_size and whatever else every cell finds
         self._kernel = kernel
         self._shell: Any = kernel.shell
         self._streams = streams
         self._send = send
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
-        self._may_raise = False  # a plain cell under way: an interrupt raises in it
+        self._may_raise = False  # a cell without `await` is under way: an interrupt raises in it
         self._interrupted = False
         self._uneventful = True  # the cell under way has displayed nothing
-        self._stopped = 0  # the last cell that was told to stop, be it before it began
+        self._stopped = 0  # the last cell that was to stop, perhaps before it began
         self._handlers = hygiene.Handlers(self._on_sigint)
-        self._file = ""  # the name that the cell under way is to be compiled under
+        self._file = ""  # the file name for compiling the cell under way
         self._network = network
         self._recording = recording
         self._where = network.where
@@ -78,7 +78,8 @@ class Runner:
             is_running=lambda: self.running is not None,
             is_stopped=lambda: self._interrupted or network.release.is_under_way,
         )
-        # IPython 9 renders a second time, for a history that nobody sees on a rank: 1 s with frames of torch in it.
+        # IPython 9 formats a traceback twice, the second time for a history that nobody sees on a rank: 1 s with frames
+        # of torch in it.
         self._shell._format_exception_for_storage = lambda error, *_, **__: {
             "ename": type(error).__name__,
             "evalue": "",
@@ -90,7 +91,7 @@ class Runner:
         kernel_api.run_in_turn(self._kernel, self._run, cell, suspends=_may_await(cell.code))
 
     def deliver(self, message: Comm) -> None:
-        """Tell a widget in its turn what the browser says. Call it on the event loop."""
+        """Hand the browser's message to a widget, in its turn. Call it on the event loop."""
         kernel_api.run_in_turn(self._kernel, self._deliver, message, suspends=False)
 
     def on_message(self, message: Interrupt | InputReply) -> None:
@@ -107,11 +108,11 @@ class Runner:
             self._network.release.ask(cell)
 
     async def _deliver(self, message: Comm) -> None:
-        """Between two cells. An interrupt ends the widget's callback, as it would end a cell."""
+        """Runs between two cells. An interrupt ends the widget's callback as it would end a cell."""
         parent = _parent_message(self._comms.cell_of(message))
         parent["header"][_ASKED_BY] = message.asked_by
         self._kernel.set_parent([], parent)
-        self._interrupted = False  # else its errors are not shown
+        self._interrupted = False  # else the callback's errors are not shown
         try:
             try:
                 self._may_raise = True
@@ -120,7 +121,7 @@ class Runner:
                 self._may_raise = False
         except KeyboardInterrupt:
             self._tracebacks.show_interrupt()
-        del parent["header"][_ASKED_BY]  # what a thread says later is no answer
+        del parent["header"][_ASKED_BY]  # later messages of threads are no answers
         self._handlers.put_back()
         self._streams.flush()
 
@@ -132,15 +133,15 @@ class Runner:
         try:
             done = await self._run_guarded(cell)
         finally:
-            if os.getpid() != pid:  # a child that the cell forked came back: two processes would share our sockets
+            if os.getpid() != pid:  # a child that the cell has forked: two processes would share our sockets
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
         if done.status == "error" and hygiene.has_lost_device(done.evalue):
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
-            os._exit(1)  # the notebook tells it as a death, with these words, and heals it as one
-        self.running = None  # before the notebook hears of the end, and may ask what runs
+            os._exit(1)  # for the notebook this is a death, with these words, which it heals
+        self.running = None  # before the notebook hears of the end: it may ask what runs
         is_plain = done.has_group and not (done.payload or done.group or done.trains_apart)
         if self._uneventful and done.status == "ok" and is_plain:
             self._streams.end(cell.cell, done.duration_s)
@@ -167,8 +168,8 @@ class Runner:
             if self._stopped == cell.cell:
                 raise KeyboardInterrupt
             result = await self._execute(cell.code)
-        except BaseException as error:  # what IPython has not caught: the notebook must hear of it all the same
-            self._may_raise = False  # what is raised here would end the rank's loop
+        except BaseException as error:  # IPython has not caught it; the notebook must hear of it all the same
+            self._may_raise = False  # from here on an exception would end the rank's loop
             failure = error
             self._tracebacks.show_escaped()
         finally:
@@ -192,7 +193,7 @@ class Runner:
                 hygiene.forget_failure(shell, failure)
             hygiene.forget_tensors(shell, cell.execution_count)
             hygiene.put_names_back(shell.user_ns, self.names)
-        except BaseException as problem:  # of a user's object that we looked at; the cell must end all the same
+        except BaseException as problem:  # raised by a user's object; the cell must end all the same
             self._network.release.end()
             lines = traceback.format_exc().splitlines()
             name = type(problem).__name__
@@ -204,11 +205,11 @@ class Runner:
     def _end_recording(self) -> None:
         try:
             self._recording.end_cell()
-        except Exception as error:  # no space for a profile, for example: the cell is none the worse for it
+        except Exception as error:  # such as a full disk: the cell itself is fine
             print(f"what was to be recorded of this cell beside could not be: {error}", file=sys.stderr)
 
     async def _execute(self, code: str) -> ExecutionResult:
-        """What `run_cell` of the shell does, on the loop that runs already."""
+        """Do what the shell's `run_cell` does, on the loop that runs already."""
         shell = self._shell
         transformed, problem, result = code, None, None
         try:
@@ -237,13 +238,13 @@ class Runner:
             self._task = self._where.task = None
 
     def _name_files(self) -> None:
-        """Have cells compiled under the notebook's name for them: IPython's own holds the process id, so a warning
-        would be another text on every rank."""
+        """Let cells be compiled under the notebook's name for them. IPython's own name contains the process id, so a
+        warning would have a different text on every rank."""
         compiler = self._shell.compile
         name_code = compiler.get_code_name
 
         def get_code_name(raw_code: str, code: str, number: int) -> str:
-            name, self._file = self._file, ""  # the cell's own; what it compiles in turn gets names of its own
+            name, self._file = self._file, ""  # once, for the cell itself: code that it compiles gets other names
             name = name or name_code(raw_code, code, number)
             self._where.enter(name, number)
             return name
@@ -292,7 +293,7 @@ class Runner:
                 "traceback": [what, advice],
             }
         if isinstance(failure, SyntaxError) and failure.lineno is not None:
-            message = f"{failure.msg} (line {failure.lineno})"  # its own text names a file that nobody has
+            message = f"{failure.msg} (line {failure.lineno})"  # its own message names a file that nobody has
         return {
             "status": "interrupted" if stopped else "error",
             "ename": "KeyboardInterrupt" if stopped else type(failure).__name__,
@@ -314,7 +315,7 @@ class Runner:
         metadata: dict[str, Any],
         buffers: Sequence[Any],
     ) -> bool:
-        """Whether a message of the kernel belongs to one of our cells, and is sent to the notebook instead."""
+        """Send a message of the kernel to the notebook if it belongs to one of our cells. Returns whether it does."""
         parent_id = str(parent.get("msg_id", ""))
         cell = int(parent_id.removeprefix(_PARENT)) if parent_id.startswith(_PARENT) else None
         if msg_type in COMM_TYPES:
@@ -332,7 +333,7 @@ class Runner:
         elif msg_type in _SHOWN:
             self._uneventful = False
             place = self._streams.next_place()
-            # The mark comes last: text waits for the display of a mark, and nothing waits for a mark.
+            # The mark comes last: at a mark, text waits for its display, while a display waits for nothing.
             self._send(Display(cell=cell, msg_type=msg_type, content=bounded_display(content), place=place))
             self._streams.mark_place(place)
         return True

@@ -1,5 +1,5 @@
-"""Tracebacks of a cell: which of them belongs to its end and which stands in its output, how long they may be, and how
-the stop button ends their formatting."""
+"""Tracebacks of a cell: which of them ends it and which is part of its output, how long they may be, and how the stop
+button ends their formatting."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ddp_notebook.rank.cell.bounds import bounded
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, words
 from ddp_notebook.rank.cell.where import Where
 
-_MOST_FRAMES = 200  # of one exception, a run of calls on the same line counted once, as IPython shows it
+_MOST_FRAMES = 200  # of one exception; repeated calls on one line count once, as IPython shows them
 
 
 class Tracebacks:
-    """One rank's. Takes the place of the shell's `showtraceback`.
+    """The tracebacks of one rank. Replaces the shell's `showtraceback`.
 
     Args:
         shell: the kernel's, whose `showtraceback` it replaces.
@@ -32,9 +32,11 @@ class Tracebacks:
     def __init__(
         self, shell: Any, where: Where, is_running: Callable[[], bool], is_stopped: Callable[[], bool]
     ) -> None:
-        self.of_cell: list[str] = []  # of the error that ended the cell, after those that failed it in a display
-        self.display_error: tuple[str, str] | None = None  # name and message: the cell fails because of that alone
-        self.has_failed = False  # the cell, before anybody stopped it
+        self.of_cell: list[str] = []  # lines: of errors in displays that fail the cell, then of the error that ended it
+        self.display_error: tuple[str, str] | None = (
+            None  # name and message of an error in a display that fails the cell
+        )
+        self.has_failed = False  # the cell failed before anybody stopped it
         self.is_formatting = False
         self._said: tuple[BaseException, str] | None = None  # the error that ended the cell, and its message
         self._shell = shell
@@ -58,20 +60,20 @@ class Tracebacks:
         """Show the error that is being handled and that IPython has not shown."""
         try:
             self._show()
-        except BaseException:  # that cannot be shown; its name is told all the same
+        except BaseException:  # it cannot be shown; its name is sent all the same
             return
 
     def show_interrupt(self) -> None:
-        """Show the KeyboardInterrupt that is being handled, though an interrupted cell shows none."""
+        """Show the KeyboardInterrupt that is being handled. (An interrupted cell shows none.)"""
         self._format()
 
     def words_of(self, failure: BaseException) -> str:
-        """The message of what ended the cell. Runs no code of the user's, which nobody could stop here."""
+        """The message of the error that ended the cell. Runs no code of the user's: nobody could stop it here."""
         return self._said[1] if self._said is not None and self._said[0] is failure else known_words(failure)
 
     def take(self, content: dict[str, Any]) -> str:
-        """Take a traceback that IPython shows. Returns the text to show in its place, or "" where it is told at the end
-        of the cell: of the error that ended it, and of a display if the kernel lets the cell fail for it."""
+        """Take a traceback that IPython shows. Returns the text to show instead, or "" if it is sent at the end of the
+        cell: for the error that ended it, and for one in a display if the kernel lets the cell fail because of it."""
         text = bounded("\n".join(content["traceback"]))
         if self._left_out:
             text += f"\n[... {self._left_out:,} frames in the middle of this traceback are left out ...]"
@@ -87,12 +89,13 @@ class Tracebacks:
         return f"{text}\n"
 
     def stop_formatting(self) -> None:
-        """Called by the handler of SIGINT. The host server repeats the signal while this has had no effect: a bare
-        `except` on the way may have caught it."""
+        """Called by the handler of SIGINT. The host server repeats the signal until this has had an effect: a bare
+        `except` on the way may catch it."""
         raise FormattingStopped
 
     def _show(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """An interrupt is told in one line for all ranks; formatting a traceback that nobody sees takes 0.1 s."""
+        """Show a traceback, unless the cell was stopped: one line tells that for all ranks, and formatting a traceback
+        that nobody sees takes 0.1 s."""
         if threading.get_ident() != self._main:
             self._format(exc_tuple, *args, **kwargs)
             return
@@ -117,7 +120,7 @@ class Tracebacks:
             if not ends_cell:  # nothing has ended yet
                 raise KeyboardInterrupt from None
             self.of_cell += [first_line(error), "its traceback was not formatted to the end: stop was pressed"]
-        except Exception:  # of the error's `__str__`, which ipykernel calls; IPython's own formatting bears with it
+        except Exception:  # from the error's `__str__`, which ipykernel calls; IPython's formatting tolerates it
             if not ends_cell:
                 raise
             self._said = error, f"<{type(error).__name__}.__str__ failed>"
@@ -129,8 +132,8 @@ class Tracebacks:
             self._left_out = 0
 
     def _ends_cell(self) -> bool:
-        """Whether what is shown now ends the cell: no code of a cell is under way, which may have displayed something
-        that fails or have run another cell, and no callback of `shell.events`."""
+        """Whether the error that is shown now ends the cell. Code of a cell that is still under way may have displayed
+        something that fails, or have run another cell; callbacks of `shell.events` fail by themselves."""
         frame: FrameType | None = sys._getframe(1)
         if threading.get_ident() != self._main or not self._is_running():
             return False
@@ -142,8 +145,8 @@ class Tracebacks:
 
 
 def _leave_out_frames(error: BaseException | None) -> int:
-    """Keep the outermost and the innermost frames of very deep tracebacks. Returns how many are left out: of two
-    functions that call each other 9000 times IPython formats every frame, which takes half a minute."""
+    """Keep only the outermost and the innermost frames of very deep tracebacks. Returns how many are left out. If two
+    functions call each other 9000 times, IPython formats every frame, which takes half a minute."""
     left_out = 0
     for one in chain(error):
         frames = list(_frames(one.__traceback__))

@@ -1,16 +1,16 @@
-"""Tutorial code runs as it is: what scripts call to become ranks and to start them, on a rank that is one already.
+"""Tutorial code runs as it is: the functions by which scripts become ranks or start them, on a process that is a rank.
 
 | call | on a rank |
 |---|---|
 | `dist.init_process_group` | says that the group exists; after `destroy_process_group` it forms the next one |
-| `dist.destroy_process_group` | leaves the group, which is freed later, see `keeping` |
-| `rpc.init_rpc` | meets at the session's store, unless the cell has set an address of its own |
+| `dist.destroy_process_group` | destroys the group, which is freed later, see `keeping` |
+| `rpc.init_rpc` | ranks meet at the session's store, unless the cell has set an address of its own |
 | `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
 | `mp.set_start_method` | may be called again, so that a cell can be run again |
 | `sys.ps1` | is gone: where IPython has set it, Lightning takes the process for one that cannot be a rank |
 
-Only what `install` puts in place is replaced, by functions of the same signature, wherever a module has the original.
-Children of a rank keep what they inherit if they are forked, and have the originals if they are spawned.
+`install` replaces these functions by others of the same signature, in every module that has the original. Forked
+children of a rank inherit them, spawned ones have the originals.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, f
 
 
 def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
-    """In every module: `from torch.distributed import init_process_group` has made copies, in torch itself too."""
+    """Replace a function in every module: `from torch.distributed import init_process_group` has made references to
+    it, in torch itself too."""
     name = original.__name__
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is original:
@@ -77,11 +78,11 @@ def _around_init_rpc(place: Callable[[], Form | None]) -> Callable[..., None]:
         if here is None or address != _BY_ENVIRONMENT or os.environ.get("MASTER_PORT") != str(here.store_port):
             _init_rpc(*args, **kwargs)
             return
-        os.environ[_STORE_EXISTS] = "True"  # else rank 0 starts one at the same port
+        os.environ[_STORE_EXISTS] = "True"  # else rank 0 starts a second one at the same port
         try:
             _init_rpc(*args, **kwargs)
         finally:
-            del os.environ[_STORE_EXISTS]  # children of the rank may form groups elsewhere, see `group`
+            del os.environ[_STORE_EXISTS]  # children of the rank may form groups elsewhere, see `join`
 
     return init_rpc
 
@@ -102,25 +103,25 @@ def _around_init(
         if os.getpid() != pid:
             raise RuntimeError(join.not_of_child(here.rank))
         if not dist.is_initialized() and (asked.get("store") is not None or backend == "fake"):
-            _init_process_group(*args, **kwargs)  # a group of their own; the session's comes this way too
+            _init_process_group(*args, **kwargs)  # a group of their own; the session's is formed by this call too
             return
         _check(asked, here)
         if dist.is_initialized():
             print(_nothing_to_do(backend))  # the same line on all ranks, so that it is shown once
             return
-        # Equal on all ranks that this cell runs on, whatever some of them have tried in other cells.
+        # The same on all ranks of this cell, whatever some of them have tried in other cells.
         cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
         joined[cell] += 1
         options = {name: asked[name] for name in ("pg_options", "device_id") if name in asked}
         if getattr(options.get("device_id"), "type", "") == "cpu":
-            del options["device_id"]  # torch refuses the CPU here, and a script says the device that it has found
+            del options["device_id"]  # torch refuses the CPU here, and scripts pass whatever device they find
         join.join(here, f"{cell}.{joined[cell]}", backend=backend, timeout=asked.get("timeout"), **options)
 
     return init_process_group
 
 
 def _check(asked: dict[str, Any], here: Form) -> None:
-    """The place that a cell asks for has to be the one that the rank has."""
+    """Raise unless the place that a cell asks for is the one that the rank has."""
     size, rank = asked.get("world_size", -1), asked.get("rank", -1)
     if size not in (None, -1, here.world_size):
         of_some = (
@@ -152,7 +153,7 @@ def _ranks(count: int) -> str:
 
 
 class _Importable(reduction.ForkingPickler):
-    """Pickles for a process that is not forked: such a one imports what it needs, and cannot import a cell."""
+    """Pickles for a process that is not forked: it imports what it needs, and cannot import a cell."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type) or getattr(obj, "__module__", "") != "__main__":
@@ -171,7 +172,7 @@ class _Importable(reduction.ForkingPickler):
 
 @functools.wraps(_dump)
 def _dump_for_new_process(obj: Any, file: IO[bytes], protocol: int | None = None) -> None:
-    """`multiprocessing` starts every process with this, unless by fork, and uses it for nothing else."""
+    """`multiprocessing` uses this to start every process that is not forked, and for nothing else."""
     _Importable(file, protocol).dump(obj)
 
 

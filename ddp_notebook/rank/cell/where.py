@@ -1,5 +1,5 @@
-"""What the main thread of a rank is in, in the words of its user: the line of the cell, or of the file that it called,
-and what that line called."""
+"""Where the main thread of a rank is, in the user's words: the line of the cell, or of the file that it called, and
+what that line called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 from ddp_notebook.rank.group import waiting
 
-# functions of ours in the place of torch's, and what a user calls them
+# our functions in place of torch's, and what users call them
 _STAND_INS = {
     **{name: name for name in ("init_process_group", "init_rpc", "wait", "get", "multi_get")},
     **{"init_store": "TCPStore", "connect_store": "TCPStore", "wait_for_future": "wait"},
@@ -28,7 +28,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
 _LIBRARIES = (*(path + os.sep for path in sysconfig.get_paths().values()), os.path.dirname(_TORCH[:-1]) + os.sep)
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
-# Python code that waits for another thread, process or socket. Not `subprocess`: what it waits for is work.
+# Python code that waits for another thread, process or socket. Not `subprocess`: a wait for it is work.
 _WAITS = (
     *(_PYTHON + name for name in ("threading.py", "queue.py", "selectors.py")),
     *(_PYTHON + name + os.sep for name in ("concurrent", "multiprocessing")),
@@ -37,7 +37,7 @@ _WAITS = (
 
 
 class Where:
-    """Knows which files are cells."""
+    """Knows which files are cells, and finds the main thread in them."""
 
     def __init__(self) -> None:
         self.cells: dict[str, int] = {}  # file -> number in `In [n]`
@@ -64,19 +64,19 @@ class Where:
         return "" if thread else self._of_task()
 
     def of_thread(self, thread: int) -> str:
-        """The same of another one, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
+        """The same for another thread, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
         name = next((one.name for one in threading.enumerate() if one.ident == thread), str(thread))
         place = self.describe(thread)
         return f"thread {name!r}" + (f" at {place}" if place else "")
 
     def waits(self, frame: FrameType | None = None) -> tuple[int, int] | None:
         """Whether the cell waits in Python for another thread, process or socket: in this frame, or in the main
-        thread's innermost one. Returns what tells this wait from others. From any thread."""
+        thread's innermost one. Returns an identity of the wait, or None. From any thread."""
         innermost = frame = frame or sys._current_frames().get(self._main)
         if innermost is None or not innermost.f_code.co_filename.startswith(_WAITS):
             return None
         while frame is not None and frame.f_code.co_filename not in self.cells:
-            if frame.f_code.co_name == "__del__":  # an interrupt would end there: Python prints it, and goes on
+            if frame.f_code.co_name == "__del__":  # an interrupt would end here: Python prints it and goes on
                 return None
             if frame.f_code.co_filename == subprocess.__file__:  # `communicate` reads by `selectors`
                 return None
@@ -89,7 +89,7 @@ class Where:
         return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
     def of_frame(self, innermost: FrameType) -> str:
-        """What `describe` says, of these frames."""
+        """What `describe` says about these frames."""
         calls: list[tuple[str, int, str]] = []
         frame: FrameType | None = innermost
         while frame is not None:
@@ -116,9 +116,10 @@ class Where:
         return self.of_calls(calls)
 
     def of_calls(self, calls: list[tuple[str, int, str]], current: int | None = None) -> str:
-        """Of calls as (file, line, function), the innermost first.
+        """What `describe` says about these calls.
 
         Args:
+            calls: as (file, line, function), the innermost first.
             current: the number of the cell that they belong to; None: of the one that runs.
         """
         current = self._current if current is None else current

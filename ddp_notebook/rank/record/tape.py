@@ -72,7 +72,7 @@ class Tape:
         """Leave a record. If `most` of them wait already, the oldest is dropped."""
         records = self._records
         if len(records) >= most:
-            gone = len(self.take(1))  # a statement of its own: the recorder's thread may reset `dropped` meanwhile
+            gone = len(self.take(1))  # alone: meanwhile the recorder's thread may reset `dropped`
             self.dropped += gone
         records.append(record)
         self.puts += 1

@@ -1,7 +1,7 @@
 """A rank's variables in a few bytes each, so that ranks can be compared: lengths, settings, shapes, checksums.
 
-Nothing here waits for another rank, which may be the one that is missing: what is sharded over ranks is described but
-has no checksum. Nothing of the user's is kept, and what cannot be read is a fact too.
+Nothing here waits for another rank, which may be missing: a tensor that is sharded over ranks is described but has no
+checksum. No reference to the user's objects is kept, and an object that cannot be read is reported as such.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ddp_notebook.rank.variables.entries import Leaf, is_plain, leaves, unreadab
 from ddp_notebook.rank.variables.values import describe
 
 _ROW = 1 << 16  # words; a row as int64 stays in a core's cache: 0.40 s per GiB, 0.72 with 64 rows (measured)
-_ROWS_ON_DEVICE = 64  # where a step costs a kernel's launch; 32 MB are taken for it
-_SHORT = 8  # numbers of a list that are shown, instead of summed
+_ROWS_ON_DEVICE = 64  # at once, since each step launches kernels; takes 32 MB
+_SHORT = 8  # a list of up to so many numbers is shown instead of summed
 _EXACT = (bool, int, float, complex, str, bytes, type(None), type, range, slice, enum.Enum, pathlib.PurePath,
           datetime.date, datetime.timedelta, np.generic, torch.dtype, torch.device)  # fmt: skip
 _ARRAYS = (np.ndarray, np.memmap)  # not those with a mask, or of records
 
 
 def fingerprints(namespace: Mapping[str, Any], names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """What must be the same on all ranks, as JSON: of each entry its `kind`, its `value` in words, and the `checksum`
-    of what the words do not say. Of tensors also `elements`, `low`, `high` and `nan` (how many are NaN), if any; with
-    `skipped`, why the contents are left out.
+    """What must be the same on all ranks, as JSON. Each entry has a `kind`, a `value` in words, and a `checksum` of
+    what the words do not say. Tensors also have `elements`, `low`, `high` and `nan` (how many are NaN), if any.
+    `skipped` says why contents were left out.
 
     Args:
         namespace: the variables.
@@ -62,12 +62,12 @@ def fingerprints(namespace: Mapping[str, Any], names: Sequence[str] = ()) -> dic
 
 
 def samples(namespace: Mapping[str, Any], entries: Sequence[str], k: int = 4096) -> dict[str, list[float]]:
-    """Elements of tensors, the same ones on every rank: all, or `k` that are spread over the tensor.
+    """Elements of tensors, at the same places on every rank: all, or `k` spread over the tensor.
 
     Args:
         namespace: the variables.
-        entries: keys of what `fingerprints` said; those that hold no numbers here are left out.
-        k: most elements of an entry.
+        entries: keys of the result of `fingerprints`; those that hold no numbers here are left out.
+        k: the most elements of an entry.
 
     Example:
         >>> samples({"x": torch.tensor([1.0, 2.0])}, ["x"])
@@ -78,7 +78,7 @@ def samples(namespace: Mapping[str, Any], entries: Sequence[str], k: int = 4096)
     with torch.no_grad():
         for leaf in leaves(namespace, names):
             if leaf.entry in wanted and not leaf.skipped:
-                with contextlib.suppress(Exception):  # it has said why in the first round
+                with contextlib.suppress(Exception):  # `fingerprints` has said why
                     tensor = _tensor(leaf.value)
                     if tensor is not None and not _why_not(local := _local(tensor)):
                         found[leaf.entry] = _spread(local, k)
@@ -88,7 +88,7 @@ def samples(namespace: Mapping[str, Any], entries: Sequence[str], k: int = 4096)
 def _spread(x: torch.Tensor, k: int) -> list[float]:
     flat = _real(x.detach()).reshape(-1)
     n, draw = len(flat), random.Random(0)
-    if n > k:  # one of each stretch, drawn: the same one would be in the same column of a matrix every time
+    if n > k:  # one random element of each stretch: at a fixed place all might be in one column
         edges = [i * n // k for i in range(k + 1)]
         flat = flat[torch.tensor([draw.randrange(a, b) for a, b in itertools.pairwise(edges)], device=flat.device)]
     return flat.cpu().double().tolist()
@@ -99,21 +99,21 @@ def _real(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Checksums:
-    """Sums of a tensor's bits, made where the tensor is: 32-bit words times random 64-bit numbers, modulo 2**64 and
-    row by row, and a hash of these sums.
+    """Checksums of a tensor's bits, computed where the tensor is: 32-bit words times random 64-bit numbers, summed
+    modulo 2**64 for each row, and a hash of these sums.
 
-    Words are narrower than numbers so that the upper bits of a word count in full: of 64-bit ones, two changed signs
-    would cancel each other.
+    Words are narrower than the numbers so that the upper bits of a word count in full: with 64-bit words, two changed
+    signs would cancel each other.
     Source: Lemire and Kaser, Strongly universal string hashing is fast, 2014, https://arxiv.org/abs/1202.4961
     """
 
     def __init__(self) -> None:
-        numbers = bytearray(random.Random(0).randbytes(8 * _ROW))  # leaves the user's own random state alone
+        numbers = bytearray(random.Random(0).randbytes(8 * _ROW))  # does not touch the user's random state
         self._numbers = torch.frombuffer(numbers, dtype=torch.int64) | 1
         self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # the numbers, and room for products
 
     def of(self, x: torch.Tensor) -> str:
-        """The same for the same bits, whatever the device and the strides."""
+        """The checksum: equal for equal bits, whatever the device and the strides."""
         flat = x.resolve_conj().resolve_neg().contiguous().reshape(-1)
         if flat.storage_offset() * flat.element_size() % 4 or flat.stride(0) != 1:  # cannot be seen as words
             flat = flat.clone(memory_format=torch.contiguous_format)
@@ -128,7 +128,7 @@ class _Checksums:
         rows = words[: n - n % _ROW].view(-1, _ROW)
         sums = torch.empty(len(rows) + 1, dtype=torch.int64, device=x.device)
         for i in range(0, len(rows), len(room)):
-            # Products all in one place: made anew for each row, they left 134 MB of holes in memory.
+            # All products go to one buffer: allocated for each row, they left 134 MB of holes in memory.
             some = rows[i : i + len(room)]
             torch.sum(torch.mul(some, numbers, out=room[: len(some)]), 1, out=sums[i : i + len(some)])
         sums[-1] = (words[rows.numel() :] * numbers[: n % _ROW]).sum()
@@ -151,10 +151,10 @@ def _facts(leaf: Leaf, checksums: _Checksums) -> dict[str, Any]:
     elif (state := _generator_state(value)) is not None:
         seed = f"seed {value.initial_seed()}" if type(value) is torch.Generator else ""
         facts |= {"value": seed or type(value).__name__, "checksum": _digest(state)}
-    elif type(value) in _ARRAYS and not value.dtype.hasobject:  # of text, dates, records
+    elif type(value) in _ARRAYS and not value.dtype.hasobject:  # text, dates, records
         facts |= {"value": f"array {value.dtype} {value.shape}", "checksum": _digest(value.tobytes())}
     else:
-        if type(value) in (set, frozenset) and is_plain(value):  # their order differs from process to process
+        if type(value) in (set, frozenset) and is_plain(value):  # the order of a set differs between processes
             value = sorted(value, key=repr)
         facts["value"] = describe(value)
         if issubclass(type(value), str | bytes):
@@ -175,7 +175,7 @@ def _tensor(value: Any) -> torch.Tensor | None:
         return value
     with contextlib.suppress(TypeError, ValueError, OverflowError):  # no such numbers in torch
         if cls in _ARRAYS:
-            with warnings.catch_warnings(action="ignore"):  # about arrays that are read-only, as they stay here
+            with warnings.catch_warnings(action="ignore"):  # about read-only arrays, which are not written to here
                 return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
         if issubclass(cls, list | tuple) and len(value) > _SHORT and all(type(v) in (int, float) for v in value):
             return torch.tensor(value, dtype=torch.float64 if float in map(type, value) else torch.int64, device="cpu")
@@ -210,7 +210,7 @@ def _of_tensor(x: torch.Tensor, checksums: _Checksums, leaf: Leaf) -> dict[str, 
         facts["value"] = _number(local) + frozen
     real = _real(local)
     facts["elements"] = real.numel()
-    with contextlib.suppress(Exception):  # this dtype or device has no such reduction, or there are no elements
+    with contextlib.suppress(Exception):  # no such reduction for this dtype or device, or no elements
         low, high = (float(bound) for bound in real.aminmax())
         if low != low:
             facts["nan"] = int(real.isnan().sum())
@@ -231,8 +231,8 @@ def _number(x: torch.Tensor) -> str:
 
 
 def _placements(x: torch.Tensor) -> Sequence[Any]:
-    """How a DTensor lies on the ranks. No other tensor has that."""
-    module = sys.modules.get("torch.distributed.tensor")  # whoever has made one has imported it
+    """The placements of a DTensor; empty for other tensors."""
+    module = sys.modules.get("torch.distributed.tensor")  # a DTensor can exist only if it was imported
     return x.placements if module is not None and isinstance(x, module.DTensor) else ()
 
 
@@ -241,12 +241,12 @@ def _local(x: torch.Tensor) -> torch.Tensor:
 
 
 def _why_not(x: torch.Tensor) -> str:
-    """Why the elements of a tensor are not read; empty if they are."""
+    """Why the elements of a tensor cannot be read; empty if they can."""
     if x.device.type == "meta":
         return "meta"
     if x.layout is not torch.strided:
         return "sparse"
     if x.is_quantized:
         return "quantized"
-    # Its operations may be anything, a wait for other ranks among them.
+    # The operations of a subclass may do anything, such as wait for other ranks.
     return "" if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ else f"of class {type(x).__name__}"

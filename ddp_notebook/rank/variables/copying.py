@@ -1,4 +1,4 @@
-"""A rank's variables for another rank: one pickle, in which an optimizer still holds its model's parameters."""
+"""A rank's variables for another rank: in a single pickle, so that an optimizer still holds its model's parameters."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def read(
 
     Args:
         namespace: where they are.
-        names: which of them; none: all that can be pickled.
+        names: which of them; empty: all that can be pickled.
         hidden: names that are not the user's.
 
     Returns:
-        The pickle of a dict, the names in it, and why which others are not in it.
+        The pickle of a dict, the names in it, and by name why others are not in it.
 
     Raises:
-        CannotSendError: one that was named is not there, or cannot be pickled.
+        CannotSendError: a variable that was asked for is not there, or cannot be pickled.
     """
     if unknown := [name for name in names if name not in namespace]:
         raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
     chosen = names or [name for name in namespace if not (name.startswith("_") or name in hidden)]
     values = {name: namespace[name] for name in chosen if names or name not in _EVERY_RANK_HAS}
     values = {name: value for name, value in values.items() if not is_log(value)}
-    # what is told of them are the first ones
+    # modules and functions last: the user is told of the first names
     values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], types.ModuleType | types.FunctionType)))
     left: dict[str, str] = {}
     try:
         return _dumps(values), list(values), left
-    except Exception:  # of one or several: find out which
+    except Exception:  # find out which of them cannot be pickled
         for name, value in list(values.items()):
             try:
                 _dumps(value)
@@ -56,7 +56,7 @@ def read(
 
 
 class _Pickler(bulk.Pickler):
-    """Tensors of a GPU go to the GPU of whoever unpickles them."""
+    """Tensors of a GPU go to the GPU of the process that unpickles them."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and obj.is_cuda and not vars(obj):

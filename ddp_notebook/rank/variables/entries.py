@@ -1,4 +1,4 @@
-"""Which entries a rank's variables have, for a comparison with other ranks: `model.fc.weight`, `loader.batch_size`."""
+"""The entries of a rank's variables that are compared with other ranks: `model.fc.weight`, `loader.batch_size`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ddp_notebook.rank.variables.values import describe
 
-_DEEPEST = 4  # containers inside containers
+_DEEPEST = 4  # nested containers
 _MOST_ITEMS = 1000  # of a container
 _MOST_ENTRIES = 50_000  # of a variable
 _MOST_TEXT = 80
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # without `rank`, on purpose
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch.compile, FSDP, checkpointing
-_KINDS: dict[str, Any] = {  # in the order in which they are looked at
+_KINDS: dict[str, Any] = {  # in the order of the comparison
     "module": torch.nn.Module,
     "parameter": torch.nn.Parameter,
     "optimizer": torch.optim.Optimizer,
@@ -44,11 +44,17 @@ class Leaf(NamedTuple):
     entry: str  # "model.fc.weight"
     kind: str
     value: Any = None
-    text: str = ""  # what is said instead of what `value` itself says
+    text: str = ""  # in place of a text made from `value`
     skipped: str = ""  # why there is no checksum
 
 
 def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]:
+    """The entries of variables, one after the other.
+
+    Args:
+        namespace: the variables.
+        names: of those to compare; empty: models, optimizers, data and the like, the random state, versions, settings.
+    """
     variables = dict(namespace)
     walk = _Walk(variables)
     if not names:
@@ -69,26 +75,28 @@ def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether `random` is not a variable of the user's own: nothing, the module, or a function of it."""
+    """Whether the name `random` is not a variable of the user's: undefined, the module, or one of its functions."""
     return _kind(value) is None and (value is None or callable(value) or issubclass(type(value), types.ModuleType))
 
 
 def _kind(value: Any) -> str | None:
-    """What a variable is. Asks for its type only, as an object may answer `isinstance` with anything."""
+    """The kind of a variable, by its type alone: an object may answer `isinstance` with anything."""
     cls = type(value)
     with contextlib.suppress(Exception):  # a tensor of a class that refuses its operations
-        if issubclass(cls, torch.Tensor) and value.requires_grad and value.is_leaf:  # else data, which may differ
+        if (
+            issubclass(cls, torch.Tensor) and value.requires_grad and value.is_leaf
+        ):  # other tensors are data, which may differ
             return "parameter"
     return next((kind for kind, base in _KINDS.items() if issubclass(cls, base)), None)
 
 
 class _Walk:
-    """One way through variables. A module or parameter that several of them hold is an entry of the first one."""
+    """Walks through variables. A module or parameter that several of them hold is an entry of the first one."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._seen: set[int] = set()
-        self._around: set[int] = set()  # containers that the walk is inside
-        self._sharded: set[int] = set()  # by FSDP 1, whose shards are plain tensors
+        self._around: set[int] = set()  # containers around the present place
+        self._sharded: set[int] = set()  # parameters that FSDP 1 has sharded: its shards are plain tensors
         for value in variables.values():
             if issubclass(type(value), torch.nn.Module):
                 with contextlib.suppress(Exception):
@@ -143,7 +151,7 @@ class _Walk:
         self._seen.add(id(module))
         inner, name = _unwrapped(module)
         yield Leaf(entry, "module", text=f"{name} in {_mode(inner)}")
-        # `Module`'s own, since a user's may do anything
+        # `Module`'s own methods: a user's may do anything
         parameters = torch.nn.Module.named_parameters(inner)
         for key, tensor in itertools.chain(parameters, torch.nn.Module.named_buffers(inner)):
             kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
@@ -164,7 +172,7 @@ class _Walk:
             for key in [key for key in group if key not in ("params", "param_names")]:
                 yield from self._value(f"{entry}.param_groups[{g}].{key}", group[key], "optimizer", 1)
             for parameter, number in zip(group["params"], numbers, strict=False):
-                if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has the state of its own share
+                if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has the state of its share only
                     continue
                 for key, part in optimizer.state.get(parameter, {}).items():
                     name = f"{entry}.state[{number}].{key}"
@@ -194,7 +202,7 @@ class _Walk:
 def _length(entry: str, data: Any, unit: str) -> Leaf:
     try:
         return Leaf(entry, "data", text=f"{len(data)} {unit}")
-    except TypeError:  # of a stream; a loader of one has a `__len__` all the same
+    except TypeError:  # a stream has none, although its loader has a `__len__`
         return Leaf(entry, "data", text=f"{type(data).__name__} without a length")
     except Exception as error:
         return unreadable(entry, "data", error)
@@ -206,7 +214,7 @@ def unreadable(entry: str, kind: str, error: Exception) -> Leaf:
 
 
 def _unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
-    """What a module is called by its user, and what it is: `"DistributedDataParallel(Net)"`."""
+    """The module inside its wrappers, and the names of both: `"DistributedDataParallel(Net)"`."""
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     keys = ["module"] if issubclass(type(module), parallel) else [key for key in _WRAPPERS if key in module._modules]
     inner = module._modules[keys[0]] if keys else None
@@ -224,13 +232,13 @@ def _mode(module: torch.nn.Module) -> str:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """What a container holds, by the end of its entry. None: it is no container, or one of a few plain values."""
+    """The parts of a container, by the end of their entries. None: it is no container, or holds plain values only."""
     cls = type(value)
     if issubclass(cls, Mapping):
         return {f"[{key!r}]": part for key, part in value.items()}
     if issubclass(cls, list | tuple):
         return None if is_plain(value) else {f"[{i}]": part for i, part in enumerate(value)}
-    repr_of_any: Any = object.__repr__  # says nothing about what is in an object
+    repr_of_any: Any = object.__repr__  # it says nothing about an object's contents
     if cls.__repr__ is repr_of_any or dataclasses.is_dataclass(cls) or issubclass(cls, Namespace | SimpleNamespace):
         return {f".{key}": part for key, part in getattr(value, "__dict__", {}).items()} or None
     return None
@@ -244,7 +252,7 @@ def _random(kind: str) -> Iterator[Leaf]:
     yield Leaf("random state of torch", kind, torch.default_generator)
     if torch.cuda.is_initialized():
         yield Leaf("random state of CUDA", kind, torch.cuda.default_generators[torch.cuda.current_device()])
-    # What stands behind the functions of these modules can be had from their methods only.
+    # The generators behind these modules' functions are reachable only through the functions.
     yield Leaf("random state of NumPy", kind, np.random.get_state.__self__)  # type: ignore[attr-defined]
     yield Leaf("random state of Python", kind, random.getstate.__self__)  # type: ignore[attr-defined]
 
@@ -260,7 +268,7 @@ def _versions() -> Iterator[Leaf]:
         "cuDNN deterministic": torch.backends.cudnn.deterministic,
         "cuDNN benchmark": torch.backends.cudnn.benchmark,
     }
-    with contextlib.suppress(RuntimeError):  # it was set by torch's older and newer interface
+    with contextlib.suppress(RuntimeError):  # it was set through both of torch's interfaces
         settings["float32 matmul precision"] = torch.get_float32_matmul_precision()
     for name, setting in settings.items():
         yield Leaf(name, "setting", text=str(setting).removeprefix("torch."))

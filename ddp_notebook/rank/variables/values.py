@@ -1,4 +1,4 @@
-"""A rank's variables on their way to the notebook and back: what is sent of them, and what is said about them."""
+"""A rank's variables on their way to the notebook and back: as a pickle, and described in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from ddp_notebook.wire import bulk
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # differs from rank to rank, and tells nothing in the notebook
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank, and means nothing in the notebook
 
 
 class CannotSendError(Exception):
@@ -21,7 +21,7 @@ class CannotSendError(Exception):
 
 
 def read(namespace: Mapping[str, Any], name: str, *, force: bool = False) -> tuple[bytes, str]:
-    """A variable as a pickle, and what is said about it. Tensors of a GPU are moved to the CPU.
+    """A variable as a pickle, and its description. Tensors of a GPU are moved to the CPU.
 
     Args:
         namespace: where it is.
@@ -57,7 +57,7 @@ def describe(value: Any) -> str:
         'tensor float32 (2, 3) on cpu: min 0 mean 2.5 max 5'
     """
     if isinstance(value, torch.Tensor | np.ndarray):
-        with contextlib.suppress(Exception):  # a device or dtype that cannot count is still named
+        with contextlib.suppress(Exception):  # on a device or of a dtype without these operations: only its name
             return f"{_name(value)}: {_range(value)}"
         return _name(value)
     text = _Short().repr(value)
@@ -73,9 +73,9 @@ def _name(value: torch.Tensor | np.ndarray) -> str:
 
 
 def _range(value: torch.Tensor | np.ndarray) -> str:
-    """Least, mean and greatest element, and how many are NaN."""
+    """Minimum, mean and maximum, and how many elements are NaN."""
     if isinstance(value, np.ndarray):
-        value = torch.tensor(value)  # a copy: torch warns about an array that is read-only
+        value = torch.tensor(value)  # a copy: torch warns about read-only arrays
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise TypeError("an operation of a distributed tensor would wait for other ranks")
     x = value.detach()
@@ -94,7 +94,7 @@ def _range(value: torch.Tensor | np.ndarray) -> str:
             return f"all {count} NaN"
         x, note = x[~is_nan], f", {count} NaN"
         low, high = x.aminmax()
-    if x.is_floating_point():  # float64 would take 30 times as long, and is needed for none of six digits
+    if x.is_floating_point():  # float64 would take 30 times as long, and six digits do not need it
         mean = x.mean(dtype=torch.float32 if x.element_size() < 4 else None)
     else:
         mean = x.mean(dtype=torch.float64)
@@ -107,7 +107,7 @@ def _number(x: torch.Tensor) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Values inside values; what is called `repr_X` is asked about types of the name X."""
+    """Short texts of nested values. `reprlib` calls `repr_X` for types of the name X."""
 
     def __init__(self) -> None:
         super().__init__()

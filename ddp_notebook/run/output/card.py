@@ -1,4 +1,4 @@
-"""The card of a cell that does not come on: who waits where, and why. A display that changes in its place."""
+"""The hang card of a cell that makes no progress: who waits where, and why. A display that is updated in place."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Card:
     def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
         self._display_id = ""
-        self._said = ""  # in a terminal
+        self._said = ""  # the last verdict in a terminal
 
     def show(self, views: Views, seconds: float) -> None:
         """Show what the ranks do.
 
         Args:
             views: by rank.
-            seconds: for how long the one that has waited longest has done so.
+            seconds: how long the rank that has waited longest has done so.
         """
         why = verdict(views)
         if not self._outlet.can_update:
@@ -54,7 +54,7 @@ class Card:
 
 
 def _rows(views: Views) -> list[tuple[list[int], str, str]]:
-    """Ranks, what they do, and for how long."""
+    """Sets of ranks, what they do, and for how long."""
     rows = []
     for ranks, doing in by_what_they_do(views, lambda view: view.doing):
         longest = max(views[rank].since_s for rank in ranks)

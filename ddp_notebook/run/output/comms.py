@@ -13,16 +13,17 @@ from ddp_notebook.run.kernel import kernel
 from ddp_notebook.wire.events import Comm
 
 _CONTROL = "jupyter.widget.control"
-_BURST = 500  # messages that may go at once; then so many a second: a front end's socket drops what is beyond 1000,
-_PER_S = 2000  # also the word that a cell has ended (5000 a second of two ranks were too many, measured)
+# Messages that may go at once, and then in a second. A front end's socket drops those beyond 1000, among them the one
+# that ends a cell (measured: 5000 a second from two ranks were too many).
+_BURST, _PER_S = 500, 2000
 
 
 class Comms:
-    """Passes on what widgets and the browser say to each other. Without a kernel, as in a terminal, it does nothing.
+    """Passes messages between widgets and the browser. Without a kernel, as in a terminal, it does nothing.
 
-    What a rank says goes to the front end at once, in the I/O thread: so a widget's model is there before its view,
-    which is displayed by the main thread. An answer names the message that it answers, as a page that is loaded again
-    expects; everything else belongs to the cell that runs.
+    A rank's message goes to the front end at once, in the I/O thread, so that a widget's model is there before its
+    view, which the main thread displays. An answer names the message that it answers, as a reloaded page expects;
+    everything else belongs to the cell that runs.
 
     Args:
         send: hands a message to a rank, in order with the cells; from any thread.
@@ -33,12 +34,12 @@ class Comms:
         self._stand_ins: dict[str, Any] = {}  # by comm id, which is the same on both sides
         self._lock = threading.Lock()
         self._kernel = kernel()
-        self._control: Any = None  # what answered a page that asked for all widgets at once
-        self._ahead = 0.0  # messages sent above the pace
+        self._control: Any = None  # the comm target that used to answer a page's request for all widgets
+        self._ahead = 0.0  # messages sent above `_PER_S`
         self._sent_s = time.monotonic()
 
     def on_message(self, rank: int, message: Comm) -> None:
-        """A rank's end of a comm says something."""
+        """A message of a rank's end of a comm."""
         comm_id = message.content["comm_id"]
         with self._lock:
             if self._kernel is None:
@@ -54,7 +55,7 @@ class Comms:
         self._keep_pace()
 
     def _keep_pace(self) -> None:
-        """Let the ranks wait with further messages, if there are too many."""
+        """Slow down the ranks if there are too many messages."""
         now = time.monotonic()
         self._ahead = max(0.0, self._ahead - _PER_S * (now - self._sent_s)) + 1
         self._sent_s = now
@@ -62,9 +63,9 @@ class Comms:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """The ranks end. Their widgets stay on the page as they are, finished bars among them; nothing moves them."""
+        """The ranks end. Their widgets stay on the page as they are, such as finished progress bars."""
         with self._lock:
-            self._stand_ins.clear()  # the kernel keeps them: a comm that is collected tells the page to drop its widget
+            self._stand_ins.clear()  # the kernel keeps them: the page drops the widget of a collected comm
             if self._control is not None:
                 self._kernel.comm_manager.register_target(_CONTROL, self._control)
             self._kernel = None
@@ -87,7 +88,7 @@ class Comms:
             comm_id=content["comm_id"],
             target_name=content.get("target_name", ""),
             target_module=content.get("target_module"),
-            primary=False,  # so that it is not opened yet: the browser may answer at once
+            primary=False,  # do not open it yet: the browser may answer at once
         )
         stand_in.on_msg(functools.partial(self._to_rank, rank))
         stand_in.on_close(functools.partial(self._to_rank, rank))
@@ -99,7 +100,7 @@ class Comms:
         return stand_in
 
     def _to_rank(self, rank: int, message: dict[str, Any]) -> None:
-        """The browser says something. Called by the kernel, in whatever thread it reads comms."""
+        """A message of the browser. The kernel calls this in the thread in which it reads comms."""
         header, content = message["header"], message["content"]
         if header["msg_type"] == "comm_close":
             with self._lock:
@@ -117,6 +118,6 @@ class Comms:
 
 
 def _refuse(comm: Any, _: dict[str, Any]) -> None:
-    """A page that is loaded again asks ipywidgets for the state of all widgets at once, which knows those of the kernel
-    only. Refused, it asks each comm, and so the ranks too."""
+    """A reloaded page asks ipywidgets for the state of all widgets at once, but that knows only those of the kernel. If
+    refused, the page asks each comm, and so the ranks too."""
     comm.close()

@@ -1,12 +1,12 @@
-"""Lines of many ranks, folded: what several ranks say appears once, with the set of those ranks.
+"""Lines of many ranks, folded: a line that several ranks write appears once, with the set of those ranks.
 
-Each rank's lines keep their order. Between ranks they are aligned as a person would do it: of
+Each rank's lines keep their order. Between ranks they are aligned as a person would align them. From
 
     rank 0   epoch 1   loss 0.51   done
     rank 1   epoch 1   loss 0.48   done
 
-come "epoch 1" from both, the two losses, and "done" from both. A line waits a moment for its twins; what comes later
-can still join the tail, which is what was shown last.
+follow "epoch 1" of both, the two losses, and "done" of both. A line waits a moment for its twins; a later twin can
+still join the tail, which is what was shown last.
 
 Pure bookkeeping: no clock, no thread, no output.
 """
@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from ddp_notebook.wire.events import Display
 
 TWINS_S = 0.05  # how long a line waits for its twins
-_TOGETHER_S = 0.02  # by so much less, if others are shown anyway: what is shown next has to wait for the outlet
+_TOGETHER_S = 0.02  # so much less if others are shown anyway: the next ones would have to wait for the outlet
 _LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A line of text, or something displayed, which has no text but its label. Items with equal keys are twins."""
+    """A line of text, or a display, whose only text is its label. Items with equal keys are twins."""
 
     key: str
     stream: str = "stdout"
@@ -41,7 +41,7 @@ class Item:
 
     @classmethod
     def displayed(cls, rank: int, display: Display) -> Item:
-        """Something displayed. What has a handle belongs to its rank, since only that one can update it."""
+        """A display. One with a handle belongs to its rank, which alone can update it."""
         handle = (display.content.get("transient") or {}).get("display_id")
         owner = "" if handle is None else f"{rank}:{handle}:"
         data = display.content.get("data") or {}
@@ -59,21 +59,21 @@ class Folded:
 
 @dataclass(slots=True)
 class Tail:
-    """What was shown last, as long as late twins may join it."""
+    """The entries shown last, as long as late twins may join them."""
 
     entries: list[Folded] = field(default_factory=list)
-    changed: bool = False  # and not shown so
-    joined: bool = False  # somebody has
+    changed: bool = False  # since it was shown
+    joined: bool = False  # some rank has joined
     _next: dict[int, int] = field(default_factory=dict)  # by rank: the first entry that may be its next line
 
     def extend(self, entries: list[Folded]) -> None:
-        """Add what was shown right after it."""
+        """Add entries that were shown right after it."""
         for entry in entries:
             self.entries.append(entry)
             self._next.update(dict.fromkeys(entry.ranks, len(self.entries)))
 
     def join(self, rank: int, item: Item) -> bool:
-        """Let a rank join an entry that is its line too. Whether there is one."""
+        """Let a rank join an entry that is its line too. Returns whether there is one."""
         for number in range(self._next.get(rank, 0), len(self.entries)):
             entry = self.entries[number]
             if entry.item.key == item.key:
@@ -103,17 +103,17 @@ class Fold:
         return any(self._queues.values())
 
     def add(self, rank: int, item: Item, now: float) -> None:
-        """An item of a rank, which came at `now` (seconds)."""
+        """Add an item of a rank, which came at `now` (seconds)."""
         self._queues.setdefault(rank, deque()).append((now, item))
         self._counts[rank][item.key] += 1
 
     def take(self, now: float, talking: Collection[int], tail: Tail | None = None) -> list[Folded]:
-        """What need not wait any longer, in the order in which to show it.
+        """The items that need not wait any longer, in the order in which to show them.
 
         Args:
-            now: seconds; what is older than `TWINS_S` waits no more.
-            talking: ranks from which more can come.
-            tail: what was shown last, which ranks may join until something new is shown.
+            now: seconds; items older than `TWINS_S` wait no more.
+            talking: ranks that may still write.
+            tail: the entries shown last, which ranks may join until something new is shown.
         """
         taken: list[Folded] = []
         wait_s = TWINS_S
@@ -131,13 +131,13 @@ class Fold:
             taken += found
 
     def take_all(self) -> list[Folded]:
-        """Everything: nothing more can come."""
+        """All items: nothing more can come."""
         return self.take(float("inf"), ())
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until `take` has to look again; None: nothing waits."""
         waits = [queue[0][0] + TWINS_S - now for queue in self._queues.values() if queue]
-        # what is ripe and still here waits for a twin further down, behind something that is not
+        # an item that is due and still here waits for a twin that is behind an item that is not due
         return min((wait_s for wait_s in waits if wait_s > 0), default=_LOOK_S if waits else None)
 
     def _join(self, tail: Tail) -> None:
@@ -146,7 +146,7 @@ class Fold:
                 self._pop(rank)
 
     def _ready(self, ripe: float, talking: Collection[int]) -> Iterator[Folded]:
-        """Of the first items of all ranks, those to be shown now: all have them, or they came before `ripe`."""
+        """Those of the ranks' first items that are due: all ranks have them, or they came before `ripe`."""
         heads: dict[str, list[int]] = {}
         for rank in sorted(self._queues):
             if self._queues[rank]:

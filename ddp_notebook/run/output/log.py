@@ -1,4 +1,4 @@
-"""All that a rank wrote, on disk: what a cell's output leaves out can be read there."""
+"""All that a rank wrote, on disk: text that a cell's output leaves out can be read there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT_BYTES = 64 << 20  # kept per rank
 class RankLog:
     """The last `limit_bytes` of a rank's text, as it came; stdout and stderr in the order of arrival.
 
-    Two files take turns, so at least the limit is kept and at most half as much again.
+    Two files take turns, so that at least the limit is kept.
     """
 
     def __init__(self, directory: Path, rank: int, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -30,7 +30,7 @@ class RankLog:
         return open(self._path, "wb", buffering=0)
 
     def write(self, text: str) -> None:
-        """Append."""
+        """Append text."""
         data = text.encode("utf-8", "replace")
         with self._lock:
             if self._file is None:

@@ -1,7 +1,7 @@
-"""The way to the front end: text in batches, displays, and no more of either than Jupyter takes.
+"""The outlet to the front end: text in pieces, displays, and no more of either than Jupyter accepts.
 
 Jupyter drops all output above 1 MB a second (averaged over 3 s) or 1000 messages a second, and says so in the user's
-cell. So text leaves 20 times a second at most, and above 2 MB at 0.8 MB a second.
+cell. So text leaves at most 20 times a second, and after the first 2 MB at 0.8 MB a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLUSH_S = 0.05
 _BURST_BYTES = 2_000_000
 _BYTES_PER_S = 800_000
 _FRAMING_BYTES = 600  # of a message on iopub, measured
-_PROCESS = secrets.token_hex(4)  # a notebook keeps its outputs across restarts of its kernel
+_PROCESS = secrets.token_hex(4)  # a notebook keeps outputs across restarts of its kernel
 _ids = itertools.count(1)
 
 
@@ -32,7 +32,7 @@ class _Text:
 
     @property
     def cost(self) -> int:
-        """Bytes on iopub, where a line's end takes two and an escape six."""
+        """Bytes on iopub, where a newline takes two and an escape six."""
         return len(self.text.encode("utf-8", "replace")) + self.text.count("\n") + 5 * self.text.count("\x1b")
 
 
@@ -49,7 +49,7 @@ class _Data:
 
 
 class Outlet:
-    """Shows text and displays in order. To be used by the main thread alone."""
+    """Shows text and displays in order. For the main thread alone."""
 
     def __init__(self) -> None:
         self.can_update = kernel() is not None  # a terminal cannot change what it has shown
@@ -71,7 +71,7 @@ class Outlet:
         self._waiting.append(_Data(data, metadata or {}, display_id, update=False))
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any] | None, display_id: str) -> None:
-        """Change what was displayed with this id. A change that still waits is replaced."""
+        """Change the display with this id. An earlier change that still waits is replaced."""
         for part in self._waiting:
             if isinstance(part, _Data) and part.update and part.display_id == display_id:
                 part.data, part.metadata = data, metadata or {}
@@ -79,11 +79,11 @@ class Outlet:
         self._waiting.append(_Data(data, metadata or {}, display_id, update=True))
 
     def new_id(self) -> str:
-        """An id that nothing displayed has."""
+        """An id that no display has."""
         return f"ddp-{_PROCESS}-{next(_ids)}"
 
     def flush(self, now: float) -> float | None:
-        """Bring to the front end what may go now. Seconds until the rest may; None: there is none."""
+        """Send what may go now. Returns seconds until the rest may go; None: nothing is left."""
         if not self._waiting:
             return None
         if (wait_s := self._flushed_s + FLUSH_S - now) > 0:
@@ -92,7 +92,7 @@ class Outlet:
         return FLUSH_S if self._waiting else None
 
     def hurry(self) -> None:
-        """Keep no more than the end of what waits, and let it go at once."""
+        """Keep only the end of what waits, and let it go at once."""
         chars = 0
         for number in range(len(self._waiting) - 1, -1, -1):
             chars += self._waiting[number].cost
@@ -104,7 +104,7 @@ class Outlet:
         self._allowed = float(_BURST_BYTES)
 
     def drain(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Bring everything to the front end, or no more than the end of it once somebody has pressed stop."""
+        """Send everything, or only its end once somebody has pressed stop."""
         while self._waiting:
             if is_stopped():
                 self.hurry()
