@@ -329,7 +329,7 @@ def test_a_flush_waits_for_a_batch_in_the_making():
     class Slow:
         rank, has_late = 0, False
 
-        def batch(self, records: Any, dropped: int = 0, resources: Any = ()) -> Batch:
+        def batch(self, records: Any, dropped: int = 0, resources: Any = None) -> Batch:
             if records:
                 making.set()
                 go_on.wait(5)
