@@ -180,8 +180,8 @@ def test_the_notebooks_side_imports_no_torch():
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
     assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
-    lessons = "ddp_notebook.lessons.acts, ddp_notebook.lessons.collectives.costs, ddp_notebook.lessons.pictures"
-    assert heavy(loaded_by(f"import {lessons}")) == set()
+    of_lessons = ("view", "algorithms.stepping", "collectives.costs", "messages.messages", "pictures")
+    assert heavy(loaded_by("import " + ", ".join(f"ddp_notebook.lessons.{name}" for name in of_lessons))) == set()
 
 
 def test_the_monitor_imports_no_torch():

@@ -11,7 +11,7 @@
     lessons.inside_ddp()                        a training step in DDP, in stages and at speed
     lessons.check("04/world-size", 24)          was that right?
 
-Every number comes from tensors on the ranks. Without a front end they work the same, and leave pictures.
+Every number comes from tensors on the ranks. Without a front end lessons work the same, and leave pictures.
 
     collectives/  what each collective does and costs
     algorithms/   algorithms made of sends and receives, step by step
@@ -20,9 +20,9 @@ Every number comes from tensors on the ranks. Without a front end they work the 
     questions/    exercises with a checked answer
     session       how lessons use the running session
     ranks         what they run on the ranks
-    acts          what a lesson tells the browser, and what the browser may ask of it
+    lesson        what every lesson with a view has: its state, its acts, its picture
     view          the widget
-    shown         a widget while ranks run, a picture and a text ever after
+    shown         a widget while ranks run, a picture and a text afterwards
     pictures      the pictures that stay
     nodes         the picture of nodes, processes and their numbers
     js/           the lessons in the browser
@@ -59,7 +59,7 @@ __all__ = [
     "point_to_point",
 ]
 
-# Ranks import `lessons.ranks` and by that this file: they must not pay for the notebook's side.
+# Ranks import `lessons.ranks` and with it this file: they must not pay for the notebook's side.
 _LAZY = {
     "Costs": "collectives.costs",
     "Explorer": "collectives.explorer",

@@ -1,6 +1,6 @@
 """What the lessons run on the ranks: the collectives on given inputs, and algorithms made of isend and irecv.
 
-Only ranks import this; it is theirs alone what is in here that is called torch.
+Only ranks import this module, so it may import torch.
 """
 
 from __future__ import annotations

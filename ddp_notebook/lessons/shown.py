@@ -1,7 +1,7 @@
-"""How lessons show themselves: as a widget while ranks run and somebody looks, as a picture and a text ever after.
+"""How lessons show themselves: as a widget while ranks run and somebody looks, as a picture and a text afterwards.
 
-A saved notebook keeps what a display last had. A widget there would be "model not found" without its kernel; so it
-gives way to a picture when the session ends, and where nobody can click there is the picture from the start.
+A saved notebook keeps what a display last had, and without its kernel a widget is only "model not found". So a widget
+gives way to a picture when the session ends, and without a front end the picture is there from the start.
 """
 
 from __future__ import annotations
@@ -11,31 +11,21 @@ import html
 import io
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import MissingBuildError
 from ddp_notebook.run.kernel import has_front_end
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ddp_notebook.lessons.session import Runner
+    from ddp_notebook.lessons.lesson import Lesson
     from ddp_notebook.lessons.view import View
 
 
 _shown: weakref.WeakKeyDictionary[Any, tuple[View, Any]] = weakref.WeakKeyDictionary()  # the last view of each lesson
 
 
-class Lesson(Protocol):
-    """What can be shown."""
-
-    _runner: Runner
-
-    def picture(self) -> Figure: ...
-
-
 def display(lesson: Lesson) -> None:
-    """Display a lesson where the cell's output goes; where it was displayed before stays a picture.
+    """Display a lesson in the output of the cell. An earlier display of it becomes a picture.
 
     Raises:
         MissingBuildError: the JavaScript was not built.

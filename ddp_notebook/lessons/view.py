@@ -6,14 +6,16 @@ import logging
 import math
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
 
 from ddp_notebook.errors import DDPNotebookError
-from ddp_notebook.lessons import acts
 from ddp_notebook.widgets import bundles
+
+if TYPE_CHECKING:
+    from ddp_notebook.lessons.lesson import Lesson
 
 BUNDLE = Path(__file__).with_name("static") / "lessons.js"
 _WITHOUT = ". Without it there is this picture, and everything that the lesson's methods do"
@@ -23,22 +25,22 @@ _log = logging.getLogger(__name__)
 class View(anywidget.AnyWidget):
     """One lesson on the page.
 
-    A button's wish comes as a message and is done on the ranks in the kernel's own time: when a cell runs, after it.
-    The browser says so as long as it has heard nothing.
+    A button sends its wish as a message. The kernel handles it when it is idle, so after a cell that runs; until it
+    has heard that the kernel began, the browser says that it waits.
 
     Args:
-        lesson: an Explorer, a Stepper or a Scene.
+        lesson: what is drawn and driven.
 
     Raises:
         MissingBuildError: the JavaScript was not built.
     """
 
-    state = traitlets.Dict().tag(sync=True)  # all that is drawn; saved with the notebook where widgets' states are
+    state = traitlets.Dict().tag(sync=True)  # `Lesson.state`; saved with the notebook if the states of widgets are
 
-    def __init__(self, lesson: Any) -> None:
+    def __init__(self, lesson: Lesson) -> None:
         self._lesson = lesson
         self._extra: dict[str, Any] = {}
-        super().__init__(_esm=bundles.read(BUNDLE, "the lessons", _WITHOUT), state=_plain(acts.state(lesson)))
+        super().__init__(_esm=bundles.read(BUNDLE, "the lessons", _WITHOUT), state=_plain(lesson.state()))
         self.on_msg(self._on_message)
 
     def __repr__(self) -> str:
@@ -52,17 +54,17 @@ class View(anywidget.AnyWidget):
         self.send({"kind": "began", "request": request})
         error = ""
         try:
-            acts.act(self._lesson, content)
+            self._lesson.act(content)
         except DDPNotebookError as caught:
             error = str(caught)
         except Exception as caught:
             _log.exception("the lesson could not do %s", content)
             error = traceback.format_exception_only(caught)[-1].strip()
-        self.state = _plain({**acts.state(self._lesson), "error": error, "answered": request})
+        self.state = _plain({**self._lesson.state(), "error": error, "answered": request})
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: NumPy's numbers as numbers, what is not finite as text, keys as text."""
+    """As JSON has it: NumPy's numbers as numbers, infinities and NaN as text, keys as text."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

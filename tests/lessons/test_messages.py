@@ -7,10 +7,9 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons import acts
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives.costs import fit
-from ddp_notebook.lessons.messages.messages import STORIES
+from ddp_notebook.lessons.messages.stories import STORIES
 from ddp_notebook.lessons.view import _plain
 
 
@@ -69,7 +68,7 @@ def test_there_is_a_picture_and_a_state_of_every_scene(ranks):
     for name in ("tags", "race"):
         scene.play(name)
         assert scene.picture().get_suptitle().startswith(STORIES[name].title)
-        assert _plain(acts.state(scene))["name"] == name
+        assert _plain(scene.state())["name"] == name
     with pytest.raises(UsageError, match=r"^there is no scene 'love'; there are blocking, nonblocking, race,"):
         lessons.point_to_point("love")
 

@@ -7,7 +7,9 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions.questions import question
+from ddp_notebook.lessons.questions import answers, answers_training
+from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.questions import QUESTIONS
 
 
 @pytest.mark.parametrize(
@@ -43,8 +45,13 @@ def test_an_exercise_may_assert():
     assert repr(lessons.check(judge, 3)).startswith("not yet: it has to be even")
 
 
-def test_questions_have_names():
-    question("test_sum")(lambda answer: (answer == 3, "1 + 2"))
-    assert lessons.check("test_sum", 3)
-    with pytest.raises(UsageError, match="there is no question 'test_product'; there are: "):
+def test_questions_have_names(monkeypatch):
+    monkeypatch.setitem(QUESTIONS, "test_sum", Question(answer=3, why="1 + 2", hint="add them up"))
+    assert repr(lessons.check("test_sum", 3)) == "right: 1 + 2"
+    assert repr(lessons.check("test_sum", 4)) == "not yet: add them up"
+    with pytest.raises(UsageError, match=r"^there is no question 'test_product'; there are: 04/backend, .*, test_sum$"):
         lessons.check("test_product", 3)
+
+
+def test_no_question_is_asked_under_a_name_that_is_taken():
+    assert len(QUESTIONS) == len(answers.QUESTIONS) + len(answers_training.QUESTIONS)

@@ -9,18 +9,18 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import MissingBuildError, UsageError
-from ddp_notebook.lessons import acts, shown, view
+from ddp_notebook.lessons import shown, view
 from ddp_notebook.run.kernel import has_front_end
 
 
 def plain(lesson: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(view._plain(acts.state(lesson))))
+    return json.loads(json.dumps(view._plain(lesson.state())))
 
 
 def test_an_explorer_is_driven_by_messages(ranks):
     explorer = lessons.collective("all_reduce")
-    acts.act(explorer, {"do": "configure", "options": {"op": "broadcast", "root": 1, "sizes": 2}})
-    acts.act(explorer, {"do": "run", "inputs": {"1": [5, 6]}, "prediction": {"0": [5, None], str(ranks - 1): [5, 7]}})
+    explorer.act({"do": "configure", "options": {"op": "broadcast", "root": 1, "sizes": 2}})
+    explorer.act({"do": "run", "inputs": {"1": [5, 6]}, "prediction": {"0": [5, None], str(ranks - 1): [5, 7]}})
 
     state = plain(explorer)
 
@@ -30,19 +30,19 @@ def test_an_explorer_is_driven_by_messages(ranks):
     assert state["right"]["0"] == [True, False] and state["right"][str(ranks - 1)] == [True, False]
     assert state["agrees"] is True
     with pytest.raises(UsageError, match="rank 0 brings 2 elements to this broadcast, not 3"):
-        acts.act(explorer, {"do": "run", "inputs": {"0": [1, 2, 3]}})
+        explorer.act({"do": "run", "inputs": {"0": [1, 2, 3]}})
 
 
 def test_a_stepper_counts_only_its_own_bytes(ranks):
     stepper = lessons.algorithm("ring all_reduce")
-    acts.act(stepper, {"do": "step"})
+    stepper.act({"do": "step"})
     lessons.point_to_point("tags")  # sends something meanwhile
-    acts.act(stepper, {"do": "compare"})
+    stepper.act({"do": "compare"})
     state = plain(stepper)
     assert state["agrees"] is True and state["taken"] == state["steps"]
     assert state["states"][-1]["links"] == state["theory"]
     assert state["states"][0]["links"] == []
-    acts.act(stepper, {"do": "restart"})
+    stepper.act({"do": "restart"})
     assert plain(stepper)["taken"] == 0
 
 

@@ -14,11 +14,13 @@ from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.algorithms.plans import Links
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.collectives.theory import Array, Values
+from ddp_notebook.lessons.lesson import options
 from ddp_notebook.lessons.session import Runner, running
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
 
@@ -253,6 +255,55 @@ class Stepper:
         from ddp_notebook.lessons import pictures
 
         return pictures.steps(self)
+
+    # ---- in the browser
+
+    def state(self) -> dict[str, Any]:
+        """All that the browser draws."""
+        n = self.world_size
+        return {
+            "kind": "algorithm",
+            "world_size": n,
+            "name": self.name,
+            "names": plans.ALGORITHMS,
+            "steps": self.steps,
+            "taken": self.taken,
+            "sizes": self.sizes,
+            "elements": self.elements,
+            "nbytes": self.nbytes,
+            "dtype": self.dtype,
+            "rules": [plans.rule(self.name, n, step) for step in range(self.steps)],
+            "states": [
+                {
+                    "moves": one.moves,
+                    "chunks": one.chunks,
+                    "who": one.who,
+                    "links": [(src, dst, nbytes) for (src, dst), nbytes in one.bytes_moved.items()],
+                }
+                for one in self.states
+            ],
+            "theory": [(src, dst, nbytes) for (src, dst), nbytes in self.theory().items()],
+            "real_line": self.real_line,
+            "agrees": self.compared,
+        }
+
+    def act(self, wish: Wish) -> None:
+        """Do what a button asks for: "configure", "step", "play", "restart" or "compare".
+
+        Raises:
+            UsageError: it cannot be done.
+        """
+        match wish["do"]:
+            case "configure":
+                self.configure(**options(wish))
+            case "step":
+                self.step()
+            case "play":
+                self.play()
+            case "restart":
+                self.restart()
+            case "compare":
+                self.compare()
 
     def __repr__(self) -> str:
         busiest = self.busiest_link

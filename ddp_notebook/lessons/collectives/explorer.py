@@ -5,53 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.lessons.collectives import theory, written
+from ddp_notebook.lessons.collectives.happened import Happened
 from ddp_notebook.lessons.collectives.theory import Call, Values
+from ddp_notebook.lessons.lesson import by_rank, options
 from ddp_notebook.lessons.session import RUN_S, Runner, running
-from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.records.words import list_ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.session import Session
 
 _WRONG_S = 2.0  # how long ranks wait for one that does not come
 _MOST_ELEMENTS = 64  # of a rank: more are no picture
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
-    """What a wrong call has led to.
-
-    Args:
-        kind: of `theory.WRONG`.
-        rank: the one that was wrong.
-        code: what ran.
-        error: the name of the error; "": none.
-        message: what the session has said.
-        by_rank: what became of each rank.
-        values: what the ranks have, where nobody has noticed anything.
-        seconds: until the ranks were free again.
-    """
-
-    kind: str
-    rank: int
-    code: str
-    error: str
-    message: str
-    by_rank: dict[int, str]
-    values: Values
-    seconds: float
-
-    def __repr__(self) -> str:
-        outcome = f"{self.error}: {self.message}" if self.error else f"nobody noticed: {_words(self.values)}"
-        return f"wrong {self.kind} on rank {self.rank}, after {self.seconds:.1f} s: {outcome}"
 
 
 class Explorer:
@@ -250,21 +224,21 @@ class Explorer:
         code = written.cell(self.call, self._inputs, kind, who)
         began_s = time.monotonic()
         error = message = ""
-        by_rank: dict[int, str] = {}
+        last_acts: dict[int, str] = {}
         values: Values = {}
         try:
             values = self._run(code, _WRONG_S)
         except (RankError, CellTimeoutError) as caught:
             error, message = type(caught).__name__, str(caught)
             if caught.result is not None:
-                by_rank = {one: caught.result[one].last_act.words for one in caught.result.ranks}
+                last_acts = {one: caught.result[one].last_act.words for one in caught.result.ranks}
         self.happened = Happened(
             kind=kind,
             rank=who,
             code="\n".join(written.lines(self.call, kind, who)),
             error=error,
             message=message,
-            by_rank=by_rank,
+            by_rank=last_acts,
             values=values,
             seconds=time.monotonic() - began_s,
         )
@@ -283,6 +257,64 @@ class Explorer:
 
         return pictures.collective(self)
 
+    # ---- in the browser
+
+    def state(self) -> dict[str, Any]:
+        """All that the browser draws."""
+        call = self.call
+        who = theory.contributors(call)
+        return {
+            "kind": "collective",
+            "world_size": call.world_size,
+            "op": call.op,
+            "reduce_op": call.reduce_op,
+            "root": call.root,
+            "peer": call.peer,
+            "group": call.ranks,
+            "dtype": call.dtype,
+            "sizes": call.sizes,
+            "ops": theory.OPS,
+            "dtypes": theory.DTYPES,
+            "reduce_ops": theory.legal_reduce_ops(call.dtype),
+            "reduces": call.op in theory.REDUCING,
+            "rooted": call.op in theory.ROOTED,
+            "messages": call.op in theory.POINT_TO_POINT,
+            "uneven": call.op in theory.MAY_BE_UNEVEN,
+            "wrong": self.kinds_of_wrong,
+            "actors": call.actors,
+            "line": self.line,
+            "formula": self.formula,
+            "inputs": self.inputs,
+            "in_chunks": {rank: _in_chunks(call, rank) for rank in call.ranks},
+            "out_chunks": {rank: _out_chunks(call, rank, len(who[rank])) for rank in who},
+            "who": who,
+            "specified": sorted(self.expected()),
+            "prediction": self.prediction,
+            "result": self.result,
+            "right": None if self.result is None else self.right,
+            "agrees": None if self.result is None else self.agrees,
+            "happened": None if self.happened is None else asdict(self.happened),
+        }
+
+    def act(self, wish: Wish) -> None:
+        """Do what a button asks for: "configure", "run" with a prediction, or "wrong".
+
+        Raises:
+            UsageError: it cannot be done.
+        """
+        match wish["do"]:
+            case "configure":
+                self.configure(**options(wish))
+            case "run":
+                if (inputs := wish.get("inputs")) is not None:
+                    self.inputs = by_rank(inputs)
+                self.prediction = {}
+                predicted = by_rank(wish.get("prediction") or {})
+                self.predict({rank: values for rank, values in predicted.items() if rank in self.call.ranks})
+                self.run()
+            case "wrong":
+                self.wrong(wish["kind"], wish.get("rank"))
+
     def __repr__(self) -> str:
         state = "not run" if self.result is None else "run" if self.agrees else "run, NOT what NumPy says"
         if self.result is not None and self.prediction:
@@ -298,6 +330,24 @@ class Explorer:
     def _run(self, code: str, timeout_s: float) -> Values:
         told = self._runner.ask(code, timeout_s)
         return {rank: values for rank, values in told.items() if values is not None and rank in self.call.actors}
+
+
+def _in_chunks(call: Call, rank: int) -> list[tuple[str, int]]:
+    """The rows of a rank's input: a name and how many elements."""
+    n = call.input_size(rank)
+    if call.op in theory.CHUNKED and n:
+        return [(f"for {to}", size) for to, size in zip(call.ranks, call.chunk_sizes, strict=True)]
+    return [("", n)] if n else []
+
+
+def _out_chunks(call: Call, rank: int, n: int) -> list[tuple[str, int]]:
+    """The same of its result, which has n elements."""
+    if n and call.op in ("gather", "all_gather"):
+        return [(f"from {source}", call.sizes[0]) for source in call.ranks]
+    if call.op == "all_to_all":
+        size = call.chunk_sizes[call.ranks.index(rank)]
+        return [(f"from {source}", size) for source in call.ranks]
+    return [("", n)] if n else []
 
 
 def _size_of(op: str, inputs: Mapping[int, Sequence[float]], ranks: Sequence[int], root: int) -> int:
@@ -320,8 +370,3 @@ def _numbers(values: Sequence[float], dtype: str) -> theory.Array:
         if (found != np.round(found)).any() or (found < limits.min).any() or (found > limits.max).any():
             raise UsageError(f"{list(values)}: {dtype} takes whole numbers from {limits.min} to {limits.max}")
     return found.astype(dtype)
-
-
-def _words(values: Values) -> str:
-    by_words = group_by_value({rank: str(one.tolist()) for rank, one in values.items()})
-    return "; ".join(f"{list_ranks(ranks)}: {words}" for words, ranks in by_words.items())

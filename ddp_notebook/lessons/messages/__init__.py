@@ -1,5 +1,6 @@
 """Point to point.
 
-messages    scenes: who waits for whom, races, deadlocks
+messages    a scene played on the ranks: who waits for whom, races, deadlocks
+stories     the scenes: what each shows, and its code
 transfers   a cell's sends and receives, drawn as they were recorded
 """

@@ -1,11 +1,8 @@
-"""What notebooks 04 to 07 ask, by name: the number of the notebook, and a word."""
+"""What notebooks 04 to 07 ask, by name: the number of the notebook and a word. A new question is a new entry."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from ddp_notebook.lessons.questions.judging import Question, judge
-from ddp_notebook.lessons.questions.questions import question
+from ddp_notebook.lessons.questions.judging import Question
 
 QUESTIONS = {
     # ---- 04: processes, ranks, nodes, groups
@@ -159,7 +156,3 @@ def _bits(size: int, rule: str) -> int:
     for number in range(2, size + 1):
         total = {"and": total & number, "or": total | number, "xor": total ^ number}[rule]
     return total
-
-
-for _name, _asked in QUESTIONS.items():
-    question(_name)(partial(judge, _asked))

@@ -1,12 +1,10 @@
-"""What notebooks 08 and 09 ask, by name: the number of the notebook, and a word."""
+"""What notebooks 08 and 09 ask, by name: the number of the notebook and a word."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 
-from ddp_notebook.lessons.questions.judging import Question, judge
-from ddp_notebook.lessons.questions.questions import question
+from ddp_notebook.lessons.questions.judging import Question
 
 QUESTIONS = {
     # ---- 08: distributed SGD by hand
@@ -75,7 +73,3 @@ QUESTIONS = {
         },
     ),
 }
-
-
-for _name, _asked in QUESTIONS.items():
-    question(_name)(partial(judge, _asked))

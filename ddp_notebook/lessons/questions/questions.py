@@ -5,14 +5,17 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.questions import answers, answers_training
+from ddp_notebook.lessons.questions.judging import Question, judge
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
-_QUESTIONS: dict[str, Judge] = {}
+QUESTIONS: dict[str, Question] = {**answers.QUESTIONS, **answers_training.QUESTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +40,6 @@ class Verdict:
         )
 
 
-def question(name: str) -> Callable[[Judge], Judge]:
-    """Register how the answers to a question are judged.
-
-    Args:
-        name: that `check` knows it by.
-
-    Example:
-        >>> @question("6_sum_of_ranks")
-        ... def _(answer):
-        ...     return answer == 6, "0 + 1 + 2 + 3 is 6"
-    """
-
-    def register(judge: Judge) -> Judge:
-        _QUESTIONS[name] = judge
-        return judge
-
-    return register
-
-
 def check(question: str | Judge | Any, answer: Any) -> Verdict:
     """Judge an answer. Raises nothing for a wrong one.
 
@@ -74,15 +58,10 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     """
     if answer is None or answer is Ellipsis:
         return Verdict(False, "put your answer in place of the dots")
-    if isinstance(question, str):
-        from ddp_notebook.lessons.questions import answers, answers_training  # noqa: F401  # they register their questions
-    if isinstance(question, str) and not isinstance(answer, str):
-        if question not in _QUESTIONS:
-            known = ", ".join(sorted(_QUESTIONS)) or "none"
-            raise UsageError(f"there is no question {question!r}; there are: {known}")
-        question = _QUESTIONS[question]
-    elif isinstance(question, str) and question in _QUESTIONS:
-        question = _QUESTIONS[question]
+    if isinstance(question, str) and question in QUESTIONS:
+        question = partial(judge, QUESTIONS[question])
+    elif isinstance(question, str) and not isinstance(answer, str):
+        raise UsageError(f"there is no question {question!r}; there are: {', '.join(sorted(QUESTIONS))}")
     if not callable(question):
         return _compare(question, answer)
     try:

@@ -1,0 +1,57 @@
+"""What a lesson, a panel or a figure of your own may use to look as this package's do.
+
+    from ddp_notebook.display import INK, LINES, has_front_end, picture
+
+    figure, (axes,) = picture("the mean of four ranks", height=2.0)
+    axes.plot([0.5, 0.25], color=LINES[0])
+
+`has_front_end` says whether somebody looks and can click, `read_bundle` reads JavaScript that `hatch_build.py` has
+built. The rest draws: figures that read on light and on dark pages, in colours with a fixed meaning (`FILLS`), or told
+apart by a label (`LINES`). It imports matplotlib, which is therefore imported at its first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.widgets.bundles import read as read_bundle
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.figures.drawing import (
+        FAINT,
+        FILLS,
+        INK,
+        LINES,
+        Picture,
+        fill_style,
+        key,
+        picture,
+        text_on,
+    )
+
+__all__ = [
+    "FAINT",
+    "FILLS",
+    "INK",
+    "LINES",
+    "Picture",
+    "fill_style",
+    "has_front_end",
+    "key",
+    "picture",
+    "read_bundle",
+    "text_on",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ddp_notebook.observe.figures import drawing
+
+    return getattr(drawing, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,124 @@
+"""The scenes of point-to-point communication: what each shows, and the code that ranks run for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One scene before it is played.
+
+    Args:
+        title: in a few words.
+        lesson: what it shows, in a sentence or two.
+        code: what runs on every rank, as it is shown; `work_for(ms)` is time that a rank spends on something else.
+    """
+
+    title: str
+    lesson: str
+    code: str
+
+
+STORIES = {
+    "blocking": Story(
+        title="send and recv block",
+        lesson="send comes back when the message is on its way to a receiver that is there; recv when it has come. "
+        "Whoever is early waits for the other.",
+        code="""\
+x = torch.full((4,), float(rank))
+if rank == 0:
+    dist.send(x, dst=1)
+elif rank == 1:
+    work_for(300)
+    dist.recv(x, src=0)
+told = x.tolist()""",
+    ),
+    "nonblocking": Story(
+        title="isend and irecv do not",
+        lesson="isend and irecv come back at once with a work; wait() blocks as long as it is not done. What is "
+        "computed in between costs nothing.",
+        code="""\
+x = torch.full((4,), float(rank))
+if rank == 0:
+    work = dist.isend(x, dst=1)
+    work_for(200)
+    work.wait()
+elif rank == 1:
+    work = dist.irecv(x, src=0)
+    work_for(300)
+    work.wait()
+told = x.tolist()""",
+    ),
+    "race": Story(
+        title="a race: the buffer is changed before wait()",
+        lesson="Until wait() has returned, the tensor belongs to the message: what is written to it earlier may be "
+        "sent. Here the receiver comes late, and gets all of that; one who waits already gets all, some or none of "
+        "it, as it happens.",
+        code="""\
+x = torch.ones(4_000_000)
+if rank == 0:
+    work = dist.isend(x, dst=1)
+    x[2_000_000:] = 2  # too early
+    work.wait()
+elif rank == 1:
+    work_for(50)
+    dist.recv(x, src=0)
+told = x[::15625].tolist()""",
+    ),
+    "no race": Story(
+        title="no race: the buffer is changed after wait()",
+        lesson="After wait() the tensor is one's own again, and what was sent is what it held before.",
+        code="""\
+x = torch.ones(4_000_000)
+if rank == 0:
+    work = dist.isend(x, dst=1)
+    work.wait()
+    x[2_000_000:] = 2  # now it may
+elif rank == 1:
+    work_for(50)
+    dist.recv(x, src=0)
+told = x[::15625].tolist()""",
+    ),
+    "any source": Story(
+        title="recv from any source",
+        lesson="recv without src takes the message that comes first, and returns whose it was.",
+        code="""\
+x = torch.full((4,), float(rank))
+if rank == 0:
+    told = [dist.recv(x) for _ in range(world_size - 1)]
+else:
+    work_for(60 * (world_size - rank))
+    dist.send(x, dst=0)
+    told = []""",
+    ),
+    "tags": Story(
+        title="tags",
+        lesson="Messages between two ranks come in the order in which they were sent, unless tags tell them apart: "
+        "recv takes the one with its tag.",
+        code="""\
+a, b = torch.tensor([1.0]), torch.tensor([2.0])
+told = []
+if rank == 0:
+    for work in [dist.isend(a, dst=1, tag=1), dist.isend(b, dst=1, tag=2)]:
+        work.wait()
+elif rank == 1:
+    work_for(50)
+    for tag in (2, 1):
+        x = torch.zeros(1)
+        dist.recv(x, src=0, tag=tag)
+        told.append((tag, x.item()))""",
+    ),
+    "deadlock": Story(
+        title="a deadlock of two sends",
+        lesson="Both send first, and a send waits for its recv: each waits for the other, for ever. One of them has to "
+        "receive first, or isend.",
+        code="""\
+x = torch.full((1_000_000,), float(rank))
+y = torch.empty_like(x)
+if rank < 2:
+    dist.send(x, dst=1 - rank)
+    dist.recv(y, src=1 - rank)
+told = y[:4].tolist()""",
+    ),
+}
