@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 import ddp_notebook
-from ddp_notebook import errors
+from ddp_notebook import display, errors
+from ddp_notebook.observe.figures import drawing
+from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.widgets import bundles
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddp_notebook"
@@ -25,7 +28,17 @@ MAY_IMPORT = {
     "wire": {"wire"},
     "rank": {"rank", "wire", "records"},
 }
-NOTEBOOK_SIDE = ["session.py", "magics.py", "status.py", "errors.py", "run", "observe", "widgets", "lessons"]
+NOTEBOOK_SIDE = [
+    "session.py",
+    "magics.py",
+    "status.py",
+    "errors.py",
+    "display.py",
+    "run",
+    "observe",
+    "widgets",
+    "lessons",
+]
 
 
 def parts_imported(source: str, module: str) -> set[str]:
@@ -327,16 +340,11 @@ def circle(graph: Mapping[str, Collection[str]]) -> list[str]:
     return []
 
 
-# What these import is left out.
-NOT_YET_MENDED = {"ddp_notebook.lessons.view", "ddp_notebook.lessons.questions.questions"}  # mended with the lessons
-
-
 def test_no_two_files_import_each_other_not_even_in_a_circle():
     found = modules()
     graph = {
         module: imported(file.read_text(), module, found, is_folder=file.name == "__init__.py")
         for module, file in found.items()
-        if module not in NOT_YET_MENDED
     }
     assert "ddp_notebook.observe.tables.recorded" in graph["ddp_notebook.observe.recording"]
     assert "ddp_notebook.widgets.still.page" in graph["ddp_notebook.observe.recording"], "in a function"
@@ -368,3 +376,81 @@ def test_a_folders_own_imports_are_read_from_its_own_place():
         "from pack import name": {"pack"},
     }.items():
         assert imported(source, "pack.folder", known, is_folder=True) == found, source
+
+
+# ---- lessons: what a user could have written
+
+# Beside themselves: the package's own names, its errors, how it draws and shows, what a recording answers with, and
+# the words, units and tables that both sides share.
+OPEN_TO_LESSONS = {
+    "ddp_notebook.display",
+    "ddp_notebook.errors",
+    "ddp_notebook.observe.views",
+    "ddp_notebook.records.schema",
+    "ddp_notebook.records.units",
+    "ddp_notebook.records.words",
+    "ddp_notebook.session",
+}
+
+
+def not_public(source: str, module: str) -> set[str]:
+    """What a source imports of this package, for types too, that is neither public nor of the lessons."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*above, node.module] if node.module else above)
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    ours = {name for name in found if name.split(".")[0] == "ddp_notebook"}
+    own_names = {f"ddp_notebook.{name}" for name in ddp_notebook.__all__}
+    return {name for name in ours - own_names if not _is_below(name, {"ddp_notebook.lessons", *OPEN_TO_LESSONS})}
+
+
+def _is_below(name: str, modules: set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def test_lessons_use_the_public_api_only():
+    found = list(files("lessons"))
+    assert len(found) > 20
+
+    for file, module in found:
+        assert not_public(file.read_text(), module) == set(), file.relative_to(ROOT)
+
+
+def test_the_list_for_lessons_has_nothing_that_they_do_not_use():
+    sources = "\n".join(file.read_text() for file, _ in files("lessons"))
+    assert {module for module in OPEN_TO_LESSONS if f"from {module} import" not in sources} == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("from ddp_notebook import Session, current", set()),
+        ("from ddp_notebook.errors import UsageError", set()),
+        ("from ddp_notebook import errors, lessons", set()),
+        ("from ..session import running", set()),
+        ("import numpy, ddp_notebooks.run", set()),
+        ("from ddp_notebook.run.kernel import has_front_end", {"ddp_notebook.run.kernel.has_front_end"}),
+        ("def later():\n    from ddp_notebook.run import kernel", {"ddp_notebook.run.kernel"}),
+        ("if TYPE_CHECKING:\n    from ddp_notebook.rank import agent", {"ddp_notebook.rank.agent"}),
+        ("import ddp_notebook.observe.figures.drawing as d", {"ddp_notebook.observe.figures.drawing"}),
+        ("from ddp_notebook.records import codec", {"ddp_notebook.records.codec"}),
+        ("from ddp_notebook.sessions import x", {"ddp_notebook.sessions.x"}),
+        ("from ddp_notebook import magics", {"ddp_notebook.magics"}),
+        ("from ...widgets import bundles", {"ddp_notebook.widgets.bundles"}),
+    ],
+)
+def test_what_is_not_public_would_be_seen(source, wrong):
+    assert not_public(source, "ddp_notebook.lessons.ddp.inside") == wrong
+
+
+def test_how_to_draw_and_show_is_public():
+    assert display.has_front_end is has_front_end and display.read_bundle is bundles.read
+    rest = set(display.__all__) - {"has_front_end", "read_bundle"}
+    assert all(getattr(display, name) is getattr(drawing, name) for name in rest) and rest >= {"Picture", "picture"}
+    with pytest.raises(AttributeError, match=r"^module 'ddp_notebook.display' has no attribute 'label_ends'$"):
+        display.label_ends  # noqa: B018
+    assert "matplotlib" not in loaded_by("import ddp_notebook.display")

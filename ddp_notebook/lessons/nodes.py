@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddp_notebook.observe.figures.drawing import Picture
+    from ddp_notebook.display import Picture
 
 _MOST = 64
 
@@ -27,7 +27,7 @@ def places(nodes: int = 2, per_node: int = 4) -> Picture:
     """
     from matplotlib.patches import FancyBboxPatch
 
-    from ddp_notebook.observe.figures.drawing import INK, LINES, Picture
+    from ddp_notebook.display import INK, LINES, Picture
 
     world_size = nodes * per_node
     if nodes < 1 or per_node < 1 or world_size > _MOST:

@@ -11,9 +11,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import FuncFormatter
 
+from ddp_notebook.display import FAINT, INK, LINES, Picture, picture
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives import theory
-from ddp_notebook.observe.figures.drawing import FAINT, INK, LINES, Picture, picture
+from ddp_notebook.records.units import size
 from ddp_notebook.records.words import format_ranks
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def steps(stepper: Stepper) -> Picture:
     figure = Picture(figsize=(8.4, 0.7 + rows * (0.62 + _CELL_IN * n) + 0.5), layout="constrained", facecolor="none")
     moved = sum(stepper.bytes_moved.values())
     figure.suptitle(
-        f"{stepper.name}: {stepper.taken} of {stepper.steps} steps, {_bytes(moved)} moved",
+        f"{stepper.name}: {stepper.taken} of {stepper.steps} steps, {size(moved)} moved",
         x=0.01,
         ha="left",
         fontsize=11,
@@ -88,8 +89,8 @@ def steps(stepper: Stepper) -> Picture:
                 _cell(axes, rank, 0.9 + at, words, who, is_new=(rank, at) in touched)
     busiest = stepper.busiest_link
     note = (stepper.states[-1].rule or stepper.rule) + (
-        f"\nbusiest link {busiest[0][0]} -> {busiest[0][1]}: {_bytes(busiest[1])}; through the ranks: "
-        + ", ".join(f"{rank}: {_bytes(of)}" for rank, of in plans.through_ranks(stepper.bytes_moved).items())
+        f"\nbusiest link {busiest[0][0]} -> {busiest[0][1]}: {size(busiest[1])}; through the ranks: "
+        + ", ".join(f"{rank}: {size(of)}" for rank, of in plans.through_ranks(stepper.bytes_moved).items())
         if busiest
         else ""
     )
@@ -150,7 +151,7 @@ def costs(found: Costs) -> Picture:
     largest = found.sizes[-1]
     fastest = min(found.algorithms, key=lambda name: found.times[name, largest])
     figure, (above, below) = picture(
-        f"{_bytes(largest)} on {found.world_size} ranks: {_named(fastest, found)} is the fastest, "
+        f"{size(largest)} on {found.world_size} ranks: {_named(fastest, found)} is the fastest, "
         f"{found.times[fastest, largest] * 1e3:.1f} ms",
         6.2,
         [1.7, 1],
@@ -175,7 +176,7 @@ def costs(found: Costs) -> Picture:
         )
     above.set(xscale="log", yscale="log", ylabel="ms")
     above.yaxis.label.set_color(INK)
-    above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
+    above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
     for axis_format in (above.yaxis.set_major_formatter, above.yaxis.set_minor_formatter):
         axis_format(FuncFormatter(lambda y, _: f"{y:g}" if f"{y:.0e}"[0] in "125" else ""))
     above.grid(True, color=FAINT, lw=0.6)
@@ -189,11 +190,11 @@ def costs(found: Costs) -> Picture:
         colour = LINES[found.algorithms.index(name) % len(LINES)]
         places = [rank - 0.4 + (at + 0.5) * height for rank in found.through[name]]
         bars = below.barh(places, list(found.through[name].values()), height * 0.9, color=colour, label=name)
-        below.bar_label(bars, [_bytes(x) for x in found.through[name].values()], fontsize=7, color=INK, padding=2)
+        below.bar_label(bars, [size(x) for x in found.through[name].values()], fontsize=7, color=INK, padding=2)
     below.set(yticks=range(found.world_size), ylim=(found.world_size - 0.45, -0.55))
     below.set_yticklabels([f"rank {rank}" for rank in range(found.world_size)])
-    below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
-    below.set_xlabel(f"bytes into and out of each rank for {_bytes(found.counted)} of data, as recorded", fontsize=9)
+    below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
+    below.set_xlabel(f"bytes into and out of each rank for {size(found.counted)} of data, as recorded", fontsize=9)
     below.xaxis.label.set_color(INK)
     below.margins(x=0.12)
     if names:
@@ -203,7 +204,7 @@ def costs(found: Costs) -> Picture:
 
 def costs_html(found: Costs) -> str:
     """A table of times, and the model's numbers."""
-    head = "".join(f"<th>{_bytes(nbytes)}</th>" for nbytes in found.sizes)
+    head = "".join(f"<th>{size(nbytes)}</th>" for nbytes in found.sizes)
     rows = "".join(
         f"<tr><th style='text-align:left'>{html.escape(_named(name, found))}</th>"
         + "".join(f"<td>{found.times[name, nbytes] * 1e3:.2f}</td>" for nbytes in found.sizes)
@@ -287,10 +288,3 @@ def _named(name: str, found: Costs) -> str:
 def _number(value: Any) -> str:
     number = float(value)
     return f"{number:.0f}" if number == round(number) and abs(number) < 1e7 else f"{number:.4g}"
-
-
-def _bytes(nbytes: float) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"

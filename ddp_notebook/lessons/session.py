@@ -8,6 +8,7 @@ from ddp_notebook import RecordOptions
 from ddp_notebook.errors import DDPNotebookError, NoSessionError
 
 if TYPE_CHECKING:
+    from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
 
 RUN_S = 30.0  # longer than any step of a lesson takes
@@ -38,7 +39,7 @@ class Runner:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._seen = 0  # calls in the recording
+        self._seen = 0  # calls in the recording that `calls` leaves out
 
     def ask(self, code: str, timeout_s: float = RUN_S, level: str = "values") -> dict[int, Any]:
         """Run code that sets `_lesson_told`, and bring that from each rank."""
@@ -62,10 +63,6 @@ class Runner:
         """What is recorded from here on is what `calls` gives."""
         _, self._seen, _ = self.session.recording.follow("call", self._seen)
 
-    def calls(self, op: str | None = None) -> list[Any]:
+    def calls(self, op: str | None = None) -> list[Collective]:
         """Calls of the ranks since the mark, as the session has recorded them."""
-        from ddp_notebook.observe.tables.collectives import Collectives
-
-        recording = self.session.recording
-        rows, _, _ = recording.follow("call", self._seen)
-        return [one for one in Collectives(recording, rows) if op in (None, one.op)]
+        return list(self.session.recording.collectives(op=op, since=self._seen))

@@ -13,8 +13,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.display import has_front_end
 from ddp_notebook.errors import MissingBuildError
-from ddp_notebook.run.kernel import has_front_end
 
 if TYPE_CHECKING:
     from ddp_notebook.lessons.lesson import Lesson

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
+from ddp_notebook.display import read_bundle
 from ddp_notebook.errors import DDPNotebookError
-from ddp_notebook.widgets import bundles
 
 if TYPE_CHECKING:
     from ddp_notebook.lessons.lesson import Lesson
@@ -40,7 +40,7 @@ class View(anywidget.AnyWidget):
     def __init__(self, lesson: Lesson) -> None:
         self._lesson = lesson
         self._extra: dict[str, Any] = {}
-        super().__init__(_esm=bundles.read(BUNDLE, "the lessons", _WITHOUT), state=_plain(lesson.state()))
+        super().__init__(_esm=read_bundle(BUNDLE, "the lessons", _WITHOUT), state=_plain(lesson.state()))
         self.on_msg(self._on_message)
 
     def __repr__(self) -> str:

@@ -61,6 +61,7 @@ class Recording(RecordedTables):
         group: str | None = None,
         rank: int | Sequence[int] | None = None,
         cell: int | None = None,
+        since: int = 0,
     ) -> Collectives:
         """Collectives, sends and receives, in the order in which they came in; each rank's in its own order.
 
@@ -69,6 +70,7 @@ class Recording(RecordedTables):
             group: its title ("default") or torch's own name for it.
             rank: one rank or several.
             cell: number of a cell.
+            since: index of the first row, as for `rows`.
 
         Raises:
             UsageError: there is no such rank, or no such operation.
@@ -78,7 +80,7 @@ class Recording(RecordedTables):
             >>> simulate(world_size=2).collectives(op="send", rank=0)
             <Collectives: 4 calls of rank 0: 4 send>
         """
-        rows = self.rows("call")
+        rows = self.rows("call", since)
         chosen = np.ones(len(rows), bool)
         if op is not None:
             number = self.store.texts.find(op)

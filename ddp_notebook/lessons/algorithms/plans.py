@@ -16,8 +16,11 @@ Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 20
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.views import Collective
 
 Links = dict[tuple[int, int], int]  # (from, to) -> bytes
 
@@ -126,6 +129,16 @@ def tree_blocks(sizes: Sequence[int]) -> list[int]:
 def busiest_link(links: Links) -> tuple[tuple[int, int], int] | None:
     """The link with the most bytes; None where nothing was moved."""
     return max(links.items(), key=lambda item: item[1], default=None)
+
+
+def added(links: Links, sends: Iterable[Collective]) -> Links:
+    """The bytes over each link together with those of recorded sends."""
+    found = dict(links)
+    for send in sends:
+        if send.peer is not None:
+            link = (send.rank, send.peer)
+            found[link] = found.get(link, 0) + send.nbytes
+    return dict(sorted(found.items()))
 
 
 def through_ranks(links: Links) -> dict[int, int]:

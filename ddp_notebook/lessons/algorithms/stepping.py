@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ddp_notebook.lessons.lesson import Wish
-    from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
 
 _MOST_WHOLE = 4096  # elements; of more a step brings the first of each chunk
@@ -208,7 +207,7 @@ class Stepper:
                 "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
                 f"_lesson_told = _lesson_ranks.step({self._key!r})"
             )
-            self._links = _added(self._links, self._runner.calls("send"))
+            self._links = plans.added(self._links, self._runner.calls("send"))
             self.states.append(self._state(rule, told))
         return self.states[-1]
 
@@ -351,16 +350,6 @@ class Stepper:
             },
             bytes_moved=self._links,
         )
-
-
-def _added(links: Links, sends: Iterable[Collective]) -> Links:
-    """The bytes over each link with those of more sends."""
-    found = dict(links)
-    for send in sends:
-        if send.peer is not None:
-            link = (send.rank, send.peer)
-            found[link] = found.get(link, 0) + send.nbytes
-    return dict(sorted(found.items()))
 
 
 def _even(elements: int, n: int) -> tuple[int, ...]:

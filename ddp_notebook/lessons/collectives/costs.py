@@ -156,10 +156,7 @@ def measure(
     for name in names:
         runner.mark()
         runner.run(f"_lesson_ranks.run_once({name!r}, {counted})")
-        links: plans.Links = {}
-        for call in runner.calls("send"):
-            links[call.rank, call.peer] = links.get((call.rank, call.peer), 0) + call.nbytes
-        through[name] = plans.through_ranks(links)
+        through[name] = plans.through_ranks(plans.added({}, runner.calls("send")))
     return Costs(own.world_size, own.backend, times, through, counted)
 
 

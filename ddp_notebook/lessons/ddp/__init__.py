@@ -1,7 +1,10 @@
 """DDP from the inside.
 
-inside      a training step on the running ranks, in stages or at speed
-ranks       what each rank does for it
+inside      a model in DDP on the running ranks: stages, runs at speed, and what they are compared by
+options     how the model is wrapped and trained
+stages      a training step in five stages
+driver      the cells that drive the model on the ranks
+ranks       what each rank does
 times       when each rank did what
 pictures    numbers before and after, buckets, times
 sliders     its options as sliders

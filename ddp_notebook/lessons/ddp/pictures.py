@@ -1,6 +1,6 @@
 """Pictures of DDP from the inside: numbers of all ranks before and after, buckets, and when what happened.
 
-Colours mean what they mean in the pictures of a recording (`observe.figures.drawing.FILLS`).
+Colours mean what they mean in the pictures of a recording (`ddp_notebook.display.FILLS`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
+from ddp_notebook.display import FAINT, INK, LINES, Picture, fill_style, key, picture, text_on
 from ddp_notebook.lessons.ddp.times import pieces
-from ddp_notebook.observe.figures.drawing import FAINT, INK, LINES, Picture, fill_style, key, picture, text_on
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ddp_notebook.lessons.ddp.inside import Numbers, Run, Stage
+    from ddp_notebook.lessons.ddp.driver import Numbers
+    from ddp_notebook.lessons.ddp.inside import Run
+    from ddp_notebook.lessons.ddp.stages import Stage
     from ddp_notebook.observe.views import BucketLayout, Step
 
 _LABEL = 8.5  # points
@@ -252,7 +254,7 @@ def _draw_step(axes: Axes, y: float, found: Run, step: Step, zero: int) -> float
         axes.text(
             (end - zero) / 1e6, y + 0.62 + _THIN * lanes[bucket], f" {bucket}", color=INK, fontsize=7, va="center"
         )
-    if step.rank == found.options["straggler"]:
+    if step.rank == found.options.straggler:
         middle, width = (begin + step.start_ns - 2 * zero) / 2e6, (begin - step.start_ns) / 1e6
         axes.text(middle, y, "asleep", gid=str(width), color=INK, fontsize=8, ha="center", va="center")
     return y + 0.62 + _THIN * len(lanes)

@@ -1,7 +1,7 @@
 """What each rank does for `inside_ddp`: one training step in stages that can be stopped between, or several at speed.
 
-Imported on the ranks only, since it imports torch. Annotations are not put off (no `annotations` of the future): torch
-looks at those of comm hooks.
+Only ranks import this module, so it may import torch. It does without `from __future__ import annotations`, because
+torch inspects the annotations of comm hooks.
 """
 
 import queue
@@ -16,6 +16,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.lessons.ddp.options import Options
 
 if TYPE_CHECKING:  # torch gives it to users as dist.GradBucket, and does not say so to mypy
     from torch._C._distributed_c10d import GradBucket
@@ -67,18 +69,18 @@ class Inside:
     """A model in DDP on this rank, and a training step of it in stages.
 
     Args:
-        options: those of `inside_ddp`, by name.
+        options: how it is wrapped and trained.
         make: makes the model; None: `Digits`.
         device: of this rank.
     """
 
-    def __init__(self, options: dict[str, Any], make: Callable[[], nn.Module] | None, device: torch.device) -> None:
+    def __init__(self, options: Options, make: Callable[[], nn.Module] | None, device: torch.device) -> None:
         self.options = options
         self.rank, self.world_size, self.device = dist.get_rank(), dist.get_world_size(), device
         torch.manual_seed(100 + self.rank)  # each rank draws weights of its own, so that what DDP does is seen
-        self.network = (Digits(options["unused"]) if make is None else make()).to(device)
+        self.network = (Digits(options.unused) if make is None else make()).to(device)
         self.names: dict[torch.Tensor, str] = {one: name for name, one in self.network.named_parameters()}
-        self.parameter = options["parameter"] or list(self.names.values())[-1]
+        self.parameter = options.parameter or list(self.names.values())[-1]
         self.x, self.y = digits(device)
         self.at = 0  # the first image of the next batch
 
@@ -91,7 +93,7 @@ class Inside:
     def forward(self) -> float:
         """The loss on this rank's own batch; passes without synchronisation, if there are any, come before."""
         self.optimizer.zero_grad()
-        for _ in range(self.options["no_sync"]):
+        for _ in range(self.options.no_sync):
             with self.ddp.no_sync():
                 (self._loss() / self._passes).backward()
         self.loss = self._loss() / self._passes
@@ -161,8 +163,8 @@ class Inside:
     def train(self, steps: int) -> dict[str, Any]:
         """Some steps as any script would make them."""
         line = None
-        hook, state = comm_hook(self.options["comm_hook"], self.options["powersgd_rank"])
-        mb_s = self.options["link_mb_s"]
+        hook, state = comm_hook(self.options.comm_hook, self.options.powersgd_rank)
+        mb_s = self.options.link_mb_s
         if mb_s is not None or hook is powerSGD_hook:
             line = Line(mb_s, self.device)
             hook = line.around(hook or default_hooks.allreduce_hook)
@@ -181,7 +183,7 @@ class Inside:
         return {"losses": losses}
 
     def _wrap(self, hook: Hook | None, state: Any = None) -> None:
-        given = {name: self.options[name] for name in _DDP_OPTIONS}
+        given = {name: getattr(self.options, name) for name in _DDP_OPTIONS}
         ids = [self.device] if self.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(self.network, device_ids=ids, **given)
         if hook is not None:
@@ -190,11 +192,11 @@ class Inside:
 
     @property
     def _passes(self) -> int:
-        return int(self.options["no_sync"]) + 1
+        return self.options.no_sync + 1
 
     def _loss(self) -> torch.Tensor:
-        if self.options["straggler"] == self.rank:
-            time.sleep(self.options["straggler_ms"] / 1000)
+        if self.options.straggler == self.rank:
+            time.sleep(self.options.straggler_ms / 1000)
         chosen = torch.arange(self.at, self.at + BATCH, device=self.device) % len(self.x)
         self.at += BATCH
         return nn.functional.cross_entropy(self.ddp(self.x[chosen]), self.y[chosen])

@@ -43,25 +43,26 @@ class Sliders:
             ("PowerSGD", "powersgd"),
         ]
         ranks = [(_NONE, _NOTHING), *((f"rank {rank}", rank) for rank in range(session.world_size))]
-        speeds = [("as it is", _NOTHING), *((f"{mb_s} MB/s", mb_s) for mb_s in (400, 200, 100, 50, 25))]
-        if _shown(given["link_mb_s"]) not in [speed for _, speed in speeds]:
-            speeds.append((f"{given['link_mb_s']:g} MB/s", given["link_mb_s"]))
+        speeds: list[tuple[str, float]] = [("as it is", _NOTHING)]
+        speeds += [(f"{mb_s} MB/s", mb_s) for mb_s in (400, 200, 100, 50, 25)]
+        if given.link_mb_s is not None and given.link_mb_s not in [speed for _, speed in speeds]:
+            speeds.append((f"{given.link_mb_s:g} MB/s", given.link_mb_s))
         wide: dict[str, Any] = {"style": _WIDE, "layout": _LAYOUT, "continuous_update": False}
         list_style: dict[str, Any] = {"style": _WIDE, "layout": _LAYOUT}
         self.controls: dict[str, Any] = {
             "bucket_cap_mb": ipywidgets.FloatLogSlider(
-                value=given["bucket_cap_mb"], base=10, min=-1, max=2, step=0.1, readout_format=".3g", **wide
+                value=given.bucket_cap_mb, base=10, min=-1, max=2, step=0.1, readout_format=".3g", **wide
             ),
-            "no_sync": ipywidgets.IntSlider(value=given["no_sync"], min=0, max=8, **wide),
-            "straggler_ms": ipywidgets.FloatSlider(value=given["straggler_ms"], min=0, max=100, step=5, **wide),
-            "straggler": ipywidgets.Dropdown(options=ranks, value=_shown(given["straggler"]), **list_style),
-            "link_mb_s": ipywidgets.Dropdown(options=speeds, value=_shown(given["link_mb_s"]), **list_style),
-            "comm_hook": ipywidgets.Dropdown(options=hooks, value=_shown(given["comm_hook"]), **list_style),
-            "powersgd_rank": ipywidgets.IntSlider(value=given["powersgd_rank"], min=1, max=16, **wide),
-            "gradient_as_bucket_view": ipywidgets.Checkbox(value=given["gradient_as_bucket_view"]),
-            "static_graph": ipywidgets.Checkbox(value=given["static_graph"]),
-            "find_unused_parameters": ipywidgets.Checkbox(value=given["find_unused_parameters"]),
-            "unused": ipywidgets.Checkbox(value=given["unused"]),
+            "no_sync": ipywidgets.IntSlider(value=given.no_sync, min=0, max=8, **wide),
+            "straggler_ms": ipywidgets.FloatSlider(value=given.straggler_ms, min=0, max=100, step=5, **wide),
+            "straggler": ipywidgets.Dropdown(options=ranks, value=_shown(given.straggler), **list_style),
+            "link_mb_s": ipywidgets.Dropdown(options=speeds, value=_shown(given.link_mb_s), **list_style),
+            "comm_hook": ipywidgets.Dropdown(options=hooks, value=_shown(given.comm_hook), **list_style),
+            "powersgd_rank": ipywidgets.IntSlider(value=given.powersgd_rank, min=1, max=16, **wide),
+            "gradient_as_bucket_view": ipywidgets.Checkbox(value=given.gradient_as_bucket_view),
+            "static_graph": ipywidgets.Checkbox(value=given.static_graph),
+            "find_unused_parameters": ipywidgets.Checkbox(value=given.find_unused_parameters),
+            "unused": ipywidgets.Checkbox(value=given.unused),
         }
         for name, control in self.controls.items():
             control.description = "an unused layer" if name == "unused" else name

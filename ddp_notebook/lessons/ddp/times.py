@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     bucket: int | None  # None: the rank's own work
     start_ns: int
     end_ns: int
-    meaning: str  # of `observe.figures.drawing.FILLS`
+    meaning: str  # of `ddp_notebook.display.FILLS`
     words: str = ""
 
 

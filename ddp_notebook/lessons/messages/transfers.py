@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddp_notebook.observe.figures.drawing import Picture
-    from ddp_notebook.observe.recording import Recording
+    from ddp_notebook import Recording
+    from ddp_notebook.display import Picture
     from ddp_notebook.observe.views import Collective
 
 _SHORTEST = 0.004  # of a bar, as a share of the width; shorter ones would not be seen
@@ -33,7 +33,7 @@ def exchanges(recording: Recording | None = None, cell: int | None = None) -> Pi
     """
     from matplotlib.patches import Patch, Rectangle
 
-    from ddp_notebook.observe.figures.drawing import INK, picture
+    from ddp_notebook.display import INK, picture
 
     calls = _calls(_running() if recording is None else recording, cell)
     began = min(call.issue_ns for call in calls)

@@ -1,0 +1,78 @@
+"""The options of `inside_ddp`, as the notebook and the ranks know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ddp_notebook.errors import UsageError
+
+HOOKS = (None, "fp16", "bf16", "powersgd")
+_SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a model is wrapped and trained. The notebook chooses the options and sends them to the ranks.
+
+    `inside.inside_ddp` explains each of them.
+
+    Raises:
+        UsageError: an option that cannot be.
+
+    Example:
+        >>> Options(bucket_cap_mb=1, comm_hook="fp16").name
+        'buckets of 1 MB, fp16'
+    """
+
+    bucket_cap_mb: float = 25.0
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    no_sync: int = 0
+    comm_hook: str | None = None
+    powersgd_rank: int = 2
+    straggler: int | None = None
+    straggler_ms: float = 30.0
+    link_mb_s: float | None = None
+    unused: bool = False
+    parameter: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.comm_hook not in HOOKS:
+            names = ", ".join(map(repr, HOOKS))
+            raise UsageError(f"there is no comm hook {self.comm_hook!r} here; choose among {names}")
+        for name in ("bucket_cap_mb", "link_mb_s", "powersgd_rank"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} is above 0, not {value}")
+
+    def changed(self, changes: Mapping[str, Any], world_size: int) -> Options:
+        """These options with some changed, for so many ranks.
+
+        Raises:
+            UsageError: there is no such option, or it cannot be.
+        """
+        names = [one.name for one in fields(self)]
+        if unknown := set(changes) - set(names):
+            raise UsageError(f"there is no option {', '.join(sorted(unknown))}; the options are {', '.join(names)}")
+        found = replace(self, **changes)
+        if found.straggler is not None and found.straggler not in range(world_size):
+            raise UsageError(f"rank {found.straggler} cannot be late: the ranks are 0 to {world_size - 1}")
+        return found
+
+    @property
+    def name(self) -> str:
+        """The size of buckets, and what differs from the defaults, in words."""
+        told = [f"buckets of {self.bucket_cap_mb:g} MB"]
+        told += [name for name in _SWITCHES if getattr(self, name)]
+        if self.no_sync:
+            told.append(f"{self.no_sync} passes in no_sync")
+        if self.comm_hook:
+            told.append(self.comm_hook + f" rank {self.powersgd_rank}" * (self.comm_hook == "powersgd"))
+        if self.straggler is not None:
+            told.append(f"rank {self.straggler} {self.straggler_ms:g} ms late")
+        if self.link_mb_s is not None:
+            told.append(f"link of {self.link_mb_s:g} MB/s")
+        return ", ".join(told)
