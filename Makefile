@@ -23,12 +23,19 @@ NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || e
 # PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.
 PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
 
-.PHONY: help demo lab test lint lint-js types test-js test-long bench clean
+# Tests run in as many workers; those that must be alone run behind them, one by one.
+WORKERS ?= 2
+# Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
+NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \
+    tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
+
+.PHONY: help demo lab test test-fast checks lint lint-js types test-js test-long bench clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
 	@echo "make lab        open JupyterLab on the notebooks (LAB_OPTIONS=--allow-root for root)"
 	@echo "make test       lint, types and tests"
+	@echo "make test-fast  lint, and the tests to run between two edits"
 	@echo "make test-long  the tests that repeat, soak and measure for long"
 	@echo "make bench      the benchmarks, with their tables"
 	@echo "make clean      remove the environment and all caches"
@@ -39,11 +46,22 @@ demo: $(INSTALLED) $(MONITOR)
 lab: $(INSTALLED) $(MONITOR)
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
-test: lint types test-js $(IPYKERNEL6_INSTALLED)
-	$(PYTEST)
+test: checks $(IPYKERNEL6_INSTALLED)
+	$(PYTEST) -n $(WORKERS) -m "not long and not alone"
+	$(PYTEST) -m "alone and not long"
+
+# What needs no ranks, and one file that does.
+test-fast: lint lint-js $(MONITOR)
+	$(PYTEST) -n $(WORKERS) -m "not long and not alone and not ranks" $(addprefix --ignore=,$(NOT_FAST))
+	$(PYTEST) tests/test_ranks.py
+
+# Side by side, since mypy alone takes one core for a minute.
+checks: $(INSTALLED) $(MONITOR)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types lint lint-js test-js
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 # The JavaScript: types (TypeScript reads them from the comments) and style. npm fetches both tools at the first time.
 lint-js: $(INSTALLED)

@@ -73,6 +73,8 @@ def start(
     Example:
         >>> with ddp_notebook.start(2) as session:
         ...     session.run("print(rank)")[1].stdout
+        [0] 0
+        [1] 1
         '1\\n'
     """
     asked = StartOptions(
@@ -239,7 +241,8 @@ class Session(GroupFace, ValueFace, RecordFace):
 
         Example:
             >>> session.run("x = torch.ones(1) * rank; dist.all_reduce(x); x")[0].result
-            'tensor([6.])'
+            [0-1] tensor([1.])
+            'tensor([1.])'
         """
         if not isinstance(code, str):
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
@@ -279,6 +282,8 @@ class Session(GroupFace, ValueFace, RecordFace):
             UsageError: there is no such rank.
 
         Example:
+            >>> result = session.run("print('epoch 3 done')")
+            [0-1] epoch 3 done
             >>> session.log(0).splitlines()[-1]
             'epoch 3 done'
         """

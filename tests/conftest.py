@@ -1,11 +1,17 @@
-"""What all tests share: sessions and kernels that are real, and a check that nothing of them is left."""
+"""What all tests share: sessions and kernels that are real, and a check that nothing of them is left.
+
+`make test` runs them in two workers of pytest-xdist, which are processes of their own: each has a mark, a folder for
+IPython and a folder for temporary files that the other has not, so each finds its own leftovers only.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import faulthandler
 import os
+import shutil
 import tempfile
 import time
 import uuid
@@ -18,14 +24,23 @@ import psutil
 import pytest
 from jupyter_core.utils import run_sync
 
-# Every process that a test starts, directly or not, inherits this and is found by it.
+# Every process that a test starts, directly or not, inherits this and is found by it. Every worker makes its own.
 _RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
 os.environ.update([tuple(_RUN_MARK.split("="))])  # type: ignore[list-item]  # two strings
 os.environ.pop("PYTHONUNBUFFERED", None)  # it hides that C's output waits in a buffer
-os.environ.setdefault("IPYTHONDIR", tempfile.mkdtemp(prefix="ipython-"))
-VISIBLE_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests are of CPU ranks; those in `gpu` see the GPUs again
+os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix="ipython-")
+atexit.register(shutil.rmtree, os.environ["IPYTHONDIR"], ignore_errors=True)
+# Tests are of CPU ranks; those in `gpu` see the GPUs again. A worker inherits both variables from what started it.
+if "PYTEST_XDIST_WORKER" not in os.environ and "CUDA_VISIBLE_DEVICES" in os.environ:
+    os.environ["DDP_NOTEBOOK_TEST_GPUS"] = os.environ["CUDA_VISIBLE_DEVICES"]
+VISIBLE_GPUS = os.environ.get("DDP_NOTEBOOK_TEST_GPUS")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _LEFTOVER_DEADLINE_S = 5.0
+_STARTS_RANKS = {"session", "make_session", "kernel", "make_kernel", "ranks"}  # fixtures
+# Files whose sessions are of the package, not of the module, and what they are called together.
+_SHARE_SESSIONS = {
+    f"tests/lessons/test_{name}.py": "lessons" for name in ("algorithms", "collectives", "messages", "view")
+}
 
 
 def marked_processes() -> set[psutil.Process]:
@@ -63,6 +78,26 @@ def _sockets() -> int:
         with contextlib.suppress(OSError):
             links.append(os.readlink(fd))
     return sum(link.startswith("socket:") for link in links)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _STARTS_RANKS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("ranks")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker takes all tests of a file, since they share a session, and of files that share one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return _SHARE_SESSIONS.get(file, file)
+
+    return ByFile(config, log)
 
 
 def pytest_unconfigure() -> None:

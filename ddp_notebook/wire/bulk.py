@@ -291,7 +291,7 @@ def weigh(value: Any) -> int:
         TypeError, pickle.PicklingError, ...: it cannot be pickled.
 
     Example:
-        >>> weigh([torch.zeros(1000)]) // 1000
+        >>> weigh(bytes(4_000_000)) // 1_000_000
         4
     """
     scale = _Scale()

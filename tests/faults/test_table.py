@@ -52,6 +52,8 @@ PART = [
     (3, "double interrupt", "DDP backward"),
 ]
 
+pytestmark = pytest.mark.alone  # every cell has a limit of its own for how soon it ends
+
 # Of the module, not of each test: ranks that replace others stay until it ends.
 nothing_is_left = pytest.fixture(scope="module", autouse=True)(conftest.nothing_is_left.__wrapped__)  # type: ignore[attr-defined]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,14 @@ def ranks(request) -> Iterator[int]:
 
     with sessions.start(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    """Two ranks, in place of those that other tests of the lessons may have left running."""
+    from ddp_notebook import session as sessions
+
+    if (running := sessions.current()) is not None:
+        running.stop()
+    with sessions.start(2) as running:
+        yield running

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
-from ddp_notebook import session as sessions
 from ddp_notebook.errors import NoSessionError, RankError, UsageError
 from ddp_notebook.lessons.ddp.inside import inside_ddp
 from ddp_notebook.lessons.ddp.times import Span, medians_ms, pieces
@@ -22,15 +21,6 @@ BUCKETS = [
     (1_640_960, ("second.bias", "second.weight")),
     (166_400, ("first.bias", "first.weight")),
 ]
-
-
-@pytest.fixture(scope="module")
-def session():
-    """Two ranks, in place of those that other tests of the lessons may have left running."""
-    if (running := sessions.current()) is not None:
-        running.stop()
-    with sessions.start(2) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

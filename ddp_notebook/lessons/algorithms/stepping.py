@@ -68,9 +68,10 @@ class Stepper:
 
     Example:
         >>> ring = lessons.algorithm("ring all_reduce", elements=8)
-        >>> ring.step()
+        >>> ring.step().moves[0]  # from, to, first element, behind the last one, whether it is added
+        (0, 1, 0, 4, True)
         >>> ring.play().bytes_moved
-        {(0, 1): 24, (1, 2): 24, (2, 3): 24, (3, 0): 24}
+        {(0, 1): 32, (1, 0): 32}
     """
 
     def __init__(

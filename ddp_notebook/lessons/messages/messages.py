@@ -58,8 +58,8 @@ class Scene:
 
     Example:
         >>> scene = lessons.point_to_point("blocking")
-        >>> scene.waits
-        ['rank 0 waited 300 ms for rank 1']
+        >>> scene.waits[0]
+        'rank 0 waited ... ms for rank 1'
     """
 
     def __init__(self, name: str = "blocking", session: Session | None = None) -> None:

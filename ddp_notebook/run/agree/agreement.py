@@ -22,9 +22,8 @@ class Agreement:
     """What ranks agree on, and what not. Its `repr` is what `%ddp_check` shows.
 
     Example:
-        >>> compare({rank: fingerprints(namespace) for rank, namespace in enumerate(namespaces)})
-        4 ranks agree: 62 parameters, 4 buffers (11.2 M elements), data length, versions, settings; random state
-        differs (as it should where ranks draw their own)
+        >>> session.check("model")
+        2 ranks agree: 2 parameters (4 elements)
     """
 
     ranks: tuple[int, ...]

@@ -137,6 +137,7 @@ class CellResult:
 
     Example:
         >>> result = session.run("print('hi')")
+        [0-1] hi
         >>> result[0].stdout, result.ok
         ('hi\\n', True)
     """

@@ -26,7 +26,7 @@ class RankValues(Mapping[int, Any]):
 
     Example:
         >>> session.pull("x")
-        [0-1] tensor float32 (2, 3) on cuda:0: min 0 mean 1.5 max 3
+        [0-1] tensor float32 (2, 3) on cpu: min 0 mean 2.5 max 5
         >>> session.push(seed=RankValues({0: 10, 1: 11}))
     """
 
@@ -56,7 +56,7 @@ class RankValues(Mapping[int, Any]):
             UsageError: there is nothing to plot, or not the same kind on all ranks.
 
         Example:
-            >>> session.pull("loss").plot().savefig("loss.png")
+            >>> session.pull("losses").plot().savefig("loss.png")
         """
         arrays = {rank: _array(rank, value) for rank, value in self._values.items()}
         if not arrays:

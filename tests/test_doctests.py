@@ -1,0 +1,164 @@
+"""The examples in the package's docstrings: what needs no ranks as it stands, what needs them with two ranks.
+
+Ranks know in these examples what a user has defined there before: `x`, `model`, `losses`, as in `_ON_THE_RANKS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+import ddp_notebook
+from ddp_notebook import lessons
+from tests.conftest import wait_until
+
+_PACKAGE = Path(ddp_notebook.__file__).parent
+_OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+_STARTS = "ddp_notebook.start("  # an example with this in it starts ranks of its own
+_NEEDS_RANKS = ("session.", "lessons.")
+_ON_THE_RANKS = """
+import time
+x = torch.arange(6.0).reshape(2, 3)
+model = torch.nn.Linear(3, 1)
+wrapped = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+for _ in range(20):
+    optimizer.zero_grad()
+    loss = wrapped(x).square().mean()
+    loss.backward()
+    optimizer.step()
+del loss, optimizer, wrapped
+losses = [1.0 / (step + 1) for step in range(5)]
+"""
+
+# Examples that no test runs, and why.
+_SKIPPED = {
+    "start": "ddp_notebook.record.start records the process that it is called in, to its end",
+}
+
+
+def _examples() -> Iterator[doctest.DocTest]:
+    """One for each docstring that has examples. Nothing is imported for that."""
+    parser = doctest.DocTestParser()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        parts = path.relative_to(_PACKAGE.parent).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        for name, docstring, line in _docstrings(ast.parse(path.read_text())):
+            found = parser.get_doctest(docstring, {}, name, str(path), line)
+            if found.examples:
+                found.globs["__name__"] = module
+                yield found
+
+
+def _docstrings(node: ast.AST, name: str = "") -> Iterator[tuple[str, str, int]]:
+    """Of a module or class, and of all that is defined in it: name, text and line."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if isinstance(node, documented) and (text := ast.get_docstring(node)):
+        yield name, text, node.body[0].lineno - 1
+    for child in ast.iter_child_nodes(node):
+        inner = child.name if isinstance(child, ast.ClassDef | ast.FunctionDef) else ""
+        yield from _docstrings(child, ".".join(filter(None, [name, inner])))
+
+
+def _code(test: doctest.DocTest) -> str:
+    return "".join(example.source for example in test.examples)
+
+
+def _identity(test: doctest.DocTest) -> str:
+    return f"{test.globs['__name__']}:{test.name}"
+
+
+_ALL = list(_examples())
+_STARTING = [test for test in _ALL if _STARTS in _code(test)]
+_WITH_RANKS = [test for test in _ALL if test not in _STARTING and any(name in _code(test) for name in _NEEDS_RANKS)]
+_PURE = [test for test in _ALL if test not in _STARTING + _WITH_RANKS]
+
+
+def _run(test: doctest.DocTest, names: dict[str, Any]) -> None:
+    """Run the examples of a docstring where its module's names are known, and these too."""
+    module = importlib.import_module(test.globs["__name__"])
+    test.globs = {**vars(module), **names}
+    report: list[str] = []
+    result = doctest.DocTestRunner(optionflags=_OPTIONS).run(test, out=report.append)
+    assert not result.failed, "".join(report)
+
+
+@pytest.fixture(autouse=True)
+def where_files_may_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with matplotlib.rc_context({"backend": "agg"}):
+        yield
+
+
+@pytest.mark.parametrize("test", _PURE, ids=_identity)
+def test_an_example_is_right(test):
+    _run(test, {})
+
+
+def test_every_example_is_run():
+    text = "".join(path.read_text() for path in sorted(_PACKAGE.rglob("*.py")))
+    assert text.count(">>> ") == sum(len(test.examples) for test in _ALL)
+    skipped = {test.name for test in _ALL for example in test.examples if example.options.get(doctest.SKIP)}
+    assert skipped == set(_SKIPPED)
+
+
+@pytest.mark.parametrize("test", _STARTING, ids=_identity)
+def test_an_example_that_starts_ranks_is_right(test):
+    _run(test, {"ddp_notebook": ddp_notebook})
+
+
+@pytest.fixture(scope="module")
+def prepared(session):
+    session.run(_ON_THE_RANKS)
+    return session
+
+
+@contextmanager
+def _a_cell_that_waits(session) -> Iterator[None]:
+    """A cell that goes on on rank 1 until somebody ends it."""
+
+    def run() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            session.run("if rank == 1: print('here'); time.sleep(60)", quiet=True)
+
+    cell = threading.Thread(target=run)
+    cell.start()
+    wait_until(lambda: session.log(1).endswith("here\n"))
+    yield
+    cell.join()
+
+
+@contextmanager
+def _a_rank_that_died(session) -> Iterator[None]:
+    os.kill(session.pids()[1], signal.SIGKILL)
+    wait_until(lambda: len(session.pids()) == 1)
+    yield
+
+
+# What happens just before the examples of a docstring.
+_SCENES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
+    "Session.interrupt": _a_cell_that_waits,
+    "Session.heal": _a_rank_that_died,
+}
+
+
+@pytest.mark.parametrize("test", _WITH_RANKS, ids=_identity)
+def test_an_example_is_right_on_ranks(prepared, test):
+    with _SCENES.get(test.name, lambda _: nullcontext())(prepared):
+        _run(test, {"session": prepared, "lessons": lessons})
+
+
+def test_every_scene_is_used():
+    assert set(_SCENES) <= {test.name for test in _WITH_RANKS}
