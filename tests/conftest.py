@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -136,12 +136,24 @@ def nothing_is_left() -> Iterator[None]:
     wait_until(lambda: _sockets() <= sockets, what="sockets are left")
 
 
+@pytest.fixture(scope="session")
+def waiting_host_server() -> Iterator[Callable[[], None]]:
+    """Call this, and the next session's ranks are forked from a host server that waits, as after `%load_ext`. That
+    goes back to waiting when the session ends: torch is imported once for many sessions, not 2 s for each."""
+    from ddp_notebook.launch import warm
+
+    yield warm.prepare
+    warm.drop()
+
+
 @pytest.fixture
 def make_session() -> Iterator[Any]:
-    """Start a session; it is stopped when the test ends."""
+    """Start a session, with a host server of its own; it is stopped when the test ends."""
     from ddp_notebook import session as sessions
+    from ddp_notebook.launch import warm
 
     def make(world_size: int = 2, **options):
+        warm.drop()
         return sessions.start(world_size, **options)
 
     yield make
@@ -164,10 +176,11 @@ def _current():
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
+def session(waiting_host_server) -> Iterator[Any]:
     """Two CPU ranks for all tests of a module."""
     from ddp_notebook import session as sessions
 
+    waiting_host_server()
     with sessions.start(2) as running:
         yield running
 

@@ -94,7 +94,11 @@ def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
 
 def wait_for_saved(path: Path) -> None:
     def pictures() -> list[dict[str, Any]]:
-        data = [out.get("data", {}) for cell in json.loads(path.read_text())["cells"] for out in cell["outputs"]]
+        try:
+            cells = json.loads(path.read_text())["cells"]
+        except json.JSONDecodeError:  # it is being written
+            return []
+        data = [out.get("data", {}) for cell in cells for out in cell["outputs"]]
         return [one for one in data if "image/png" in one]
 
     wait_until(lambda: len(pictures()) == 3, what="the pictures are not in the saved notebook")

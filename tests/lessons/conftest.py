@@ -9,20 +9,22 @@ import pytest
 
 
 @pytest.fixture(scope="package", params=[2, 3, pytest.param(4, marks=pytest.mark.long)])
-def ranks(request) -> Iterator[int]:
+def ranks(request, waiting_host_server) -> Iterator[int]:
     """As many ranks as this number are running."""
     from ddp_notebook import session as sessions
 
+    waiting_host_server()
     with sessions.start(request.param):
         yield request.param
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
+def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks, in place of those that other tests of the lessons may have left running."""
     from ddp_notebook import session as sessions
 
     if (running := sessions.current()) is not None:
         running.stop()
+    waiting_host_server()
     with sessions.start(2) as running:
         yield running
