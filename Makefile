@@ -29,7 +29,7 @@ WORKERS ?= 2
 NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \
     tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast checks lint lint-js types test-js test-long bench clean
+.PHONY: help demo lab test test-fast checks lint lint-js types test-js other-checks test-long bench clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -57,7 +57,10 @@ test-fast: lint lint-js $(MONITOR)
 
 # Side by side, since mypy alone takes one core for a minute.
 checks: $(INSTALLED) $(MONITOR)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync types lint lint-js test-js
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types other-checks
+
+other-checks:
+	@$(MAKE) --no-print-directory --jobs 1 lint lint-js test-js
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

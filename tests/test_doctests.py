@@ -86,10 +86,10 @@ _WITH_RANKS = [test for test in _ALL if test not in _STARTING and any(name in _c
 _PURE = [test for test in _ALL if test not in _STARTING + _WITH_RANKS]
 
 
-def _run(test: doctest.DocTest, names: dict[str, Any]) -> None:
-    """Run the examples of a docstring where its module's names are known, and these too."""
+def _run(test: doctest.DocTest, **names: Any) -> None:
+    """Run the examples of a docstring where its module's names are known, the two that users import, and these."""
     module = importlib.import_module(test.globs["__name__"])
-    test.globs = {**vars(module), **names}
+    test.globs = {**vars(module), "ddp_notebook": ddp_notebook, "lessons": lessons, **names}
     report: list[str] = []
     result = doctest.DocTestRunner(optionflags=_OPTIONS).run(test, out=report.append)
     assert not result.failed, "".join(report)
@@ -104,7 +104,7 @@ def where_files_may_be_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("test", _PURE, ids=_identity)
 def test_an_example_is_right(test):
-    _run(test, {})
+    _run(test)
 
 
 def test_every_example_is_run():
@@ -116,7 +116,7 @@ def test_every_example_is_run():
 
 @pytest.mark.parametrize("test", _STARTING, ids=_identity)
 def test_an_example_that_starts_ranks_is_right(test):
-    _run(test, {"ddp_notebook": ddp_notebook})
+    _run(test)
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +149,15 @@ def _a_rank_that_died(session) -> Iterator[None]:
 
 # What happens just before the examples of a docstring.
 _SCENES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
-    "Session.interrupt": _a_cell_that_waits,
-    "Session.heal": _a_rank_that_died,
+    "GroupFace.interrupt": _a_cell_that_waits,
+    "GroupFace.heal": _a_rank_that_died,
 }
 
 
 @pytest.mark.parametrize("test", _WITH_RANKS, ids=_identity)
 def test_an_example_is_right_on_ranks(prepared, test):
     with _SCENES.get(test.name, lambda _: nullcontext())(prepared):
-        _run(test, {"session": prepared, "lessons": lessons})
+        _run(test, session=prepared)
 
 
 def test_every_scene_is_used():

@@ -20,8 +20,9 @@ class RecordFace:
         """What the ranks have recorded: metrics, collectives, steps. All of it up to now, or to the end of the session.
 
         Example:
+            >>> result = session.run("dist.barrier()\\ndist.all_reduce(x)", quiet=True)
             >>> session.recording.collectives(op="all_reduce")[-1].site
-            'cell line 7'
+            'cell line 2'
         """
         return self._parts.recordings.now
 
@@ -48,7 +49,8 @@ class RecordFace:
             cell: its number; None: the last one that trained.
 
         Example:
-            >>> print(session.report())  # doctest: +SKIP
+            >>> print(session.report())
+            cell ...: ... steps on 2 ranks, ... ms each (trimmed mean, without the first 2)...
         """
         return self.recording.report(cell)
 
