@@ -9,6 +9,7 @@ import ast
 import doctest
 import importlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from tests.conftest import wait_until
 _PACKAGE = Path(ddp_notebook.__file__).parent
 _OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
-_STARTS = "ddp_notebook.start("  # an example with this in it starts ranks of its own
+_STARTS = ("ddp_notebook.start(", "Host(")  # an example with one of these in it starts processes of its own
 _NEEDS_RANKS = ("session.", "lessons.")
 _ON_THE_RANKS = """
 import time
@@ -81,7 +82,7 @@ def _identity(test: doctest.DocTest) -> str:
 
 
 _ALL = list(_examples())
-_STARTING = [test for test in _ALL if _STARTS in _code(test)]
+_STARTING = [test for test in _ALL if any(name in _code(test) for name in _STARTS)]
 _WITH_RANKS = [test for test in _ALL if test not in _STARTING and any(name in _code(test) for name in _NEEDS_RANKS)]
 _PURE = [test for test in _ALL if test not in _STARTING + _WITH_RANKS]
 
@@ -115,7 +116,7 @@ def test_every_example_is_run():
 
 
 @pytest.mark.parametrize("test", _STARTING, ids=_identity)
-def test_an_example_that_starts_ranks_is_right(test):
+def test_an_example_that_starts_processes_is_right(test):
     _run(test)
 
 
@@ -158,6 +159,14 @@ _SCENES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
 def test_an_example_is_right_on_ranks(prepared, test):
     with _SCENES.get(test.name, lambda _: nullcontext())(prepared):
         _run(test, session=prepared)
+
+
+def test_the_files_that_contributing_names_are_there():
+    page = (_PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w./]+(?:\.py|\.js|\.md|/))`", page)
+    assert len(named) > 20
+    missing = [name for name in named if not any((root / name).exists() for root in (_PACKAGE, _PACKAGE.parent))]
+    assert not missing
 
 
 def test_every_scene_is_used():

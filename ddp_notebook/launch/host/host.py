@@ -49,9 +49,11 @@ class Host:
         way: to the host.
 
     Example:
-        >>> host = Host(Local(os.environ))  # doctest: +SKIP
-        >>> host.facts()["cores"]  # doctest: +SKIP
-        2
+        >>> from ddp_notebook.launch.ways.local import Local
+        >>> host = Host(Local(os.environ))
+        >>> host.facts()["cores"] > 0
+        True
+        >>> host.close()
     """
 
     def __init__(self, way: Way) -> None:

@@ -40,8 +40,10 @@ class Difference:
     """An entry that is not the same on all ranks.
 
     Example:
-        >>> agreement.differences[0]
-        model.fc.weight: rank 2 differs from ranks 0-1,3 by up to 0.00031 (relative 0.002)
+        >>> session.push({"lr": 0.1})
+        >>> session.push({"lr": 0.2}, ranks="1")
+        >>> session.check("lr").differences[0]
+        lr: 0.1 on rank 0, 0.2 on rank 1
     """
 
     entry: str
