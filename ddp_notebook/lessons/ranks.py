@@ -17,7 +17,7 @@ import torch.distributed as dist
 Moves = list[dict[str, Any]]
 Algorithm = Generator[Moves, None, None]
 
-_MOST_VALUES = 4096  # of a tensor that a step tells whole
+_MOST_VALUES = 4096  # a step returns of larger tensors the first value of each chunk
 _MOST_KEPT = 8
 
 
@@ -39,7 +39,7 @@ def tensors(inputs: Sequence[float], chunk_sizes: Sequence[int], out_sizes: Sequ
     Args:
         inputs: the numbers of this rank.
         chunk_sizes: of the pieces of `x`.
-        out_sizes: of the tensors of `out`, and together of `y`.
+        out_sizes: of the tensors of `out`; `y` is as long as all of them together.
     """
     device, kind = _device(), getattr(torch, dtype)
     x = torch.tensor(list(inputs), dtype=kind, device=device)
@@ -58,11 +58,11 @@ def collective(
     """Run one call, and tell what this rank has then.
 
     Args:
-        call: `(tensors, group, rank, size)`; whatever has a `wait` is waited for.
+        call: `(tensors, group, rank, size)`; if it returns something with a `wait`, that is waited for.
         made: the tensors.
-        result: the one that has the result: "x", "y", "out" or "".
+        result: which of them has the result: "x", "y", "out" or "".
         ranks: of the group.
-        is_whole: it is the group of all ranks.
+        is_whole: the group has all ranks.
     """
     group = None if is_whole else dist.new_group(list(ranks))
     rank = dist.get_rank()
@@ -129,7 +129,7 @@ def tree_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> 
     """
     core = 1 << (n.bit_length() - 1)
     whole = slice(0, len(x))
-    starts = [*(chunk.start for chunk in chunks[:core]), len(x)]  # chunks that are too many are in the last block
+    starts = [*(chunk.start for chunk in chunks[:core]), len(x)]  # the last block has the chunks beyond 2^k
     is_extra, has_extra = rank >= core, rank + core < n
     if core != n:
         yield exchange(
@@ -198,16 +198,16 @@ def exchange(
     Args:
         sends: to whom, and which part.
         receives: from whom, and which part.
-        add: what comes, here or at the receivers, is added, not kept in place of what was there.
-        source: what is sent, where it is not x as it is now.
+        add: every receiver, this rank too, adds what comes to what it has, instead of replacing it.
+        source: the tensor whose parts are sent; None: x as it is now.
     """
     outgoing = [(peer, part) for peer, part in sends if part.stop > part.start]  # nothing is not sent
     incoming = [(peer, part) for peer, part in receives if part.stop > part.start]
-    # What is under way must not change: what comes goes into buffers of its own first.
+    # Data on their way must not change, so what comes goes into buffers of its own first.
     buffers = [torch.empty_like(x[part]) for _, part in incoming]
     operations = [dist.P2POp(dist.isend, (x if source is None else source)[part], peer) for peer, part in outgoing]
     operations += [dist.P2POp(dist.irecv, buffer, peer) for buffer, (peer, _) in zip(buffers, incoming, strict=True)]
-    # Together: with NCCL a send that comes first would block the receive behind it, on both ranks.
+    # As one batch: with NCCL a send would block the receive behind it, on both ranks.
     for work in dist.batch_isend_irecv(operations) if operations else []:
         work.wait()
     for buffer, (_, part) in zip(buffers, incoming, strict=True):
@@ -235,7 +235,7 @@ def start(key: str, algorithm: str, inputs: Sequence[float] | int, sizes: Sequen
 
     Args:
         key: names it in `step`.
-        inputs: this rank's numbers; or how many there are to be, made here.
+        inputs: this rank's numbers, or how many of them to make here.
         sizes: elements of the chunks, one for each rank.
     """
     rank, n, device = dist.get_rank(), dist.get_world_size(), _device()
@@ -336,7 +336,7 @@ def time_algorithms(
 
 
 def run_once(algorithm: str, nbytes: int) -> None:
-    """Run an algorithm on data of so many bytes, for who counts what it moves."""
+    """Run an algorithm once on so many bytes, so that its sends can be counted."""
     rank, n = dist.get_rank(), dist.get_world_size()
     x, chunks = _data(nbytes, n, _device())
     for _ in ALGORITHMS[algorithm](x, chunks, rank, n):

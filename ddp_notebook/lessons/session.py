@@ -31,10 +31,10 @@ def running(session: Session | None = None) -> Session:
 
 
 class Runner:
-    """Runs cells on the ranks of a session, and follows its recording.
+    """Runs the cells of one lesson, and follows what is recorded of them.
 
     Args:
-        session: the one.
+        session: where they run.
     """
 
     def __init__(self, session: Session) -> None:
@@ -42,12 +42,12 @@ class Runner:
         self._seen = 0  # calls in the recording that `calls` leaves out
 
     def ask(self, code: str, timeout_s: float = RUN_S, level: str = "values") -> dict[int, Any]:
-        """Run code that sets `_lesson_told`, and bring that from each rank."""
+        """Run code that sets `_lesson_told`, and return its value by rank."""
         self.run(f"_lesson_told = None\n{code}", timeout_s, level)
         return self.pull("_lesson_told")
 
     def pull(self, name: str) -> dict[int, Any]:
-        """A variable of each rank."""
+        """The value of a variable by rank."""
         return dict(self.session[name])
 
     def run(self, code: str, timeout_s: float = RUN_S, level: str = "values", *, quiet: bool = True) -> None:
@@ -60,9 +60,9 @@ class Runner:
         self.session.run(code, timeout=timeout_s, quiet=quiet, record=RecordOptions(level=level))
 
     def mark(self) -> None:
-        """What is recorded from here on is what `calls` gives."""
+        """Let `calls` begin here."""
         _, self._seen, _ = self.session.recording.follow("call", self._seen)
 
     def calls(self, op: str | None = None) -> list[Collective]:
-        """Calls of the ranks since the mark, as the session has recorded them."""
+        """The calls of all ranks since the mark, as the session recorded them; op: None: all operations."""
         return list(self.session.recording.collectives(op=op, since=self._seen))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.session import Session
 
-_MOST_WHOLE = 4096  # elements; of more a step brings the first of each chunk
+_MOST_WHOLE = 4096  # elements; beyond it a step brings the first of each chunk only
 _DTYPES = ("float32", "float64", "int32", "int64")
 
 Chunks = dict[int, list[Array]]  # by rank, one array for each chunk
@@ -56,8 +56,8 @@ class Stepper:
         name: of `plans.ALGORITHMS`: "ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce",
             "ring all_gather", "ring reduce_scatter".
         elements: of each rank's data.
-        nbytes: the same in bytes, in place of `elements`: so much is made on the ranks.
-        inputs: numbers of each rank; None: such as show who has contributed.
+        nbytes: the same in bytes, instead of `elements`.
+        inputs: numbers of each rank; None: numbers that show who has contributed.
         sizes: elements of the chunks, one for each rank; None: as equal as can be.
         dtype: "float32", "float64", "int32" or "int64".
         session: None: the running one.
@@ -174,12 +174,12 @@ class Stepper:
 
     @property
     def rule(self) -> str:
-        """What the next step does; of the last one, when all were taken."""
+        """The rule of the next step, or of the last one when all were taken."""
         return plans.rule(self.name, self.world_size, min(self.taken, self.steps - 1))
 
     @property
     def chunks(self) -> Chunks:
-        """What each rank has now, chunk by chunk; of more than 4096 elements the first of each chunk."""
+        """What each rank has now, chunk by chunk; beyond 4096 elements only the first of each chunk."""
         return self.states[-1].chunks
 
     @property
@@ -200,7 +200,7 @@ class Stepper:
     # ---- what it does
 
     def step(self) -> State:
-        """Take one step on the ranks; none, when all were taken."""
+        """Take one step on the ranks, if there is one left."""
         if not self.is_done:
             rule = plans.rule(self.name, self.world_size, self.taken)
             self._runner.mark()  # others may have sent something since the last step
@@ -219,7 +219,7 @@ class Stepper:
         return self
 
     def result(self) -> Values:
-        """What each rank has of the result: all of it, and of a reduce_scatter its own chunk."""
+        """What each rank has of the result: all of it, or after a reduce_scatter its own chunk."""
         self.play()
         whole = self._runner.ask(f"_lesson_told = _lesson_ranks.whole({self._key!r})")
         if self.name != "ring reduce_scatter":

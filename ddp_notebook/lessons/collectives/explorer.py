@@ -34,9 +34,9 @@ class Explorer:
     Args:
         op: of `theory.OPS`: "all_reduce", "send/recv", ...
         reduce_op: "SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR" or "BXOR".
-        inputs: numbers of each rank; None: such as show who contributes.
-        root: the source, or the destination; of a message its sender.
-        peer: of a message its receiver.
+        inputs: numbers of each rank; None: numbers that show who has contributed.
+        root: the source, the destination, or the sender of a message.
+        peer: the receiver of a message.
         group: ranks that take part, as a group of their own; None: all.
         dtype: of `theory.DTYPES`.
         sizes: elements of each rank's input or of each chunk; for all_to_all also one for each receiver.
@@ -151,7 +151,7 @@ class Explorer:
         return theory.expected(self.call, self._inputs)
 
     def predict(self, values: Mapping[int, Sequence[float | None]]) -> None:
-        """Say what comes out, for some ranks or for all; None: nothing is said of this element."""
+        """Say what will come out, for some ranks or for all; None leaves an element open."""
         for rank in values:
             if rank not in self.call.ranks:
                 raise UsageError(f"rank {rank} does not take part; {list_ranks(list(self.call.ranks))} do")
@@ -163,7 +163,7 @@ class Explorer:
         """Run it on the ranks.
 
         Returns:
-            What each rank of the group has then: of a reduce also what is left on the others.
+            What each rank of the group has then; after a reduce also what is left on the others.
 
         Raises:
             RankError: it failed there.

@@ -1,7 +1,7 @@
-"""What each collective gives, in NumPy, and what each algorithm has to move: what the ranks are compared with.
+"""What each collective gives, computed by NumPy: the results of the ranks are compared with it.
 
-A rank's input is one flat list of numbers; where the operation sends chunks, the chunks for all ranks one after
-another.
+A rank's input is one flat list of numbers. An operation that sends chunks has them there one after another, a chunk for
+each rank.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
 """
@@ -66,9 +66,9 @@ class Call:
         op: of `OPS`.
         world_size: ranks of the session.
         reduce_op: of `REDUCE_OPS`, for those that reduce.
-        root: a rank of the session: the source or the destination; of a message its sender.
-        peer: of a message its receiver.
-        group: ranks that take part; none: all.
+        root: a rank of the session: the source, the destination, or the sender of a message.
+        peer: the receiver of a message.
+        group: ranks that take part; empty: all.
         dtype: of `DTYPES`.
         sizes: elements of each rank's input, or of each chunk; for all_to_all also one number for each receiver.
     """
@@ -186,7 +186,7 @@ def default_inputs(call: Call) -> Values:
     """Inputs that show who has contributed.
 
     Sums: rank r brings multiples of 10^r, so that the digits of a sum are its contributors. Products: primes. Bits: one
-    each. Of the rest: numbers whose order differs from place to place.
+    for each rank. Otherwise: numbers whose order differs from place to place.
 
     Example:
         >>> default_inputs(Call(op="all_reduce", world_size=3, sizes=(2,)))
@@ -218,7 +218,7 @@ def _default(call: Call, rank: int, at: int) -> float:
 
 
 def expected(call: Call, inputs: Mapping[int, Sequence[float] | Array]) -> Values:
-    """What the ranks have afterwards. A rank of which torch says nothing is not in it (all but the root of a reduce).
+    """What the ranks have afterwards. Ranks whose result torch leaves open are missing: all but the root of a reduce.
 
     Example:
         >>> call = Call(op="reduce_scatter", world_size=2, sizes=(1,))
@@ -264,7 +264,7 @@ def contributors(call: Call) -> dict[int, list[tuple[int, ...]]]:
         case "broadcast":
             return {rank: [(root,)] * n for rank in ranks}
         case "reduce":
-            # Others hold what the algorithm has left there; who is in it is its own affair.
+            # The others hold intermediate results, which depend on the algorithm.
             return {rank: [ranks if rank == root else ()] * n for rank in ranks}
         case "all_reduce":
             return {rank: [ranks] * n for rank in ranks}

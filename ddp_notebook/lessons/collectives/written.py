@@ -1,4 +1,4 @@
-"""The cell that a collective is run by: the line that is shown stands in it as it is shown."""
+"""The cell that runs a collective. It has the line of code exactly as the lesson shows it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _other_root(call: Call, wrong_rank: int) -> list[str]:
 
 
 def cell(call: Call, inputs: Values, kind: str = "", wrong_rank: int = 0) -> str:
-    """The cell: the line that is shown stands in it as it is shown."""
+    """The cell, with the line of code exactly as the lesson shows it."""
     guard = [f"if rank not in {list(call.actors)}: return"] if call.op in theory.POINT_TO_POINT else []
     body = [
         "x, y, chunks, out = tensors",
@@ -94,7 +94,7 @@ def _sizes(
         elif call.op == "all_to_all":
             out = [call.chunk_sizes[place]] * len(call.ranks)
     if kind == "root" and call.op in ("gather", "scatter") and rank == wrong_rank:
-        # It believes to be in the place of the root, or not: it has what it needs for that.
+        # This rank takes another one for the root, or itself: it needs the buffers for that.
         out = out or [n] * len(call.ranks)
     if kind == "size" and rank == wrong_rank:
         if call.op in theory.CHUNKED and chunks:

@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 def pieces(spans: Iterable[Span], steps: Sequence[Step], step: Step) -> list[Piece]:
-    """Of one step of one rank.
+    """The pieces of one step of one rank.
 
     Args:
         spans: of all ranks.

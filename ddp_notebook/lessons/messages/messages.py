@@ -1,4 +1,4 @@
-"""Point to point, drawn as it has happened: who waits for whom, what a race does, and how a deadlock ends."""
+"""Point to point, drawn as it happened: who waits for whom, what a race does, and how a deadlock ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HANG_S = 2.0  # how long a deadlock is looked at
 _LONGEST_CARD_S = 3.0  # a hang card that comes within so long is waited for
-_BUSY = "_lesson_busy"  # notes what a rank does of its own
+_BUSY = "_lesson_busy"  # the variable with the times at which a rank worked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Scene:
 
     @property
     def changed(self) -> float | None:
-        """Of a race: which part of the receiver's numbers are not those that were in the tensor at isend."""
+        """The share of the receiver's numbers that differ from those at isend; None: the scene is no race."""
         if self.name not in ("race", "no race") or 1 not in self.values:
             return None
         return sum(value != 1 for value in self.values[1]) / len(self.values[1])
@@ -263,7 +263,7 @@ def _event(call: Collective, origin: int, last: int) -> Event:
 
 
 def _cell(code: str) -> str:
-    """The cell: what is shown stands in a function, so that the user's names stay as they are."""
+    """The cell: the scene's code in a function, so that it leaves the user's variables alone."""
     return "\n".join(
         [
             "import time as _lesson_time",

@@ -1,4 +1,4 @@
-"""How the answers to the questions of the notebooks are judged: right or wrong, and why."""
+"""How answers to the questions of the notebooks are judged: right or wrong, and why."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Question:
             rank by rank.
         why: said when the answer is right.
         hint: said when it is not.
-        traps: wrong answers that are easily given, and what is wrong with them; a function of the number of ranks
-            where they depend on it.
+        traps: likely wrong answers, and what is wrong with each; a function of the number of ranks if they depend
+            on it.
         tolerance: by how much numbers may differ, as a share of what is right.
     """
 
@@ -34,7 +34,7 @@ class Question:
 
 
 def judge(asked: Question, answer: Any) -> tuple[bool, str]:
-    """Whether the answer is right, and what is to be said."""
+    """Whether the answer is right, and what to say to it."""
     if _is_missing(answer):
         return False, "put your answer in place of the dots"
     right = asked.answer(_world_size()) if callable(asked.answer) else asked.answer
@@ -72,8 +72,8 @@ def _is_missing(answer: Any) -> bool:
 
 
 def _is_equal(given: Any, right: Any, tolerance: float) -> bool:
-    """Numbers within the tolerance, lists and tuples item by item, the rest as Python does. Arrays and tensors are
-    compared as the lists that they are."""
+    """Numbers within the tolerance, lists and tuples item by item, the rest as Python does. Arrays and tensors count as
+    lists."""
     given = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(right, bool) or isinstance(given, bool):
         return given is right

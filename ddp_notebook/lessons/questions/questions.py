@@ -68,7 +68,7 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
         said = question(answer)
     except AssertionError as error:
         return Verdict(False, str(error))
-    except Exception as error:  # an answer of a kind that nobody has thought of
+    except Exception as error:  # the answer has a type that the judge does not expect
         return Verdict(False, f"{type(answer).__name__} is no answer here ({error})")
     if isinstance(said, tuple):
         return Verdict(bool(said[0]), said[1])
