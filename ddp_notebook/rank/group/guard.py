@@ -94,9 +94,8 @@ class Guard:
     def _compare_sizes(self, twin: Any, call: Call) -> None:
         """Raise unless each rank takes as many bytes from each other rank as that rank gives it."""
         gives, takes = _exchanged(call, twin.size())
-        more = torch.zeros(
-            twin.size(), twin.size(), dtype=torch.int64
-        )  # bytes that a rank (row) gives another (column), minus those taken
+        # The bytes that a rank (row) gives another one (column), minus those that this one takes.
+        more = torch.zeros(twin.size(), twin.size(), dtype=torch.int64)
         if len(gives) == len(takes) == twin.size():  # else they cannot fit
             more[twin.rank()] += torch.tensor(gives)
             more[:, twin.rank()] -= torch.tensor(takes)

@@ -36,9 +36,10 @@ _MAKERS = {
 }
 _TRANSPARENT = ("typing_extensions.py", "contextlib.py")
 _PARAM_GROUP = "_fsdp_param_group.py"  # FSDP's: it knows its module
+# Functions that users do not call themselves.
 _WRAPPERS = frozenset(
     ("wrapper", "_wrapped_call_impl", "_call_impl", "inner", "decorate_context", "nonrecursive_disable_wrapper", "wait")
-)  # not called by users
+)
 _known: dict[str, str] = {}  # by file; "": a file of torch that has no maker in `_MAKERS`
 
 

@@ -117,10 +117,8 @@ class Kernel(Operator):
                 live.pop(key, None)
                 if tape is not None:
                     tape.ended(call, False, call.since_ns)
-            elif (
-                at_async is not None and at_async < len(arguments) and not arguments[at_async]
-            ):  # this thread waits next
-                unwaited[thread] = call
+            elif at_async is not None and at_async < len(arguments) and not arguments[at_async]:
+                unwaited[thread] = call  # the next thing that this thread does is to wait
             else:
                 work = unbox_work(work)
                 if tape is not None:

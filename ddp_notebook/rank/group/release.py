@@ -122,14 +122,12 @@ class Release:
         if self.doing is None:
             call = self._recorder.waits_in(self._main)
             failed = self._recorder.failed
-            if (
-                failed is not None and time.monotonic_ns() - failed.at_ns < _JUST_NOW_S * 1e9
-            ):  # because a peer was freed
+            # A failure of a moment ago: because a peer was freed.
+            if failed is not None and time.monotonic_ns() - failed.at_ns < _JUST_NOW_S * 1e9:
                 place, call = self._where.of_traceback(failed.error.__traceback__), failed.call
             else:
-                if call is None and self._where.is_in_torch(
-                    frame
-                ):  # in a backward: the operation that failed because a peer was freed
+                # In a backward: the operation that failed because a peer was freed.
+                if call is None and self._where.is_in_torch(frame):
                     call = self._recorder.first_failed()
                 place, call = self._place_of(call, frame)
             self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())

@@ -199,10 +199,8 @@ class BatchMaker:
             if len(self._known_calls) > _MOST_KNOWN:
                 self._known_calls.clear()
             constants = list(self._work_out(call, Site(*call.site), moment).values())
-            found = self._known_calls[key] = (
-                constants,
-                (kernel, group, call.site),
-            )  # keeps the objects of these ids alive
+            found = constants, (kernel, group, call.site)  # the latter keep the objects of these ids alive
+            self._known_calls[key] = found
         return found[0]
 
     def _work_out(self, call: Call, site: Site, moment: Moment) -> _Columns:

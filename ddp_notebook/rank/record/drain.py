@@ -72,15 +72,12 @@ class Drain:
             self._tape.filled.wait(_RESOURCES_S)
             try:
                 self._look_at_resources()
-                if self._tape.filled.is_set() or len(
-                    self._tape
-                ):  # an interrupt may keep a caller of `put` from setting it
+                # An interrupt may keep a caller of `put` from setting the event.
+                if self._tape.filled.is_set() or len(self._tape):
                     if self._closed.wait(_PERIOD_S):
                         return
                     self._tape.filled.clear()
-                    self._tape.is_filled = (
-                        False  # in this order: records that are put between the two lines are taken below
-                    )
+                    self._tape.is_filled = False  # second: records that are put in between are taken below
                     if not self._is_busy():
                         self._pass_on()
                     if len(self._tape):
@@ -98,9 +95,8 @@ class Drain:
             except Exception:
                 tape.dropped += dropped + len(records)
                 raise
-            if (
-                batch.tables or batch.dropped or batch.texts
-            ):  # later rows may need the texts of a record that has failed
+            # Even without rows: later ones may need the texts of a record that has failed.
+            if batch.tables or batch.dropped or batch.texts:
                 self._send(encode(batch))
         if self._maker.has_late:
             tape.filled.set()

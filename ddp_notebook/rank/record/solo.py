@@ -65,9 +65,8 @@ class Solo:
         """Run an operator that sends nothing, and return what it would."""
         _answer_oneself(kernel, arguments)
         out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
-        work = self._group.allreduce(
-            [(out or [torch.zeros(1)])[0].detach()]
-        )  # in a group of one rank: the value of this work is the result
+        # In a group of one rank, so the value of this work is the result.
+        work = self._group.allreduce([(out or [torch.zeros(1)])[0].detach()])
         work.wait()
         boxed = work.boxed()
         first = arguments[0]

@@ -83,9 +83,8 @@ def _kind(value: Any) -> str | None:
     """The kind of a variable, by its type alone: an object may answer `isinstance` with anything."""
     cls = type(value)
     with contextlib.suppress(Exception):  # a tensor of a class that refuses its operations
-        if (
-            issubclass(cls, torch.Tensor) and value.requires_grad and value.is_leaf
-        ):  # other tensors are data, which may differ
+        # Other tensors are data, which may differ.
+        if issubclass(cls, torch.Tensor) and value.requires_grad and value.is_leaf:
             return "parameter"
     return next((kind for kind, base in _KINDS.items() if issubclass(cls, base)), None)
 

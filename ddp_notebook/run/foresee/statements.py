@@ -191,9 +191,8 @@ class Reader(Functions):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Flow:
         bases = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
         wrappers = [self.visit(base) for base in bases]
-        is_transparent = all(
-            isinstance(each, Api) and each.name.startswith("torch.") for each in wrappers
-        )  # no_grad() ...
+        # Decorators of torch, such as no_grad(), run the function as it is.
+        is_transparent = all(isinstance(each, Api) and each.name.startswith("torch.") for each in wrappers)
         self._scopes[-1][node.name] = Function(node, list(self._scopes)) if is_transparent else UNKNOWN
         return _ON
 

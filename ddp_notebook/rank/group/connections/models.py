@@ -80,9 +80,8 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
         return
     if not make_reducer:
         model._update_process_group(model.process_group)
-    elif (
-        model.process_group is dist.group.WORLD
-    ):  # a smaller group with a new rank in it has to be made again, and its model too
+    elif model.process_group is dist.group.WORLD:
+        # Not in a smaller group: with a new rank in it, the user has to make it again, and the model too.
         state = model.__getstate__()
         model._has_rebuilt_buckets = state["_has_rebuilt_buckets"] = False
         model.__setstate__(state)

@@ -130,12 +130,9 @@ class Renewal:
             new.bound_device_id = old.bound_device_id
         new._set_group_name(distributed_c10d.GroupName(name))
         new._set_group_desc(old.group_desc)
-        twin = (
-            make_twin(new, store, forming)
-            if self._connections.makes_twins and size > 1 and set(backends) == {"gloo"}
-            else None
-        )
-        if twin is not None:
+        twin = None
+        if self._connections.makes_twins and size > 1 and set(backends) == {"gloo"}:
+            twin = make_twin(new, store, forming)
             twin._set_default_timeout(timeout)
         return [(group, new, twin)]
 
