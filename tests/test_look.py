@@ -18,8 +18,8 @@ PROCESS = """
 import faulthandler, sys
 faulthandler.register({number}, file=open({file!r}, "a"), all_threads=True)
 def work():
+    print("ready", flush=True)
     sum(range(10**12))
-print("ready", flush=True)
 work()
 """
 
