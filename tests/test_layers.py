@@ -116,7 +116,9 @@ def test_only_the_server_that_waits_chooses_a_way():
     assert "local" in ways
     for file, _ in files("launch"):
         if file.parent.name != "ways":
-            chosen = {way for way in ways if f"launch.ways.{way}" in file.read_text()}
+            tree = ast.walk(ast.parse(file.read_text()))
+            imported = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
+            chosen = {way for way in ways if f"{_LAUNCH}.ways.{way}" in imported}
             assert chosen == ({"local"} if file.name == "warm.py" else set()), file.relative_to(ROOT)
 
 
