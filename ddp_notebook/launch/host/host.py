@@ -49,7 +49,6 @@ class Host:
         way: to the host.
 
     Example:
-        >>> from ddp_notebook.launch.ways.local import Local
         >>> host = Host(Local(os.environ))
         >>> host.facts()["cores"] > 0
         True

@@ -20,7 +20,7 @@ class RecordFace:
         """What the ranks have recorded: metrics, collectives, steps. All of it up to now, or to the end of the session.
 
         Example:
-            >>> result = session.run("dist.barrier()\\ndist.all_reduce(x)", quiet=True)
+            >>> result = session.run("dist.barrier()\\ndist.all_reduce(torch.ones(1))", quiet=True)
             >>> session.recording.collectives(op="all_reduce")[-1].site
             'cell line 2'
         """
