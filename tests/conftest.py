@@ -100,8 +100,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
-def pytest_unconfigure() -> None:
-    """A thread that a failed test has left would keep this process for ever; say where it is, and end."""
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A thread that a failed test has left would keep this process for ever; say where it is, and end. (A worker of
+    pytest-xdist waits here for the others, and is ended by who started it.)"""
+    if hasattr(config, "workerinput"):
+        return
     faulthandler.dump_traceback_later(_LEFTOVER_DEADLINE_S * 6, exit=True, file=2)
 
 

@@ -140,6 +140,7 @@ class Recorder:
         >>> recorder.install()
         >>> [str(operation) for operation in recorder.operations()]
         []
+        >>> recorder.remove()
     """
 
     def __init__(self) -> None:
