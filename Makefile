@@ -24,7 +24,7 @@ NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || e
 PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
 
 # Tests run in as many workers; those that must be alone run behind them, one by one.
-WORKERS ?= 3
+WORKERS ?= 2
 # Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
 NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \
     tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
@@ -47,7 +47,7 @@ lab: $(INSTALLED) $(MONITOR)
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
 test: checks $(IPYKERNEL6_INSTALLED)
-	$(PYTEST) -n $(WORKERS) -m "not long and not alone"
+	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"
 	$(PYTEST) -m "alone and not long"
 
 # What needs no ranks, and one file that does.

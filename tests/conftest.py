@@ -38,6 +38,16 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _LEFTOVER_DEADLINE_S = 5.0
 _STARTS_RANKS = {"session", "make_session", "kernel", "make_kernel", "ranks"}  # fixtures
 # Files whose sessions are of the package, not of the module, and what they are called together.
+_LONG_FILES = {  # more than a minute each
+    "tests/browser/test_lessons.py",
+    "tests/browser/test_monitor.py",
+    "tests/lessons/test_notebooks.py",
+    "tests/recording/test_scripts.py",
+    "tests/test_cell_table.py",
+    "tests/test_lifetime.py",
+    "tests/test_start.py",
+    "tests/tools/test_demo.py",
+}
 _SHARE_SESSIONS = {
     f"tests/lessons/test_{name}.py": "lessons" for name in ("algorithms", "collectives", "messages", "view")
 }
@@ -82,6 +92,8 @@ def _sockets() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Workers take files in this order: a long one that comes last would leave one of them without work.
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in _LONG_FILES)
     for item in items:
         if _STARTS_RANKS & set(getattr(item, "fixturenames", ())):
             item.add_marker("ranks")
