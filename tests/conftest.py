@@ -37,7 +37,6 @@ VISIBLE_GPUS = os.environ.get("DDP_NOTEBOOK_TEST_GPUS")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _LEFTOVER_DEADLINE_S = 5.0
 _STARTS_RANKS = {"session", "make_session", "kernel", "make_kernel", "ranks"}  # fixtures
-# Files whose sessions are of the package, not of the module, and what they are called together.
 _LONG_FILES = {  # more than a minute each
     "tests/browser/test_lessons.py",
     "tests/browser/test_monitor.py",
@@ -48,6 +47,7 @@ _LONG_FILES = {  # more than a minute each
     "tests/test_start.py",
     "tests/tools/test_demo.py",
 }
+# Files whose sessions are of the package, not of the module, and what they are called together.
 _SHARE_SESSIONS = {
     f"tests/lessons/test_{name}.py": "lessons" for name in ("algorithms", "collectives", "messages", "view")
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from ddp_notebook.errors import SessionBrokenError
+from ddp_notebook.launch import warm
 from tests.conftest import marked_processes, wait_until
 
 WITH_DESCENDANTS = """%%on_all_ranks
@@ -28,6 +30,12 @@ os.system('env -i sleep 600 &')                                    # and its env
 os.system('setsid sleep 600 &')                                    # or its OS session left
 """
 LEFT_IN_EVERY_WAY = "%%on_all_ranks\nos.system('env -i setsid sleep 600 &')"
+
+
+@pytest.fixture(autouse=True)
+def no_host_server_of_this_process():
+    """What waits here for the next session of another file is marked too, but is no kernel's."""
+    warm.drop()
 
 
 def start_in(kernel) -> set[psutil.Process]:
@@ -137,7 +145,7 @@ def test_a_host_server_that_is_stopped(make_kernel):
     reply = kernel.finish(cell)
     assert time.monotonic() - began < 3
     assert reply.ename == "KeyboardInterrupt" and named in reply.stderr
-    assert "rank 1 waited in recv" in reply.evalue
+    assert re.search("rank 1 (waited in recv|was interrupted at .* in recv)", reply.evalue)  # on its way into it
     for line in ("%%on_all_ranks\n1", "%ddp_heal"):
         reply = kernel.run(line)
         assert reply.ename == "SessionBrokenError" and named in reply.evalue, line

@@ -263,7 +263,9 @@ def test_a_display_that_fails_shows_its_traceback_and_fails_the_cell_where_it_do
     assert "ValueError: 7" in shown or "Expected \\frac{num}{den}" in shown
     assert "ddp_notebook" not in shown
     if "figure" not in code:
-        assert [line.removeprefix("[0-2] ") for line in there.stdout.splitlines()] == _texts(here)
+        # Ranks that say the same more than 50 ms apart have a line each.
+        texts = dict.fromkeys(re.sub(r"^\[[\d,-]+\] ", "", line) for line in there.stdout.splitlines())
+        assert list(texts) == _texts(here)
 
 
 def _texts(reply: Reply) -> list[str]:
