@@ -9,6 +9,9 @@ import pytest
 
 from tests.kernels import Reply
 
+# Lines of several ranks are folded if they come within 50 ms of each other.
+pytestmark = pytest.mark.alone
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
