@@ -5,7 +5,6 @@ A process has a number that it keeps; its rank belongs to an epoch of the group,
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import shutil
 import signal
@@ -156,8 +155,10 @@ class Cluster:
 
     def _end_again(self, ranks: list[int]) -> None:
         """End processes that were to replace others, at once."""
-        with contextlib.suppress(HostError):  # the host server is gone, and they with it
+        try:
             self.signal([rank for rank in ranks if self.process(rank).is_alive], signal.SIGKILL)
+        except HostError:  # the host server is gone, and they with it
+            return
         with self._processes.changed:
             self._processes.changed.wait_for(lambda: not set(ranks) & set(self.alive), _END_S)
 
@@ -191,7 +192,8 @@ class Cluster:
             reply = host.start(process.number, {**everyone, **spec})
         except HostError as error:
             del self._processes.all[process.name]  # it does not run: the next try needs another one
-            raise StartError(str(error)) from error
+            kind_of_error = StartTimeoutError if isinstance(error, TimeoutError) else StartError
+            raise kind_of_error(str(error)) from error
         process.pid = reply["pid"]
         process.port = reply.get("port", 0)
         return process

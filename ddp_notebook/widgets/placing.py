@@ -54,6 +54,7 @@ class Placing:
         self._publisher: Publisher | None = None
         self._shown: _View | _Still | None = None  # of %ddp_monitor
         self._under: _View | None = None  # the cell that runs
+        self._importing: threading.Thread | None = None  # what its picture will need
 
     def prepare(self) -> None:
         """Import what the first view needs, in a thread, before anybody waits for it."""
@@ -72,11 +73,15 @@ class Placing:
         """Show a compact view under the cell that runs."""
         self._under = self._view(cell, compact=True)
         # While the cell runs: at its end, or at the stop button, the picture would wait for this for 0.5 s.
-        threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True).start()
+        self._importing = threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True)
+        self._importing.start()
 
     def freeze_under(self, cell: int) -> None:
         """The cell is over."""
         view, self._under = self._under, None
+        if self._importing is not None:  # two threads that import matplotlib find it half made
+            self._importing.join()
+            self._importing = None
         if view is not None:
             self._freeze(view, cell)
 
@@ -290,8 +295,9 @@ def _import() -> None:
 
 
 def _import_for_picture() -> None:
-    import matplotlib.backends.backend_agg  # noqa: F401
-    import PIL.PngImagePlugin  # noqa: F401
+    with contextlib.suppress(Exception):  # who draws it says what is wrong
+        import matplotlib.backends.backend_agg  # noqa: F401
+        import PIL.PngImagePlugin  # noqa: F401
 
-    import ddp_notebook.observe.figures.bars
-    import ddp_notebook.observe.figures.curves  # noqa: F401
+        import ddp_notebook.observe.figures.bars
+        import ddp_notebook.observe.figures.curves  # noqa: F401

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
 
-from ddp_notebook.errors import SessionBrokenError
+from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
@@ -97,7 +98,8 @@ class Unended:
                 self._press(run, replaces=True)
         left = sorted({rank for run in runs if not run.is_watched for rank in run.pending})
         if left:
-            self._cluster.signal(left, signal.SIGKILL)
+            with contextlib.suppress(HostError):  # `_check` says so below
+                self._cluster.signal(left, signal.SIGKILL)
         self._wait_for(runs, _REPLACE_S, interrupts)
         with self._cells.turn:
             self._check()
