@@ -207,13 +207,13 @@ def test_the_monitor_imports_no_torch():
 
 
 def test_a_view_imports_while_its_cell_runs_what_the_picture_at_the_end_needs():
-    shows = "Placing.show_under(types.SimpleNamespace(_view=lambda *_, **__: None), 1)"
+    prepares = "Placing.prepare_picture(types.SimpleNamespace())"
     waits = "[one.join() for one in threading.enumerate() if one.name == 'ddp-picture-import']"
     before = "import threading, types; from ddp_notebook.widgets.placing import Placing"
     needs = {"ddp_notebook.observe.figures.bars", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin"}
 
     assert not needs & loaded_by(before)
-    assert needs <= loaded_by(f"{before}; {shows}; {waits}")
+    assert needs <= loaded_by(f"{before}; {prepares}; {waits}")
 
 
 def test_the_package_alone_imports_nearly_nothing():

@@ -69,12 +69,15 @@ class Placing:
             return None
         return UnderCell(self)
 
+    def prepare_picture(self) -> None:
+        """Import what a picture needs while the cell runs: its end, or the stop button, would wait for that for 0.5 s
+        (2 cores)."""
+        self._importing = threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True)
+        self._importing.start()
+
     def show_under(self, cell: int) -> None:
         """Show a compact view under the cell that runs."""
         self._under = self._view(cell, compact=True)
-        # While the cell runs: at its end, or at the stop button, the picture would wait for this for 0.5 s.
-        self._importing = threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True)
-        self._importing.start()
 
     def freeze_under(self, cell: int) -> None:
         """The cell is over."""
@@ -201,15 +204,19 @@ class UnderCell:
         self._looked_s = self._began_s
         rings = self._recording.store.rings
         self._ends = {name: rings[name].end for name in ("metric", "call")}
+        self._is_wanted = False
         self._is_decided = False
 
     def look(self, cell: int) -> None:
         now_s = time.monotonic()
-        if self._is_decided or now_s < self._began_s + _AFTER_S or now_s < self._looked_s + _LOOK_S:
+        if self._is_decided or now_s < self._looked_s + _LOOK_S:
             return
         self._looked_s = now_s
         try:
-            if self._has_something(cell):
+            if not self._is_wanted and self._has_something(cell):
+                self._is_wanted = True
+                self._placing.prepare_picture()
+            if self._is_wanted and now_s > self._began_s + _AFTER_S:
                 self._is_decided = True
                 self._placing.show_under(cell)
         except MissingBuildError:  # %ddp_monitor says so
