@@ -16,7 +16,7 @@ from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import Backend, LiveMode, StartOptions
 from ddp_notebook.launch.placement import Placement, place
 from ddp_notebook.records.words import name_ranks
-from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.assembly import Parts, there_already
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
@@ -99,6 +99,7 @@ class Session(GroupFace, ValueFace, RecordFace):
     def __init__(self, options: StartOptions, *, report: Progress = lambda _: None) -> None:
         global _current
         self._cluster: Cluster | None = None
+        self._placement: Placement | None = None
         self.options = options
         self._ready = False
         self._host_ended = False  # closed, or given back
@@ -140,13 +141,13 @@ class Session(GroupFace, ValueFace, RecordFace):
             facts = self._host.facts(self.options.timeout_s, interrupts.check)
         except StartTimeoutError as error:
             raise StartTimeoutError(f"the start took too long: the host server was importing torch ({error})") from None
-        self.placement: Placement = place(self.options, facts, env)
+        self._placement = place(self.options, facts, env)
         stage(self._host.stage)
         self._hostname: str = facts["host"]
         guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
         dispatch = Dispatch()
         cluster = Cluster([self._host], self.placement, env, dispatch, guard=guard)
-        self._parts = parts = Parts(cluster, dispatch, self.world_size, self.options)
+        self._assembled = parts = Parts(cluster, dispatch, self.world_size, self.options)
         self._cells = parts.cells
         self._live = Placing(
             parts.observer.recording,
@@ -164,6 +165,11 @@ class Session(GroupFace, ValueFace, RecordFace):
         self._ready = True
 
     # ---- what the user does
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank has which device."""
+        return there_already(self._placement)
 
     @property
     def world_size(self) -> int:

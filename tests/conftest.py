@@ -53,6 +53,13 @@ _SHARE_SESSIONS = {
 }
 
 
+def waiting_host() -> Any:
+    """The host server that waits in this process for the next session, if one does."""
+    from ddp_notebook.launch import warm
+
+    return warm._waiting if warm._waiting is not None and warm._waiting.is_alive else None
+
+
 def marked_processes() -> set[psutil.Process]:
     """Living processes of this test run, and those of their OS sessions; not this process itself."""
     found, sessions = set(), set()
@@ -78,8 +85,21 @@ def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:
         time.sleep(0.01)
 
 
+# What is counted before and after each test, without the host server that waits: it may be another one by then.
+
+
+def _processes() -> set[psutil.Process]:
+    found = marked_processes()
+    if (host := waiting_host()) is not None:
+        with contextlib.suppress(psutil.Error):
+            server = psutil.Process(host.pid)
+            found -= {server, *server.children(recursive=True)}
+    return found
+
+
 def _directories() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("ddp_notebook-*"))
+    host = waiting_host()
+    return set(Path(tempfile.gettempdir()).glob("ddp_notebook-*")) - ({Path(host.directory)} if host else set())
 
 
 def _sockets() -> int:
@@ -87,7 +107,7 @@ def _sockets() -> int:
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             links.append(os.readlink(fd))
-    return sum(link.startswith("socket:") for link in links)
+    return sum(link.startswith("socket:") for link in links) - (waiting_host() is not None)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -137,14 +157,14 @@ def nothing_is_left() -> Iterator[None]:
 
     The session of a module may have ranks that were replaced, as long as it has no more than before.
     """
-    before, directories, sockets = marked_processes(), _directories(), _sockets()
+    before, directories, sockets = _processes(), _directories(), _sockets()
     had_session = _current() is not None
     yield
 
     def left() -> set[psutil.Process]:
         session = _current() if had_session else None
         ranks = set() if session is None else set(session.pids())
-        return {process for process in marked_processes() - before if process.pid not in ranks}
+        return {process for process in _processes() - before if process.pid not in ranks}
 
     wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, f"processes are left: {left()}")
     wait_until(lambda: not (_directories() - directories), what="directories are left")
@@ -162,13 +182,17 @@ def waiting_host_server() -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture
-def make_session() -> Iterator[Any]:
-    """Start a session, with a host server of its own; it is stopped when the test ends."""
+def make_session(waiting_host_server) -> Iterator[Any]:
+    """Start a session; it is stopped when the test ends.
+
+    Its ranks are forked from the host server that waits; with `cold=True` from one that starts in the environment of
+    now, which takes 3 s more.
+    """
     from ddp_notebook import session as sessions
     from ddp_notebook.launch import warm
 
-    def make(world_size: int = 2, **options):
-        warm.drop()
+    def make(world_size: int = 2, *, cold: bool = False, **options):
+        warm.drop() if cold else waiting_host_server()
         return sessions.start(world_size, **options)
 
     yield make

@@ -29,20 +29,21 @@ os.system('sleep 600 &')                                           # one whose p
 os.system('env -i sleep 600 &')                                    # and its environment cleared
 os.system('setsid sleep 600 &')                                    # or its OS session left
 """
+STORM = "while :; do sleep 600 & sleep 0.002; done"
 LEFT_IN_EVERY_WAY = "%%on_all_ranks\nos.system('env -i setsid sleep 600 &')"
-
-
-@pytest.fixture(autouse=True)
-def no_host_server_of_this_process():
-    """What waits here for the next session of another file is marked too, but is no kernel's."""
-    warm.drop()
 
 
 def start_in(kernel) -> set[psutil.Process]:
     """Start ranks with descendants in a kernel. Returns all processes but the kernel itself."""
+    warm.drop()  # what waits here for the next session of another file is marked too, but is no kernel's
     assert kernel.run("%load_ext ddp_notebook").status == "ok"
     reply = kernel.run("%ddp_start 2")
     assert reply.status == "ok", reply.traceback
+    return start_descendants_in(kernel)
+
+
+def start_descendants_in(kernel) -> set[psutil.Process]:
+    """Start descendants of the ranks that run. Returns all processes but the kernel itself."""
     assert kernel.run(WITH_DESCENDANTS).status == "ok"
     found = marked_processes() | set(psutil.Process(host_server_of(kernel)).children(recursive=True))
     return {process for process in found if process.pid != kernel.pid}
@@ -66,7 +67,7 @@ def _runs(process) -> bool:
         return False
 
 
-def test_stop_ends_the_session_and_its_descendants(make_kernel):
+def test_stop_and_unloading_the_extension_end_the_session_and_its_descendants(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
     known = marked_processes()
@@ -77,6 +78,9 @@ def test_stop_ends_the_session_and_its_descendants(make_kernel):
     waiting = [server, *(process.pid for process in psutil.Process(server).children())]  # for the next start
     assert len(waiting) == 2, "the host server, which `%load_ext` has started, and its watchdog"
     expect_all_gone(processes, but=waiting)
+    processes = start_in(kernel)
+    assert kernel.run("%unload_ext ddp_notebook").status == "ok"
+    expect_all_gone(processes)
 
 
 def test_shutdown_of_the_kernel(make_kernel):
@@ -100,16 +104,19 @@ def test_sigkill_of_the_kernel(make_kernel):
     expect_all_gone(processes)
 
 
-def test_sigkill_of_the_kernel_while_ranks_are_blocked(make_kernel):
+def test_sigkill_of_the_kernel_while_ranks_are_blocked_and_something_forks_all_the_time(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
+    assert kernel.run(f"%%on_all_ranks\nstorm = subprocess.Popen(['bash', '-c', {STORM!r}])").status == "ok"
     kernel.start("%%on_all_ranks\nprint('go')\nif rank: dist.recv(torch.ones(1), 0)\nelse: sum(range(10**10))")
     kernel.wait_for_text("] go")
     os.kill(kernel.pid, signal.SIGKILL)
-    expect_all_gone(processes)
+    expect_all_gone(processes)  # and the fixture finds whatever the storm has left
 
 
-def test_sigkill_of_the_host_server(make_kernel):
+def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
+    """The death of the one is told. The other is named at once, a press of stop ends a cell without it, and it outlives
+    nobody."""
     kernel = make_kernel()
     processes = start_in(kernel)
     os.kill(host_server_of(kernel), signal.SIGKILL)
@@ -121,20 +128,8 @@ def test_sigkill_of_the_host_server(make_kernel):
     status = kernel.run("%ddp_status").stdout
     assert status.count("died") == 2 and "the host server ended, and all ranks with it" in status
     assert kernel.run("%ddp_restart").status == "ok"
-    assert kernel.run("%%on_all_ranks\nrank").status == "ok"
 
-
-def test_sigkill_of_the_host_server_during_a_cell(make_session):
-    session = make_session(2)
-    (server,) = session.pids("host server")
-    with pytest.raises(SessionBrokenError, match="the host server ended"):
-        session.run(f"import os, signal, time\nif rank == 0: os.kill({server}, signal.SIGKILL)\ntime.sleep(60)")
-
-
-def test_a_host_server_that_is_stopped(make_kernel):
-    """It is named at once, a press of stop ends a cell without it, and it outlives nobody."""
-    kernel = make_kernel()
-    processes = start_in(kernel)
+    processes = start_descendants_in(kernel)
     server = host_server_of(kernel)
     cell = kernel.start("%%on_all_ranks\nprint('go')\nif rank: dist.recv(torch.ones(1), 0)\nelse: time.sleep(600)")
     kernel.wait_for_text("] go")
@@ -212,22 +207,6 @@ sys.stdin.read()
 """
 
 
-def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
-    session = make_session(2)
-    session.run("import os, subprocess\nchild = subprocess.Popen(['sleep', '600']).pid; me = os.getpid()")
-    children = session.pull("child")
-    os.kill(session.pids()[1], signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(children[1]))
-    assert psutil.pid_exists(children[0])
-
-
-def test_unloading_the_extension_ends_everything(make_kernel):
-    kernel = make_kernel()
-    processes = start_in(kernel)
-    assert kernel.run("%unload_ext ddp_notebook").status == "ok"
-    expect_all_gone(processes)
-
-
 def test_two_notebooks_start_at_the_same_moment(make_kernel):
     kernels = [make_kernel() for _ in range(2)]
     for kernel in kernels:
@@ -240,19 +219,6 @@ def test_two_notebooks_start_at_the_same_moment(make_kernel):
         assert kernel.finish(message).stdout == "[0-1] tensor([2.])\n"
 
 
-def test_what_forks_all_the_time_is_gone_too(make_kernel):
-    kernel = make_kernel()
-    processes = start_in(kernel)
-    assert (
-        kernel.run(
-            "%%on_all_ranks\nstorm = subprocess.Popen(['bash', '-c', 'while :; do sleep 600 & sleep 0.002; done'])"
-        ).status
-        == "ok"
-    )
-    os.kill(kernel.pid, signal.SIGKILL)
-    expect_all_gone(processes)  # and the fixture finds whatever the storm has left
-
-
 def test_a_forked_child_of_the_notebook_ends_nothing(make_session):
     session = make_session(1)
     if (child := os.fork()) == 0:
@@ -260,3 +226,19 @@ def test_a_forked_child_of_the_notebook_ends_nothing(make_session):
         os._exit(0)
     os.waitpid(child, 0)
     assert session.run("rank").ok
+
+
+def test_sigkill_of_the_host_server_during_a_cell(make_session):
+    session = make_session(2)
+    (server,) = session.pids("host server")
+    with pytest.raises(SessionBrokenError, match="the host server ended"):
+        session.run(f"import os, signal, time\nif rank == 0: os.kill({server}, signal.SIGKILL)\ntime.sleep(60)")
+
+
+def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
+    session = make_session(2)
+    session.run("import os, subprocess\nchild = subprocess.Popen(['sleep', '600']).pid; me = os.getpid()")
+    children = session.pull("child")
+    os.kill(session.pids()[1], signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(children[1]))
+    assert psutil.pid_exists(children[0])

@@ -55,7 +55,7 @@ def test_a_comm_can_be_heard_before_it_is_opened():
 
 def test_ipyparallel_hooks():
     assert callable(IPEngine.redirect_output) and callable(IPEngine.restore_output)
-    for name in ("max_heartbeat_misses", "enable_nanny", "id", "timeout"):
+    for name in ("max_heartbeat_misses", "enable_nanny", "id", "timeout", "work_dir"):
         assert name in IPEngine.class_trait_names()
     for name in ("curve_secretkey", "restore_engines", "reuse_files", "engine_ports", "client_ports", "ports"):
         assert name in IPController.class_trait_names()

@@ -20,8 +20,10 @@ SPAWN = pytest.param({"DDP_NOTEBOOK_START_METHOD": "spawn"}, id="spawn")
 
 
 @pytest.mark.parametrize("env", [FORK, SPAWN])
-def test_both_start_paths(make_session, monkeypatch, tmp_path, env):
-    """The notebook's present environment, directory and module path; own stdin; own seeds."""
+def test_both_start_paths(make_session, waiting_host_server, monkeypatch, tmp_path, env):
+    """The notebook's present environment, directory and module path; own stdin; own seeds. A fork is one of the host
+    server that waits, and knows the place and the variables of its own start."""
+    waiting_host_server()
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SET_AFTER_IMPORT", "yes")
@@ -30,7 +32,7 @@ def test_both_start_paths(make_session, monkeypatch, tmp_path, env):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "of_the_user.py").write_text("answer = 42")
     stages: list[str] = []
-    session = make_session(2, report=stages.append)
+    session = make_session(2, cold=bool(env), report=stages.append)
     assert ("spawned" in stages[0]) == bool(env)
     session.run(
         "import os, sys, random, numpy, of_the_user\n"
@@ -57,13 +59,24 @@ def test_threads_of_the_ranks_are_raised_after_the_fork(make_session):
     assert session.pull("found") == {0: (2, {2}), 1: (2, {2})}
 
 
-@pytest.mark.parametrize("env", [FORK, SPAWN])
-def test_a_variable_that_torch_reads_at_import_reaches_the_ranks(make_session, monkeypatch, env):
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
+def test_who_asks_a_session_that_starts_is_told_so(make_session):
+    told: list[str] = []
+
+    def ask(stage: str) -> None:
+        if not told:  # at the first stage there are no ranks
+            for question in (lambda s: s.pull("rank"), lambda s: s.run("1"), lambda s: s.epoch):
+                with pytest.raises(SessionBrokenError, match="has no ranks yet: wait until its start has ended"):
+                    question(ddp_notebook.current())
+            told.append(repr(ddp_notebook.current()))
+
+    make_session(1, report=ask)
+    assert told == ["<Session: starting>"]
+
+
+def test_a_host_server_that_waits_and_has_seen_another_variable_is_replaced(make_session):
+    """torch reads this one when it is imported."""
     session = make_session(1, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
-    session.run("level = str(dist.get_debug_level())")
-    assert session.pull("level")[0] == "DebugLevel.DETAIL"
+    assert session.run("str(dist.get_debug_level())")[0].result == "'DebugLevel.DETAIL'"
 
 
 def test_stop_twice(make_session):
@@ -95,7 +108,8 @@ def test_what_shows_the_ranks_is_told_once_before_they_end(make_session, caplog)
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_bad_option_starts_nothing():
+def test_a_bad_option_starts_nothing(waiting_host_server):
+    waiting_host_server()
     cases: list[tuple[dict[str, Any], str]] = [
         ({"world_size": 0}, "0 ranks cannot be started"),
         ({"world_size": 2, "backend": "smoke"}, "unknown backend 'smoke'"),

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import zmq
 from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
+from traitlets import default
 
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import kernel_api, tutorials
@@ -261,6 +262,11 @@ class RankEngine(IPEngine):
         super().__init__(**kwargs)
         self._rank = rank
         self._replaces = replaces
+
+    @default("work_dir")
+    def _where_the_rank_is(self) -> str:
+        """ipyparallel goes back to where its module was imported: in the host server, perhaps long ago."""
+        return os.getcwd()
 
     async def register(self) -> None:
         """Register with the controller. The engine of a rank that has died is taken from the list first, as its nanny

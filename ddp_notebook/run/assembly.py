@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
@@ -23,6 +25,8 @@ from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
 from ddp_notebook.wire.events import Comm
 from ddp_notebook.wire.record_options import PROFILES
+
+T = TypeVar("T")
 
 
 class Parts:
@@ -89,3 +93,20 @@ class Parts:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
         if not self.living.has_ended:
             self.cluster.tell(message, [rank])
+
+
+class Assembled:
+    """What has parts once it has ranks: the base of `Session`'s faces."""
+
+    _assembled: Parts | None = None
+
+    @property
+    def _parts(self) -> Parts:
+        return there_already(self._assembled)
+
+
+def there_already(part: T | None) -> T:
+    """A part of a session; a clear error for who asks from another thread while the session starts."""
+    if part is None:
+        raise SessionBrokenError("this session has no ranks yet: wait until its start has ended")
+    return part

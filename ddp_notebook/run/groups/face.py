@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddp_notebook.run.agree.agreement import Agreement
-from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.assembly import Assembled
 
 if TYPE_CHECKING:
     import ipyparallel
 
 
-class GroupFace:
+class GroupFace(Assembled):
     """The part of `Session` that looks after its ranks."""
-
-    _parts: Parts
 
     @property
     def epoch(self) -> int:

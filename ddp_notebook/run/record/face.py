@@ -6,14 +6,12 @@ import os
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
-from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.record import trace
 
 
-class RecordFace:
+class RecordFace(Assembled):
     """The part of `Session` that tells what ranks have recorded."""
-
-    _parts: Parts
 
     @property
     def recording(self) -> Recording:

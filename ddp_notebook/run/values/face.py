@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.values import RankValues
 
 
-class ValueFace:
+class ValueFace(Assembled):
     """The part of `Session` that moves values."""
-
-    _parts: Parts
 
     def pull(self, name: str, ranks: RankSet = None, force: bool = False) -> RankValues:
         """The value of a variable on ranks, by rank. Tensors of a GPU arrive on the CPU. `session["x"]` is the same.
