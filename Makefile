@@ -29,7 +29,7 @@ WORKERS ?= 2
 NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \
     tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast checks lint lint-js types test-js other-checks test-long bench clean
+.PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long bench clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -46,21 +46,21 @@ demo: $(INSTALLED) $(MONITOR)
 lab: $(INSTALLED) $(MONITOR)
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
-test: checks $(IPYKERNEL6_INSTALLED)
-	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"
+test: lint lint-js test-js $(IPYKERNEL6_INSTALLED)
+	@$(MAKE) --no-print-directory --jobs 2 types-beside tests-in-workers
 	$(PYTEST) -m "alone and not long"
+
+tests-in-workers:
+	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"
+
+# mypy takes one core for a minute: what the tests, which wait a lot, leave of them.
+types-beside: $(INSTALLED)
+	nice -n 19 $(BIN)/mypy
 
 # What needs no ranks, and one file that does.
 test-fast: lint lint-js $(MONITOR)
 	$(PYTEST) -n $(WORKERS) -m "not long and not alone and not ranks" $(addprefix --ignore=,$(NOT_FAST))
 	$(PYTEST) tests/test_ranks.py
-
-# Side by side, since mypy alone takes one core for a minute.
-checks: $(INSTALLED) $(MONITOR)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync types other-checks
-
-other-checks:
-	@$(MAKE) --no-print-directory --jobs 1 lint lint-js test-js
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

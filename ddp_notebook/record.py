@@ -39,7 +39,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     from ddp_notebook.rank.cell.where import Where
     from ddp_notebook.rank.group import keeping
     from ddp_notebook.rank.group.recorder import Recorder
-    from ddp_notebook.rank.record.recording import Recording
+    from ddp_notebook.rank.record.recording import RankRecording
 
     number = int(os.environ.get("RANK", "0")) if rank is None else rank
     Path(directory).mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
         if not file.closed:
             file.write(data)
 
-    _recording = Recording(recorder, Where(), lambda: number, write)
+    _recording = RankRecording(recorder, Where(), lambda: number, write)
     logs.install(_recording.metrics.log)
     pid = os.getpid()
 

@@ -30,7 +30,7 @@ from ddp_notebook.rank.cell.runner import Runner
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
-from ddp_notebook.rank.record.recording import Recording
+from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.variables import check, copying, values
 from ddp_notebook.records import logs
 from ddp_notebook.wire.bulk import INLINE_BYTES
@@ -77,7 +77,7 @@ class Rank:
             spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, flush=self._flush
         )
         self._network = Network(self.agent.send)
-        self._recording = Recording(
+        self._recording = RankRecording(
             self._network.recorder,
             self._network.where,
             rank=lambda: -1 if self.place is None else self.place.rank,

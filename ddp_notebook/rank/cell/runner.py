@@ -22,7 +22,7 @@ from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.group.network import Network
-from ddp_notebook.rank.record.recording import Recording
+from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell
 
 _PARENT = "ddp-cell-"
@@ -46,7 +46,7 @@ class Runner:
         kernel: Any,
         streams: Streams,
         network: Network,
-        recording: Recording,
+        recording: RankRecording,
         send: Callable[[Message], None],
     ) -> None:
         self.running: tuple[int, float] | None = None  # the cell's number, and since when (monotonic seconds)

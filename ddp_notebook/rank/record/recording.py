@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.solo import Solo
 
 
-class Recording:
+class RankRecording:
     """One rank's.
 
     Args:
