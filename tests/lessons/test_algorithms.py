@@ -12,7 +12,7 @@ from ddp_notebook.lessons.algorithms.plans import ALGORITHMS
 from ddp_notebook.lessons.algorithms.stepping import Stepper
 
 EXAMPLES = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     database=None,
     derandomize=True,
