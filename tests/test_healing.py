@@ -38,9 +38,10 @@ TRAIN = (
 
 
 @pytest.fixture(scope="module")
-def session():
+def session(waiting_host_server):
     from ddp_notebook import session as sessions
 
+    waiting_host_server()
     with sessions.start(3) as running:
         yield running
 

@@ -13,8 +13,9 @@ from tests.recording.witness import cell_of_last, expect_agreement, operations, 
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
+def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks without the guard, whose own comparisons the profiler would see too."""
+    waiting_host_server()
     with sessions.start(2, guard=False) as running:
         running.run(forms.SET_UP, quiet=True)
         yield running

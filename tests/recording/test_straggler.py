@@ -13,8 +13,9 @@ from tests.recording.witness import cell_of_last
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
+def session(waiting_host_server) -> Iterator[Any]:
     """Four ranks."""
+    waiting_host_server()
     with sessions.start(4) as running:
         running.run("import time; from tests.recording.slow import train", quiet=True)
         yield running

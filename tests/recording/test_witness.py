@@ -28,9 +28,10 @@ def again(state, bucket):
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
+def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks without the guard, whose own comparisons the profiler would see too; and without values, as its ranges
     end only after what they have brought was looked at."""
+    waiting_host_server()
     with sessions.start(2, guard=False) as running:
         running.record("meta")
         running.run(SET_UP, quiet=True)
