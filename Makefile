@@ -25,7 +25,7 @@ NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || e
 PYTEST := env -u PYTHONUNBUFFERED -u PYTHONDONTWRITEBYTECODE DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
 
 # Tests run in as many workers; those that must be alone run behind them, one by one.
-WORKERS ?= 2
+WORKERS ?= 3
 ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
 # Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
 NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="package", params=[2, 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.fixture(scope="package", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
 def ranks(request, waiting_host_server) -> Iterator[int]:
-    """As many ranks as this number are running."""
+    """As many ranks as this number are running. (Among three there are groups of two.)"""
     from ddp_notebook import session as sessions
 
     waiting_host_server()
