@@ -1,6 +1,6 @@
 """What all tests share: sessions and kernels that are real, and a check that nothing of them is left.
 
-`make test` runs them in two workers of pytest-xdist, which are processes of their own: each has a mark, a folder for
+`make test` runs them in workers of pytest-xdist, which are processes of their own: each has a mark, a folder for
 IPython and a folder for temporary files that the other has not, so each finds its own leftovers only.
 """
 
