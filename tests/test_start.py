@@ -13,7 +13,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import HostError, SessionBrokenError, StartError, StartTimeoutError, UsageError
-from tests.conftest import wait_until
+from tests.conftest import wait_until, waiting_host
 
 FORK = pytest.param({}, id="fork")
 SPAWN = pytest.param({"DDP_NOTEBOOK_START_METHOD": "spawn"}, id="spawn")
@@ -136,14 +136,16 @@ def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeyp
         ddp_notebook.start(2)
 
 
-def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monkeypatch):
+def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monkeypatch, waiting_host_server):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\nif 'spawned' in ' '.join(sys.orig_argv): signal.pause()\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("DDP_NOTEBOOK_START_METHOD", "spawn")
+    waiting_host_server()
+    waiting_host().facts()  # its import of torch is a stage too, and may take longer than a test's timeout
     with pytest.raises(StartTimeoutError, match=r"waiting for the processes to say hello, and ranks 0-1 did not"):
-        ddp_notebook.start(2, timeout_s=8.0)
+        ddp_notebook.start(2, timeout_s=4.0)
 
 
 def test_a_rank_that_is_killed_while_starting(make_session):
