@@ -252,7 +252,8 @@ class Session(GroupFace, ValueFace, RecordFace):
         """
         if not isinstance(code, str):
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
-        living = self._parts.living
+        parts = self._parts
+        living = parts.living
         is_healing = self.options.heal and living.check_host().gone and not self._cells.busy
         healed = self.heal() if is_healing else []
         chosen, notes = living.for_cell(ranks)
@@ -260,10 +261,10 @@ class Session(GroupFace, ValueFace, RecordFace):
             notes += foresee(code, chosen, self.world_size, living.cluster.gone)
         if timeout is not None:
             check_timeout(timeout)
-        asked = self._parts.recordings.for_cell(record)
+        asked = parts.recordings.for_cell(record)
 
         def run() -> CellResult:
-            self._parts.recordings.on_cell()
+            parts.recordings.on_cell()
             return self._cells.run(
                 code,
                 chosen,

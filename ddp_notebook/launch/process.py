@@ -95,12 +95,12 @@ class Processes:
     @property
     def alive(self) -> list[int]:
         """Ranks whose process lives."""
-        return [rank for rank in self.ranks if self.by_rank[rank].is_alive]
+        return sorted([rank for rank, process in self.by_rank.items() if process.is_alive])
 
     @property
     def gone(self) -> list[int]:
         """Ranks whose process has ended."""
-        return [rank for rank in self.ranks if not self.by_rank[rank].is_alive]
+        return sorted([rank for rank, process in self.by_rank.items() if not process.is_alive])
 
     @property
     def current(self) -> list[Process]:

@@ -42,20 +42,14 @@ def is_running(who: Identity) -> bool:
     return start == started and state != "Z"
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped, by SIGSTOP or by who traces it. Asked before each cell, so without `open`, which
-    takes twice as long (20 us)."""
+def is_stopped(child: int) -> bool:
+    """Whether a child of this process was stopped (SIGSTOP, SIGTSTP). Asked before each cell: `waitid` takes 1 us, to
+    open and read /proc 9 to 20."""
     try:
         if not _LINUX:
-            return _status(pid)[0] == "T"
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-        try:
-            return os.read(file, 1024).rpartition(b")")[2][1:2] in (b"T", b"t")
-        finally:
-            os.close(file)
-    except FileNotFoundError:
-        return False
-    except ProcessLookupError:
+            return _status(child)[0] == "T"
+        return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except (ChildProcessError, ProcessLookupError):  # it has ended
         return False
 
 

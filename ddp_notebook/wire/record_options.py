@@ -47,7 +47,7 @@ class RecordOptions:
 
     def to_json(self) -> dict[str, Any]:
         """What differs from the defaults: nothing, for most cells."""
-        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> RecordOptions:
@@ -57,6 +57,9 @@ class RecordOptions:
             TypeError, ValueError: it was none.
         """
         return cls(**given)
+
+
+_DEFAULTS = {one.name: one.default for one in fields(RecordOptions)}
 
 
 def profile_path(folder: str, cell: int, rank: int) -> Path:

@@ -178,6 +178,8 @@ class Cells:
 
     def unended(self) -> list[CellRun]:
         """The cells that have not ended everywhere, the oldest first."""
+        if not self._runs:  # before each cell, mostly
+            return []
         for run in list(self._runs.values()):
             if run.is_over:
                 self._runs.pop(run.number, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.run.lines import LineParser
@@ -23,14 +23,14 @@ class CellOptions:
         timeout_s: seconds after which it is stopped; None: no limit.
         quiet: show nothing of what it prints and displays.
         here: run it in the notebook too, after the ranks.
-        record: what to record of it.
+        record: what to record of it; None: what is always recorded.
     """
 
     ranks: str | None = None
     timeout_s: float | None = None
     quiet: bool = False
     here: bool = False
-    record: RecordOptions = field(default_factory=RecordOptions)
+    record: RecordOptions | None = None
 
 
 def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:

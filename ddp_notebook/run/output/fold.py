@@ -116,6 +116,8 @@ class Fold:
             tail: the entries shown last, which ranks may join until something new is shown.
         """
         taken: list[Folded] = []
+        if not self._queues:  # nobody has said anything yet
+            return taken
         wait_s = TWINS_S
         if any(queue and now - queue[0][0] >= TWINS_S for queue in self._queues.values()):
             wait_s -= _TOGETHER_S

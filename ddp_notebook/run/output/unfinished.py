@@ -69,6 +69,8 @@ class Unfinished:
 
     def refresh(self, now: float) -> float | None:
         """Show what has changed. Returns seconds until the next change may be shown; None: there is none."""
+        if not (self._lines or self._above or self._shown):  # in most cells
+            return None
         text = self._render(self._above, self._lines)
         if text == self._shown:
             return None

@@ -33,7 +33,7 @@ class Recordings:
     def __init__(
         self, observer: Observer, questions: Questions, cells: Cells, living: Living, folder: Callable[[], str]
     ) -> None:
-        self.level = LEVELS[-1]  # how much is recorded where a cell does not say it
+        self._usual = RecordOptions(level=LEVELS[-1])  # what is recorded where a cell does not say it
         self._observer = observer
         self._questions = questions
         self._cells = cells
@@ -45,7 +45,12 @@ class Recordings:
     def set_level(self, level: str) -> None:
         """See `Session.record`."""
         _check_level(level)
-        self.level = level
+        self._usual = RecordOptions(level=level)
+
+    @property
+    def level(self) -> str:
+        """How much is recorded where a cell does not say it."""
+        return self._usual.level
 
     def for_cell(self, asked: RecordOptions | None) -> RecordOptions:
         """What a cell that begins now is to record.
@@ -57,7 +62,7 @@ class Recordings:
             UsageError: it is something else, or names no level.
         """
         if asked is None:
-            return RecordOptions(level=self.level)
+            return self._usual
         if not isinstance(asked, RecordOptions):
             raise UsageError(
                 f"record takes RecordOptions, not {type(asked).__name__}: record=RecordOptions(profile=True)"
