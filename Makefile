@@ -31,7 +31,8 @@ ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
 NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \
     tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long bench clean
+.PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix tests-fast \
+    tests-of-versions bench clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -39,6 +40,7 @@ help:
 	@echo "make test       lint, types and tests"
 	@echo "make test-fast  lint, and the tests to run between two edits"
 	@echo "make test-long  the tests that repeat, soak and measure for long"
+	@echo "make test-matrix  the quick tests with other versions of Python, torch and Jupyter's packages"
 	@echo "make bench      the benchmarks, with their tables"
 	@echo "make clean      remove the environment and all caches"
 
@@ -61,8 +63,18 @@ types-beside: $(INSTALLED)
 
 # What needs no ranks, and one file that does.
 test-fast: lint lint-js $(MONITOR)
+	@$(MAKE) --no-print-directory tests-fast
+
+tests-fast:
 	$(PYTEST) -n $(WORKERS) -m "not long and not alone and not ranks" $(addprefix --ignore=,$(NOT_FAST))
 	$(PYTEST) tests/test_ranks.py
+
+# With each combination of versions in tests/matrix, or with some: make test-matrix MATRIX="newest colab"
+test-matrix: $(INSTALLED) $(MONITOR)
+	$(BIN)/python -m tests.matrix $(MATRIX)
+
+tests-of-versions: tests-fast
+	$(PYTEST) tests/test_private_interfaces.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -89,8 +101,8 @@ bench: $(INSTALLED)
 # hatchling, and Node where the machine has none, are in the environment so that building the package, which bundles the
 # JavaScript, needs no further download than npm's.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	    { echo "ddp_notebook needs Python 3.11, 3.12 or 3.13; choose one: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+	    { echo "ddp_notebook needs Python 3.11 to 3.14; choose one: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV); the first time takes some minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -54,6 +54,12 @@ _SHARE_SESSIONS = {
 }
 
 
+def net_connections(process: psutil.Process) -> list[Any]:
+    """A process's sockets of the internet; psutil 5 calls them `connections`."""
+    find = getattr(process, "net_connections", None) or process.connections
+    return list(find("inet"))
+
+
 def waiting_host() -> Any:
     """The host server that waits in this process for the next session, if one does."""
     from ddp_notebook.launch import warm

@@ -21,7 +21,7 @@ from ddp_notebook.wire.bulk import PIECE_BYTES
 from ddp_notebook.wire.events import Message, Probe, Pull
 from ddp_notebook.wire.keys import Address, Keyring, unlock
 from ddp_notebook.wire.link import DATA, Header
-from tests.conftest import wait_until
+from tests.conftest import net_connections, wait_until
 from tests.wires import LOOPBACK, numbered, proxy, wire
 
 PEER = "local/0"
@@ -205,7 +205,7 @@ def test_a_message_that_cannot_be_read_is_logged_and_silences_nobody(caplog):
 def test_both_sockets_listen_on_loopback_only():
     with wire() as w:
         ports = {port(w.endpoint.url), port(w.bulk.url)}
-        listening = [c for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        listening = [c for c in net_connections(psutil.Process()) if c.status == psutil.CONN_LISTEN]
 
         assert {c.laddr.port for c in listening} >= ports
         assert {c.laddr.ip for c in listening} == {LOOPBACK}

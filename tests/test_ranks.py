@@ -13,6 +13,7 @@ from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch import processes
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.rank.cell import hygiene
+from tests.conftest import net_connections
 
 
 def test_ranks_are_in_a_group(session):
@@ -91,7 +92,7 @@ def test_every_listening_socket_is_on_loopback(session):
     listening = [
         (pid, connection.laddr.ip)
         for pid in everyone
-        for connection in psutil.Process(pid).net_connections()
+        for connection in net_connections(psutil.Process(pid))
         if connection.status == psutil.CONN_LISTEN
     ]
     assert len(listening) > 20

@@ -13,7 +13,8 @@ def test_rpc_calls_functions_of_a_cell_on_another_rank(make_session):
         "def double(x): return Twice(x)\n"
         "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size, rpc_backend_options=options)\n"
         "answer = rpc.rpc_sync(f'worker{1 - rank}', double, args=(rank + 1,)).x\n"
-        "listening = {c.laddr.ip for c in psutil.Process().net_connections() if c.status == 'LISTEN'}\n"
+        "me = psutil.Process()\nfound = getattr(me, 'net_connections', None) or me.connections  # of psutil 5\n"
+        "listening = {c.laddr.ip for c in found() if c.status == 'LISTEN'}\n"
         "rpc.shutdown()\nanswer, listening - {'127.0.0.1'}"
     )
     own = "import os, socket\nbox = [None]\nif rank == 0:\n    s = socket.create_server(('127.0.0.1', 0))\n"

@@ -30,8 +30,12 @@ def import_time(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def host_server_env(env: Mapping[str, str], token_variable: str, token: str) -> dict[str, str]:
-    """The environment of a host server."""
+    """The environment of a host server.
+
+    From torch 2.15 on "nccl" is another class, which our stop button has not been tried on; this asks for the old one.
+    """
     return {
+        "TORCH_DIST_USE_NCCL2": "0",
         **env,
         **dict.fromkeys(THREAD_COUNTS, "1"),
         token_variable: token,

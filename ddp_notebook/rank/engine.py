@@ -58,7 +58,6 @@ from ddp_notebook.wire.signals import STACK
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 _UNREGISTER_S = 5.0  # what the controller gets to forget an engine
-_LOOK_S = 0.005
 
 
 class Rank:
@@ -268,9 +267,12 @@ class RankEngine(IPEngine):
         """ipyparallel goes back to where its module was imported: in the host server, perhaps long ago."""
         return os.getcwd()
 
-    async def register(self) -> None:
+    def register(self) -> Any:
         """Register with the controller. The engine of a rank that has died is taken from the list first, as its nanny
-        process would do: the controller would take minutes to miss it, and give us another id."""
+        process would do: the controller would take minutes to miss it, and give us another id.
+
+        Returns what ipyparallel's own returns: something to await, from its version 9 on.
+        """
         if self._replaces:
             connect, _ = self.init_connector()
             with self.context.socket(zmq.DEALER) as socket:
@@ -278,10 +280,8 @@ class RankEngine(IPEngine):
                 connect(socket, self.registration_url)
                 self.session.send(socket, "unregistration_request", content={"id": self.id})
                 self.session.send(socket, "connection_request")  # which is answered, and after that one
-                until = time.monotonic() + _UNREGISTER_S
-                while not socket.poll(0) and time.monotonic() < until:
-                    await asyncio.sleep(_LOOK_S)
-        await super().register()
+                socket.poll(_UNREGISTER_S * 1000)
+        return super().register()
 
     def redirect_output(self, iopub_socket: Any) -> None:
         """The last step of registration. ipyparallel sends all text to its client here; we do so for its own cells
@@ -299,6 +299,13 @@ class RankEngine(IPEngine):
 
     def restore_output(self) -> None:
         """Nothing to restore: the standard streams were never replaced."""
+
+    if not hasattr(IPEngine, "redirect_output"):  # ipyparallel 8: a part of what follows, unless it has no factories
+        out_stream_factory = None
+
+        def complete_registration(self, *arguments: Any) -> None:
+            super().complete_registration(*arguments)
+            self.redirect_output(self.kernel.iopub_socket)
 
     def _on_signal_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """`Client.send_signal` and the interrupt of `%%px`: ipyparallel's nanny process would answer this."""

@@ -15,6 +15,7 @@ OPERATIONS = (  # all that are recorded
     "broadcast",
     "reduce",
     "gather",
+    "gather_single",
     "scatter",
     "all_gather",
     "all_gather_single",

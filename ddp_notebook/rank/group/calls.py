@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.operators import Operator, flat, nbytes
 from ddp_notebook.records.operation import Operation
@@ -176,6 +177,14 @@ def timeout_of(group: ProcessGroup) -> timedelta:
     """The timeout of its operations."""
     backend = group._get_backend(group._device_types[0])
     return backend.options._timeout
+
+
+def timeout_setter() -> tuple[Callable[..., None], list[tuple[Any, str]]]:
+    """torch's function that sets the timeout of a group's operations, and the modules and the name that it has there:
+    `set_timeout` from torch 2.15 on, where the private one of before warns."""
+    if hasattr(distributed_c10d, "set_timeout"):
+        return distributed_c10d.set_timeout, [(distributed_c10d, "set_timeout"), (dist, "set_timeout")]
+    return distributed_c10d._set_pg_timeout, [(distributed_c10d, "_set_pg_timeout")]
 
 
 def _ranks(group: ProcessGroup) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
+from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.wire.events import Form
 
 
@@ -81,7 +82,8 @@ def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
     from torch.distributed import distributed_c10d as c10d
 
     timeout = c10d._get_default_timeout(dist.Backend(backend))
-    c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    set_timeout, _ = timeout_setter()
+    set_timeout(timeout, dist.group.WORLD)
     for store in stores:
         store.set_timeout(timeout)
 

@@ -13,8 +13,8 @@ _NAMES: Final = {
     1: "new_subgroups",
     2: "_all_gather_base all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single "
     "all_reduce all_reduce_coalesced all_to_all broadcast broadcast_object_list",
-    3: "_reduce_scatter_base gather gather_object reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor "
-    "scatter scatter_object_list",
+    3: "_reduce_scatter_base gather gather_into_tensor gather_object gather_single reduce reduce_scatter "
+    "reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list",
     4: "all_to_all_single",
     NO_GROUP: "new_group new_subgroups_by_enumeration",
 }

@@ -17,12 +17,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.rank.group.calls import timeout_of
+from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets
 from ddp_notebook.rank.group.guard import make_twin
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 
+NCCL = ("nccl", "nccl2")  # torch's two classes, as they call themselves
 _Ports = frozenset[tuple[int, int]]  # of both ends of each connection
 
 
@@ -119,7 +120,7 @@ class Connections:
                     self._makers -= 1
 
         distributed_c10d._new_group_with_tag = make_in_turn
-        set_timeout = distributed_c10d._set_pg_timeout
+        set_timeout, names = timeout_setter()
 
         @functools.wraps(set_timeout)
         def set_timeouts(timeout: timedelta, group: Any = None) -> None:
@@ -130,7 +131,8 @@ class Connections:
                 twin._set_default_timeout(timeout)
 
         distributed_c10d._new_process_group_helper = make_group
-        distributed_c10d._set_pg_timeout = set_timeouts
+        for module, name in names:
+            setattr(module, name, set_timeouts)
         for name in ("_get_backend", "_start_coalescing", "_end_coalescing"):
             setattr(ProcessGroup, name, self._at_successor(getattr(ProcessGroup, name)))
 
@@ -205,7 +207,7 @@ class Connections:
         for group in [*distributed_c10d._world.pg_names, *self._successors.values()]:
             if torch.device("cuda") in group._device_types:
                 backend = group._get_backend(torch.device("cuda"))
-                if backend.name() == "nccl":
+                if backend.name() in NCCL:
                     backend.abort()  # Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown
                     count += 1
         return count

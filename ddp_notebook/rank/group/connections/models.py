@@ -8,6 +8,7 @@ import gc
 import weakref
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -46,8 +47,15 @@ class Models:
                 _reset(model, make_reducer=make_reducers)
             except Exception as error:  # of one model: the others and the group are not to suffer
                 notes.append(f"a model in DDP cannot go on, wrap it again: {type(error).__name__}: {error}")
-        for module in _sharded_modules():
-            _reset_sharded(module)
+        sharded = _sharded_modules()
+        if sharded and not hasattr(FSDPModule, "reset_iter_state"):
+            notes.append(
+                f"torch {torch.__version__} cannot let a model of fully_shard forget a step that was cut (2.13 can): "
+                "shard such models again on all ranks"
+            )
+        else:
+            for module in sharded:
+                _reset_sharded(module)
         if self._fsdp1:
             notes.append(
                 "FullyShardedDataParallel cannot forget a step that was cut: wrap such models again on all ranks"

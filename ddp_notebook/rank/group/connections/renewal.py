@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr
 
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import Group, timeout_of
-from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.connections.cutting import NCCL, Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.guard import make_twin
 from ddp_notebook.rank.group.recorder import Recorder
@@ -108,7 +108,7 @@ class Renewal:
         assert old is not None
         config = distributed_c10d.Backend(dist.get_backend_config(old))
         by_device = distributed_c10d.BackendConfig(config).device_backend_map
-        if not set(by_device.values()) <= {"gloo", "nccl"}:
+        if not set(by_device.values()) <= {"gloo", *NCCL}:
             return []  # "fake" has no connections
         rank, size, timeout = old.rank(), old.size(), timeout_of(old)
         new = ProcessGroup(store, rank, size)
@@ -121,11 +121,8 @@ class Renewal:
                     backends[backend]._set_default_timeout(timeout)
                 else:
                     backends[backend] = _nccl(at, rank, size, timeout, group, name)
-            new._register_backend(
-                torch.device(device), distributed_c10d.Backend.backend_type_map[backend], backends[backend]
-            )
-        first = "nccl" if "nccl" in backends else "gloo"
-        new._set_default_backend(distributed_c10d.Backend.backend_type_map[first])
+            new._register_backend(torch.device(device), _type_of(backend), backends[backend])
+        new._set_default_backend(_type_of(next((one for one in NCCL if one in backends), "gloo")))
         if old.bound_device_id is not None:
             new.bound_device_id = old.bound_device_id
         new._set_group_name(distributed_c10d.GroupName(name))
@@ -137,14 +134,26 @@ class Renewal:
         return [(group, new, twin)]
 
 
+def _type_of(backend: str) -> Any:
+    types = distributed_c10d.Backend.backend_type_map
+    return types.get(backend, types["nccl"])  # torch registers "nccl2" where it is asked for by that name
+
+
 def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, name: str) -> Any:
+    """A backend of the class that the group had, which from torch 2.15 on may be one of two."""
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.global_ranks_in_group = list(group.ranks)
     options.group_name = distributed_c10d.GroupName(name)
-    return ProcessGroupNCCL(store, rank, size, options)
+    old = group.reference()
+    assert old is not None
+    kind: Any = type(old._get_backend(torch.device("cuda")))
+    if kind is ProcessGroupNCCL:
+        return kind(store, rank, size, options)
+    device = old.bound_device_id or torch.device("cuda", torch.cuda.current_device())
+    return kind(store, rank, size, options, device)
 
 
 def _retired(group: Group, absent: list[int]) -> str:

@@ -1,0 +1,60 @@
+"""Which combinations of versions are tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """One combination.
+
+    Args:
+        name: what it is called in the table.
+        python: the version of the interpreter, "3.12".
+        torch: its exact version. PyPI's build for CUDA, which runs without a GPU too, unless the index has another.
+        pins: exact versions of other packages, as pip's constraints.
+        file: more of them, in a file beside this one; "": none. What is in neither is the newest.
+    """
+
+    name: str
+    python: str
+    torch: str
+    pins: tuple[str, ...] = ()
+    file: str = ""
+
+
+ENVIRONMENTS = (
+    Environment(
+        name="oldest",
+        python="3.11",
+        torch="2.11.0",
+        pins=(
+            *("anywidget==0.9.13", "cloudpickle==3.0.0", "ipykernel==6.17.1", "ipyparallel==8.8.0", "ipython==7.34.0"),
+            *("ipywidgets==7.7.1", "matplotlib==3.9.0", "numpy==2.0.0", "psutil==5.9.5", "pyzmq==26.0.0"),
+            *("threadpoolctl==3.5.0", "jupyter_client==7.4.9", "traitlets==5.7.1"),
+        ),
+    ),
+    Environment(name="colab", python="3.12", torch="2.11.0", file="colab.txt"),
+    Environment(name="kaggle", python="3.12", torch="2.11.0", file="kaggle.txt"),
+    Environment(
+        name="vs-code",
+        python="3.12",
+        torch="2.13.0",
+        pins=("ipykernel==6.31.0", "ipython==8.37.0", "ipyparallel==9.0.0", "ipywidgets==8.1.5"),
+    ),
+    Environment(
+        name="torch-2.12",
+        python="3.13",
+        torch="2.12.1",
+        pins=("ipykernel==7.0.0", "ipython==9.0.0", "ipyparallel==9.1.0"),
+    ),
+    Environment(name="repository", python="3.11", torch="2.13.0", file="../../constraints.txt"),
+    Environment(
+        name="torch-2.14",
+        python="3.11",
+        torch="2.14.1",
+        pins=("ipykernel==6.29.5", "ipython==8.12.3", "ipyparallel==8.8.0", "ipywidgets==8.0.7"),
+    ),
+    Environment(name="newest", python="3.13", torch="2.15.0"),
+)
