@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import nbformat
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -116,7 +117,8 @@ def run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: Te
     started_at = time.monotonic()
     failure = None
     try:
-        client.execute(transport_encryption="auto")
+        can_encrypt = hasattr(AsyncKernelManager, "transport_encryption")  # older versions of jupyter_client cannot
+        client.execute(**({"transport_encryption": "auto"} if can_encrypt else {}))
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         failure = error
     finally:

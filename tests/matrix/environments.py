@@ -33,6 +33,7 @@ ENVIRONMENTS = (
             *("anywidget==0.9.13", "cloudpickle==3.0.0", "ipykernel==6.17.1", "ipyparallel==8.8.0", "ipython==7.34.0"),
             *("ipywidgets==7.7.1", "matplotlib==3.9.0", "numpy==2.0.0", "psutil==5.9.5", "pyzmq==26.0.0"),
             *("threadpoolctl==3.5.0", "jupyter_client==7.4.9", "traitlets==5.7.1"),
+            "pyparsing==3.1.2",  # newer ones warn of what matplotlib 3.9 calls
         ),
     ),
     Environment(name="colab", python="3.12", torch="2.11.0", file="colab.txt"),
