@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Literal, overload
 
 from ddp_notebook.errors import SessionExistsError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import Backend, LiveMode, StartOptions
-from ddp_notebook.launch.placement import Placement, place
+from ddp_notebook.launch.placement import place
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts, there_already
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
@@ -22,13 +23,11 @@ from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.foresee.warnings import foresee
-from ddp_notebook.run.groups import states
 from ddp_notebook.run.groups.face import GroupFace
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.record import baseline
 from ddp_notebook.run.record.face import RecordFace
 from ddp_notebook.run.values.face import ValueFace
-from ddp_notebook.status import Status
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.record_options import RecordOptions
 
@@ -36,6 +35,7 @@ Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 _current: Session | None = None
 _current_lock = threading.Lock()
+_reusing = threading.Lock()
 
 
 def current() -> Session | None:
@@ -56,6 +56,7 @@ def start(
     guard: bool | None = None,
     heal: bool = False,
     live: LiveMode = "auto",
+    reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
     """Start ranks: one process per GPU, or CPU ranks, in an initialised process group.
@@ -63,11 +64,13 @@ def start(
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live: see `StartOptions`.
+        reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
+            again wants it. Any number of ranks will do where `world_size` is None.
         report: told a line about each stage that is done.
 
     Raises:
         UsageError: an option that cannot be, or does not fit this machine.
-        SessionExistsError: ranks are running already.
+        SessionExistsError: ranks are running already; with `reuse`, with other options.
         StartError: the ranks did not come up; nothing of them is left.
 
     Example:
@@ -90,7 +93,25 @@ def start(
         heal=heal,
         live=live,
     )
-    return Session(asked, report=report)
+    if not reuse:
+        return Session(asked, report=report)
+    with _reusing:  # several viewers of one app of marimo ask in threads of one process
+        return _reusable(asked) or Session(asked, report=report)
+
+
+def _reusable(asked: StartOptions) -> Session | None:
+    running = _current
+    if running is None or not running._ready:  # one that starts is told of by who starts another
+        return None
+    if not running.is_running:
+        running.stop()
+        return None
+    if differences := asked.differences(replace(running.options, world_size=running.world_size)):
+        raise SessionExistsError(
+            f"{running!r} cannot be reused: its {', and its '.join(differences)}; ask for the same, or end it with "
+            "%ddp_stop (session.stop())"
+        )
+    return running
 
 
 class Session(GroupFace, ValueFace, RecordFace):
@@ -99,7 +120,7 @@ class Session(GroupFace, ValueFace, RecordFace):
     def __init__(self, options: StartOptions, *, report: Progress = lambda _: None) -> None:
         global _current
         self._cluster: Cluster | None = None
-        self._placement: Placement | None = None
+        self._live: Placing | None = None
         self.options = options
         self._ready = False
         self._host_ended = False  # closed, or given back
@@ -149,7 +170,7 @@ class Session(GroupFace, ValueFace, RecordFace):
         cluster = Cluster([self._host], self.placement, env, dispatch, guard=guard)
         self._assembled = parts = Parts(cluster, dispatch, self.world_size, self.options)
         self._cells = parts.cells
-        self._live = Placing(
+        self._live = live = Placing(
             parts.observer.recording,
             lambda: self.recording,
             self._cells,
@@ -159,25 +180,12 @@ class Session(GroupFace, ValueFace, RecordFace):
         self._cluster = cluster
         cluster.start(began + self.options.timeout_s, stage, interrupts.check)
         parts.on_started()
-        self._live.prepare()
-        self.when_stopped(self._live.close)
+        live.prepare()
+        self.when_stopped(live.close)
         interrupts.check()
         self._ready = True
 
     # ---- what the user does
-
-    @property
-    def placement(self) -> Placement:
-        """Which rank has which device."""
-        return there_already(self._placement)
-
-    @property
-    def world_size(self) -> int:
-        return self.placement.world_size
-
-    @property
-    def backend(self) -> str:
-        return self.placement.backend
 
     @property
     def is_running(self) -> bool:
@@ -274,29 +282,13 @@ class Session(GroupFace, ValueFace, RecordFace):
                 file=file,
                 notes=[*healed, *notes],
                 record=asked,
-                beside=None if quiet else self._live.beside(),
+                beside=None if quiet else self.views.beside(),
             )
 
         if wait:
             return run()
         living.check_host()  # now, not in a thread of its own
         return self._cells.run_later(run)
-
-    def log(self, rank: int) -> str:
-        """What a rank has written, as it came: the last 64 MB.
-
-        Raises:
-            UsageError: there is no such rank.
-
-        Example:
-            >>> result = session.run("print('epoch 3 done')")
-            [0-1] epoch 3 done
-            >>> session.log(0).splitlines()[-1]
-            'epoch 3 done'
-        """
-        self._parts.living.check_host()
-        [one] = self._parts.living.parse([rank])
-        return self._parts.arrivals.log(one)
 
     def monitor(self, cell: int | None = None) -> None:
         """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.
@@ -307,7 +299,12 @@ class Session(GroupFace, ValueFace, RecordFace):
         Raises:
             UsageError: nothing was recorded of this cell.
         """
-        self._live.show(cell)
+        self.views.show(cell)
+
+    @property
+    def views(self) -> Placing:
+        """Where its monitors stand. `widgets.Monitor(session)` is one more."""
+        return there_already(self._live)
 
     def baseline(self, steps: int = 30, seconds: float = 20.0) -> None:
         """Let rank 0 run the last training cell alone for some steps, which `%ddp_report` then compares with. Its
@@ -326,11 +323,6 @@ class Session(GroupFace, ValueFace, RecordFace):
             self.run(code, 0, timeout_s, quiet=True, record=record)
 
         baseline.measure(self._parts.recordings, self._cells, run, steps, seconds)
-
-    def status(self) -> Status:
-        """Every rank's host, process, device, memory and state."""
-        parts = self._parts
-        return states.status(parts.living.cluster, parts.questions, self.placement)
 
     def pids(self, kind: str = "rank") -> list[int]:
         """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""

@@ -14,7 +14,7 @@ from ddp_notebook.launch.options import USAGE, StartOptions, parse
 
 def test_start_takes_every_option_with_its_default():
     parameters = inspect.signature(ddp_notebook.start).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items() if name != "report"}
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name not in ("report", "reuse")}
     assert defaults.pop("env") is None and StartOptions().env == {}
     assert defaults == {one.name: one.default for one in dataclasses.fields(StartOptions) if one.name != "env"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
 from ddp_notebook.errors import UsageError
@@ -73,6 +73,18 @@ class StartOptions:
                 raise UsageError(f"{name} {seconds:g} is no time to wait; give seconds, e.g. {name} 5, or off")
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
+
+    def differences(self, running: StartOptions) -> list[str]:
+        """What of ranks that were started with other options is not as asked for here. How long their start might take
+        is over, and any number of them will do where none is asked for.
+
+        Example:
+            >>> StartOptions(world_size=2).differences(StartOptions(world_size=4, timeout_s=60))
+            ['world_size is 4, not 2']
+        """
+        asked = replace(self, timeout_s=running.timeout_s, world_size=self.world_size or running.world_size)
+        pairs = [(one.name, getattr(running, one.name), getattr(asked, one.name)) for one in fields(self)]
+        return [f"{name} is {its!r}, not {ours!r}" for name, its, ours in pairs if its != ours]
 
 
 def parse(line: str) -> StartOptions:

@@ -57,7 +57,8 @@ from ddp_notebook.wire.events import (
 from ddp_notebook.wire.signals import STACK
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
-_UNREGISTER_S = 5.0  # what the controller gets to forget an engine
+_UNREGISTER_MS = 5000  # what the controller gets to forget an engine
+_FIGURES = "module://matplotlib_inline.backend_inline"
 
 
 class Rank:
@@ -267,11 +268,16 @@ class RankEngine(IPEngine):
         """ipyparallel goes back to where its module was imported: in the host server, perhaps long ago."""
         return os.getcwd()
 
+    @default("out_stream_factory")
+    def _what_takes_text(self) -> type:
+        return _TextOfPx
+
     def register(self) -> Any:
         """Register with the controller. The engine of a rank that has died is taken from the list first, as its nanny
         process would do: the controller would take minutes to miss it, and give us another id.
 
-        Returns what ipyparallel's own returns: something to await, from its version 9 on.
+        Returns:
+            From ipyparallel 9 on a coroutine.
         """
         if self._replaces:
             connect, _ = self.init_connector()
@@ -280,13 +286,21 @@ class RankEngine(IPEngine):
                 connect(socket, self.registration_url)
                 self.session.send(socket, "unregistration_request", content={"id": self.id})
                 self.session.send(socket, "connection_request")  # which is answered, and after that one
-                socket.poll(_UNREGISTER_S * 1000)
+                socket.poll(_UNREGISTER_MS)
         return super().register()
+
+    def _complete_registration(self, *args: Any) -> None:
+        """Of ipyparallel 8, which takes the standard streams by itself, and does not ask `redirect_output`."""
+        before = sys.stdout, sys.stderr
+        os.environ.setdefault("MPLBACKEND", _FIGURES)  # which later versions set as ipykernel does
+        super()._complete_registration(*args)
+        sys.stdout, sys.stderr = before
+        self.redirect_output(self.kernel.iopub_socket)
 
     def redirect_output(self, iopub_socket: Any) -> None:
         """The last step of registration. ipyparallel sends all text to its client here; we do so for its own cells
         only, since ours go to the pipes."""
-        streams = {name: OutStream(self.session, iopub_socket, name, watchfd=False) for name in ("stdout", "stderr")}
+        streams = {name: _TextOfPx(self.session, iopub_socket, name) for name in ("stdout", "stderr")}
         for name, stream in streams.items():
             stream.topic = f"engine.{self.id}.{name}".encode()
         hook = self.display_hook_factory(self.session, iopub_socket)
@@ -300,18 +314,18 @@ class RankEngine(IPEngine):
     def restore_output(self) -> None:
         """Nothing to restore: the standard streams were never replaced."""
 
-    if not hasattr(IPEngine, "redirect_output"):  # ipyparallel 8: a part of what follows, unless it has no factories
-        out_stream_factory = None
-
-        def complete_registration(self, *arguments: Any) -> None:
-            super().complete_registration(*arguments)
-            self.redirect_output(self.kernel.iopub_socket)
-
     def _on_signal_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """`Client.send_signal` and the interrupt of `%%px`: ipyparallel's nanny process would answer this."""
         number = parent["content"]["sig"]
         os.kill(os.getpid(), getattr(signal, number) if isinstance(number, str) else number)
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
+
+
+class _TextOfPx(OutStream):
+    """Sends text to ipyparallel's client, and leaves fd 1 and 2 to the pipes."""
+
+    def __init__(self, session: Any, iopub: Any, name: str) -> None:
+        super().__init__(session, iopub, name, watchfd=False)
 
 
 def _capture_text(kernel: Any, streams: dict[str, Any]) -> None:

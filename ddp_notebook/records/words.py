@@ -46,6 +46,12 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
 
 
+def in_function(name: str) -> str:
+    """What stands behind the line of a cell: `"load"` -> `" in load"`; `""` where it is in no function. Such code is
+    called `<module>` by Python, and `<cell line: 3>` by IPython 7.34."""
+    return "" if name == "<module>" or name.startswith("<cell line: ") else f" in {name}"
+
+
 def train_apart(ranks: Sequence[int]) -> str:
     """The sentence about ranks whose optimizers step while nothing is sent."""
     return (

@@ -10,6 +10,7 @@ from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.placement import Placement
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.agree.checking import Checking
 from ddp_notebook.run.cells.arrivals import Arrivals
@@ -99,6 +100,20 @@ class Assembled:
     """What has parts once it has ranks: the base of `Session`'s faces."""
 
     _assembled: Parts | None = None
+    _placement: Placement | None = None
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank has which device."""
+        return there_already(self._placement)
+
+    @property
+    def world_size(self) -> int:
+        return self.placement.world_size
+
+    @property
+    def backend(self) -> str:
+        return self.placement.backend
 
     @property
     def _parts(self) -> Parts:

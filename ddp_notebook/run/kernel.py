@@ -1,8 +1,10 @@
-"""What this process is: a notebook's kernel, with somebody at its front end or run by a program, or neither."""
+"""What this process is: a notebook's kernel, with somebody at its front end or run by a program, or neither; and which
+of its threads is the user's."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 
@@ -23,3 +25,13 @@ def has_front_end() -> bool:
         return False
     content = (running.get_parent() or {}).get("content") or {}
     return bool(content.get("allow_stdin", True))
+
+
+def is_users_thread() -> bool:
+    """Whether this thread runs the cells of a notebook or a script, so that what it writes is shown: the main one. In
+    an app of marimo (`marimo run`) the cells of each viewer run in a thread of their own."""
+    here = threading.current_thread()
+    if here is threading.main_thread():
+        return True
+    marimo = sys.modules.get("marimo")
+    return marimo is not None and marimo.running_in_notebook() and not isinstance(here, marimo.Thread)

@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import anywidget
 import traitlets
@@ -26,20 +26,36 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class Watchable(Protocol):
+    """A running session, as `ddp_notebook.start` makes one."""
+
+    @property
+    def views(self) -> Views: ...
+
+
+class Views(Protocol):
+    """What a session's monitors have in common; `widgets.placing.Placing` is one."""
+
+    def publisher_apart(self, cell: int | None) -> Publisher: ...
+    def interrupt(self) -> str: ...
+
+
 class Monitor(anywidget.AnyWidget):
     """What ranks do, live: losses, gradient synchronisation, a timeline, tensors, ranks.
 
-    `%ddp_monitor` shows the running session's. To show any other recording:
+    `%ddp_monitor` shows the running session's. Without that magic, as in marimo, or to show any other recording:
 
+        Monitor(session)
         Monitor(ddp_notebook.load("run.npz"))
 
     Args:
-        recording: what is shown; one that `simulate(live=True)` feeds is live.
+        recording: what is shown; a session's is live, and one that `simulate(live=True)` feeds.
         cell: this one only; None: all.
         live: the recording grows.
         compact: lower, as under a running cell.
         publisher: sends it messages; None: one of its own.
-        interrupt: does what the stop button does, and says what it did; None: nothing can be interrupted.
+        interrupt: does what the stop button does, and says what it did; None: what the session does, if there is one.
 
     Raises:
         MissingBuildError: the JavaScript was not built.
@@ -50,7 +66,7 @@ class Monitor(anywidget.AnyWidget):
 
     def __init__(
         self,
-        recording: RecordedTables | Simulation,
+        recording: RecordedTables | Simulation | Watchable,
         cell: int | None = None,
         *,
         live: bool = False,
@@ -58,14 +74,14 @@ class Monitor(anywidget.AnyWidget):
         publisher: Publisher | None = None,
         interrupt: Callable[[], str] | None = None,
     ) -> None:
-        if not isinstance(recording, RecordedTables):
-            recording, live = recording.recording, True
         self._cell = cell
-        self._interrupt = interrupt
         self._is_own = publisher is None
         if publisher is None:
-            feed = Feed(recording, cell, is_live=live)
-            publisher = Publisher(feed, Present(feed, None, _title(recording)))
+            if isinstance(recording, Watchable):
+                publisher, interrupt = recording.views.publisher_apart(cell), interrupt or recording.views.interrupt
+            else:
+                publisher = _publisher_of(recording, cell, live)
+        self._interrupt = interrupt
         self._publisher = publisher
         # After what `close` needs: a widget whose making fails is closed too.
         super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex)
@@ -113,6 +129,14 @@ class Monitor(anywidget.AnyWidget):
             self._tell(FeedMessage({"kind": "answer", "request": content.get("request"), "error": str(error)}, b""))
             if not isinstance(error, LookupError | ValueError | TypeError):
                 raise
+
+
+def _publisher_of(recording: RecordedTables | Simulation, cell: int | None, live: bool) -> Publisher:
+    """Of a recording without a session."""
+    if not isinstance(recording, RecordedTables):
+        recording, live = recording.recording, True
+    feed = Feed(recording, cell, is_live=live)
+    return Publisher(feed, Present(feed, None, _title(recording)))
 
 
 def _title(recording: RecordedTables) -> str:

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class Placing:
         self._publisher: Publisher | None = None
         self._shown: _View | _Still | None = None  # of %ddp_monitor
         self._under: _View | None = None  # the cell that runs
+        self._apart: weakref.WeakSet[Publisher] = weakref.WeakSet()  # of monitors that the user has made
         self._importing: threading.Thread | None = None  # what its picture will need
 
     def prepare(self) -> None:
@@ -116,6 +118,8 @@ class Placing:
         self._under = self._shown = None
         if self._publisher is not None:
             self._publisher.close(session_ends=True)
+        for publisher in list(self._apart):
+            publisher.close(session_ends=True)
         for view in views:
             self._freeze(view, view.cell)
         self._publisher = None
@@ -155,14 +159,23 @@ class Placing:
         return _View(monitor, cell, is_live=is_live)
 
     def _live_publisher(self, cell: int | None) -> Publisher:
+        if self._publisher is None:
+            self._publisher = self._new_publisher(cell)
+        return self._publisher
+
+    def publisher_apart(self, cell: int | None) -> Publisher:
+        """One for a monitor that the user makes, and closes."""
+        publisher = self._new_publisher(cell)
+        self._apart.add(publisher)
+        return publisher
+
+    def _new_publisher(self, cell: int | None) -> Publisher:
         from ddp_notebook.widgets.feed.feed import Feed
         from ddp_notebook.widgets.present import Present
         from ddp_notebook.widgets.publisher import Publisher
 
-        if self._publisher is None:
-            feed = Feed(self._recording, cell)
-            self._publisher = Publisher(feed, Present(feed, self._cells, self._title))
-        return self._publisher
+        feed = Feed(self._recording, cell)
+        return Publisher(feed, Present(feed, self._cells, self._title))
 
     def _freeze(self, view: _View | _Still, cell: int | None) -> None:
         view.freeze(self._recording_now(), cell)

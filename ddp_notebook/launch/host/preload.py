@@ -12,11 +12,37 @@ import psutil
 
 from ddp_notebook.launch import devices
 
+OLDEST_TORCH = "2.11"
+
+
+def check_torch(version: str) -> None:
+    """End this process where torch is too old, before that shows as something that cannot be imported.
+
+    Args:
+        version: such as `"2.13.0+cpu"`.
+
+    Example:
+        >>> check_torch("2.9.1")
+        Traceback (most recent call last):
+        SystemExit: torch 2.9.1 is installed, and ddp_notebook needs 2.11 or later: pip install "torch>=2.11"
+    """
+    if _release(version) < _release(OLDEST_TORCH):
+        raise SystemExit(
+            f"torch {version} is installed, and ddp_notebook needs {OLDEST_TORCH} or later: "
+            f'pip install "torch>={OLDEST_TORCH}"'
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
 
 def preload() -> dict[str, Any]:
     """Import what every rank needs. Returns the facts about this host."""
     query = devices.start_query()
     import torch
+
+    check_torch(torch.__version__)
     import torch._dynamo  # the first DDP or optimizer of a process imports it: 1.0 s on two cores
     import torch.distributed as dist
     import torch.nn.parallel

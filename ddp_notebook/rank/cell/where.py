@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.records.words import in_function
 
 # our functions in place of torch's, and what users call them
 _STAND_INS = {
@@ -131,8 +132,7 @@ class Where:
             number = self.cells.get(file)
             if number is not None:
                 cell = "cell" if number == current else f"In[{number}]"
-                inside = "" if function == "<module>" else f" in {function}"
-                place = f"{cell} line {line}{inside}"
+                place = f"{cell} line {line}{in_function(function)}"
                 return f"{users}, from {place}" if users else place + (f", in {called}" if called else "")
             if not users and not file.startswith((*_LIBRARIES, "<")):
                 users = f"{os.path.basename(file)}:{line} in {function}" + (f", in {called}" if called else "")

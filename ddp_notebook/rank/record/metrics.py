@@ -15,6 +15,7 @@ import torch
 
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.stretches import Training
+from ddp_notebook.records.words import in_function
 
 _MOST_STEP = 2**63 - 1
 _OWN_REFERENCES = 3  # to the copy of a frame's variables; with more the user has it too, from `locals()`
@@ -116,7 +117,7 @@ class Metrics:
                 break
             if frame.f_code.co_filename in self._cells:
                 scope = frame.f_globals
-                if frame.f_code.co_name == "<module>":
+                if not in_function(frame.f_code.co_name):
                     break
                 variables = frame.f_locals
                 found.update(_numbers(missing, variables))

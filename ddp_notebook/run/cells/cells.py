@@ -24,6 +24,7 @@ from ddp_notebook.run.cells.watch import Beside, Watch
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
+from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import InputReply, Interrupt, Probe, RunCell, Vitals
@@ -100,7 +101,7 @@ class Cells:
             with Interrupts(run.wake) as interrupts:
                 notes = [*notes, *self._form_what_was_left(interrupts)]
                 screen = None
-                if not quiet and threading.current_thread() is threading.main_thread():
+                if not quiet and is_users_thread():
                     screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
                     self._arrivals.show_text_between_cells(screen)
                     for note in notes:

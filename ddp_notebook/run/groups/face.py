@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.run.agree.agreement import Agreement
 from ddp_notebook.run.assembly import Assembled
+from ddp_notebook.run.groups import states
+from ddp_notebook.status import Status
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -31,6 +33,11 @@ class GroupFace(Assembled):
         """
         self._parts.living.check()
         return self._parts.client.get()
+
+    def status(self) -> Status:
+        """Every rank's host, process, device, memory and state."""
+        parts = self._parts
+        return states.status(parts.living.cluster, parts.questions, self.placement)
 
     def reform(self, timeout_s: float = 60.0) -> None:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.

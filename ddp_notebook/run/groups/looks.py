@@ -11,13 +11,14 @@ from pathlib import Path
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.words import in_function
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import Probe, Vitals
 
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
-_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S+)')
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
 _CELL_FILE = re.compile(r"ipykernel_\d+|<ipython-input")
 
 
@@ -99,8 +100,7 @@ def describe_stack(text: str) -> str:
     """
     for frame in _FRAME.finditer(text):
         if _CELL_FILE.search(frame["file"]):
-            inside = "" if frame["function"] == "<module>" else f" in {frame['function']}"
-            return f"cell line {frame['line']}{inside}"
+            return f"cell line {frame['line']}{in_function(frame['function'])}"
         if "site-packages" not in frame["file"] and "/lib/python" not in frame["file"]:
             return f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
     return ""

@@ -82,9 +82,7 @@ class Comms:
         )
 
     def _make(self, rank: int, content: dict[str, Any]) -> Any:
-        from comm import create_comm
-
-        stand_in = create_comm(
+        stand_in = _comm_maker()(
             comm_id=content["comm_id"],
             target_name=content.get("target_name", ""),
             target_module=content.get("target_module"),
@@ -115,6 +113,20 @@ class Comms:
                 asked_by={**header, "date": str(header.get("date", ""))},
             ),
         )
+
+
+def _comm_maker() -> Callable[..., Any]:
+    """What makes a comm of this kernel. Before 6.18 (on Colab and Kaggle) ipykernel had comms of its own, and those of
+    the package `comm`, where that is installed, reach no front end."""
+    from ipykernel._version import version_info
+
+    if version_info < (6, 18):
+        from ipykernel.comm import Comm
+
+        return Comm
+    from comm import create_comm
+
+    return create_comm
 
 
 def _refuse(comm: Any, _: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`Session` as it is used to record: the public methods for what ranks have recorded."""
+"""`Session` as it is used to record: the public methods for what ranks have recorded and written."""
 
 from __future__ import annotations
 
@@ -51,6 +51,22 @@ class RecordFace(Assembled):
             cell ...: ... steps on 2 ranks, ... ms each (trimmed mean, without the first 2)...
         """
         return self.recording.report(cell)
+
+    def log(self, rank: int) -> str:
+        """What a rank has written, as it came: the last 64 MB.
+
+        Raises:
+            UsageError: there is no such rank.
+
+        Example:
+            >>> result = session.run("print('epoch 3 done')")
+            [0-1] epoch 3 done
+            >>> session.log(0).splitlines()[-1]
+            'epoch 3 done'
+        """
+        self._parts.living.check_host()
+        [one] = self._parts.living.parse([rank])
+        return self._parts.arrivals.log(one)
 
     def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
         """Write the recording as one Chrome trace, which https://ui.perfetto.dev opens, with what torch's profiler has

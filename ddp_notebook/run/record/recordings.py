@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import ClockProbe
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions
@@ -90,7 +90,7 @@ class Recordings:
 
     def _catch_up(self) -> None:
         """A recording that is kept in a variable is asked again after a cell."""
-        is_users = threading.current_thread() is threading.main_thread()
+        is_users = is_users_thread()
         if is_users and self._has_news and self._cells.watched is None:
             _ = self.now
 
