@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
 from ddp_notebook.observe.views import Collective
 
 
@@ -57,6 +59,10 @@ def _pickled(op: str, api: str, nbytes_in: int, nbytes_out: int, **rest: Any) ->
 def _functional(op: str, api: str, nbytes_in: int, nbytes_out: int, *shapes: tuple[int, ...], **rest: Any) -> Row:
     return _f(op, api, nbytes_in, nbytes_out, *shapes, is_async=True, origin="functional", **rest)
 
+
+GATHERS_OBJECTS = "all_gather_single" if hasattr(dist, "gather_single") else "all_gather"  # from torch 2.15 on
+    "all_gather_single" if hasattr(dist, "gather_single") else "all_gather"
+)  # the first from torch 2.15 on
 
 # `x` has four elements of float32, `pair` is a group of both ranks, and an int is five bytes as a pickle.
 SET_UP = """
@@ -168,7 +174,7 @@ FORMS = [
     ),
     Form(
         "dist.all_gather_object([None, None], rank)",
-        [_int("all_gather", "all_gather_object", 8, 16), _pickled("all_gather", "all_gather_object", 5, 10)],
+        [_int(GATHERS_OBJECTS, "all_gather_object", 8, 16), _pickled(GATHERS_OBJECTS, "all_gather_object", 5, 10)],
     ),
     Form(
         "dist.broadcast_object_list([rank], 0)",

@@ -65,7 +65,7 @@ WAITS = {
     "dist.monitored_barrier()": "monitored_barrier",
     "dist.send(x, 0) if rank else dist.recv(x, 1)": "recv",
     "(dist.isend(x, 0) if rank else dist.irecv(x, 1)).wait()": "recv",
-    "dist.all_gather_object([None, None], rank)": "all_gather",
+    "dist.all_gather_object([None, None], rank)": forms.GATHERS_OBJECTS,
     "with dist._coalescing_manager(): dist.all_reduce(x)": "all_reduce_coalesced",
     "funcol.all_reduce(x, 'sum', world) + 1": "all_reduce",
     "funcol.reduce_scatter_single(torch.ones(8), 'sum', 0, world) + 1": "reduce_scatter_single_coalesced",

@@ -89,8 +89,8 @@ def _answer_oneself(kernel: Operator, arguments: tuple[Any, ...]) -> None:
     for one in flat(arguments[at_out]):
         if sent and one.numel():
             target, source = one.detach().view(-1), sent[0].detach().reshape(-1)
-            count = min(target.numel(), source.numel())
-            target[:count].copy_(source[:count])
+            for part in target.split(max(1, source.numel())):  # several ranks' parts in one tensor
+                part.copy_(source[: part.numel()])
 
 
 def _alive(*kinds: type) -> list[Any]:
