@@ -61,8 +61,6 @@ def _functional(op: str, api: str, nbytes_in: int, nbytes_out: int, *shapes: tup
 
 
 GATHERS_OBJECTS = "all_gather_single" if hasattr(dist, "gather_single") else "all_gather"  # from torch 2.15 on
-    "all_gather_single" if hasattr(dist, "gather_single") else "all_gather"
-)  # the first from torch 2.15 on
 
 # `x` has four elements of float32, `pair` is a group of both ranks, and an int is five bytes as a pickle.
 SET_UP = """
