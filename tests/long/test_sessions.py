@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.benchmarks.frontend import WAIT_UNTIL_WARM
 from tests.conftest import marked_processes, wait_until
 from tests.kernels import NotebookKernel
 from tests.long.watching import SUM, WORLD_SIZE, expect_sums, pids_of_ranks, start_ranks
@@ -81,6 +82,7 @@ def _wait_until_within(bound: dict[str, int], **pids: int) -> None:
 def test_64_ranks(make_kernel, tally):
     kernel = make_kernel()
     kernel.run("%load_ext ddp_notebook")
+    assert kernel.run(WAIT_UNTIL_WARM).status == "ok"  # the host server and the process that watches it stay
     before = marked_processes()
     for _ in tally(1, f"`%ddp_start {MANY}` works, and stop leaves nothing"):
         reply = kernel.run(f"%ddp_start {MANY}", timeout_s=60)
