@@ -14,6 +14,15 @@ IPYKERNEL6 := .venv-ipykernel6
 IPYKERNEL6_VERSION := 6.31.0
 IPYKERNEL6_INSTALLED := $(IPYKERNEL6)/.installed-$(IPYKERNEL6_VERSION)
 
+# marimo with what it needs beside; the long tests put it first on the PYTHONPATH of a server.
+MARIMO := .venv-marimo
+MARIMO_VERSION := 0.25.2
+MARIMO_INSTALLED := $(MARIMO)/.installed-$(MARIMO_VERSION)
+
+# Where `make dist` puts wheel and sdist, and `make wheelhouse` wheels for a machine without a network.
+DIR ?= dist
+PYTHON_VERSION ?= $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
 # The JavaScript of the live monitor and of the lessons. hatch_build.py bundles both, with the machine's Node and npm,
 # or with those of PyPI.
 MONITOR := ddp_notebook/widgets/static/monitor.js
@@ -22,17 +31,18 @@ NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || e
 
 # PYTHONUNBUFFERED would hide faults in the way that the ranks' output takes, and without bytecode each of some hundred
 # processes would compile the package.
-PYTEST := env -u PYTHONUNBUFFERED -u PYTHONDONTWRITEBYTECODE DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" $(BIN)/python -m pytest
+PYTEST := env -u PYTHONUNBUFFERED -u PYTHONDONTWRITEBYTECODE DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" \
+    DDP_NOTEBOOK_TEST_MARIMO="$(CURDIR)/$(MARIMO)" $(BIN)/python -m pytest
 
 # Tests run in as many workers; those that must be alone run behind them, one by one.
 WORKERS ?= 3
 ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
 # Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
-NOT_FAST := tests/browser tests/faults tests/gpu tests/libraries tests/long tests/tools tests/recording/test_scripts.py \
-    tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
+NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
+    tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
 .PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix tests-fast \
-    tests-of-versions bench clean
+    tests-of-versions bench dist wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -42,6 +52,9 @@ help:
 	@echo "make test-long  the tests that repeat, soak and measure for long"
 	@echo "make test-matrix  the quick tests with other versions of Python, torch and Jupyter's packages"
 	@echo "make bench      the benchmarks, with their tables"
+	@echo "make dist       build a wheel and an sdist in dist (DIR=...)"
+	@echo "make wheelhouse DIR=wheels PYTHON_VERSION=3.12"
+	@echo "                gather every wheel but torch, for a machine without a network"
 	@echo "make clean      remove the environment and all caches"
 
 demo: $(INSTALLED) $(MONITOR)
@@ -91,11 +104,18 @@ test-js: $(MONITOR)
 	$(BIN)/python hatch_build.py node --test $(wildcard tests/js/*.test.js)
 
 # A long test sets a limit of its own where half an hour is not enough.
-test-long: $(MONITOR) $(IPYKERNEL6_INSTALLED) $(LIBRARIES)
+test-long: $(MONITOR) $(IPYKERNEL6_INSTALLED) $(LIBRARIES) $(MARIMO_INSTALLED)
 	$(PYTEST) -m long --timeout 1800
 
 bench: $(INSTALLED)
 	env -u PYTHONUNBUFFERED $(BIN)/python -m tests.benchmarks --write
+
+# Node bundles the JavaScript here; wheel and sdist carry it.
+dist: $(INSTALLED) $(MONITOR)
+	@$(BIN)/python -m hatchling build --directory $(DIR)
+
+wheelhouse: $(INSTALLED) $(MONITOR)
+	@$(BIN)/python tools/wheelhouse.py $(DIR) --python-version $(PYTHON_VERSION)
 
 # torch comes first and by its exact version: a range would take whatever build is the newest.
 # hatchling, and Node where the machine has none, are in the environment so that building the package, which bundles the
@@ -124,7 +144,12 @@ $(IPYKERNEL6_INSTALLED): | $(INSTALLED)
 	@$(PIP_INSTALL) --no-deps --target $(IPYKERNEL6) ipykernel==$(IPYKERNEL6_VERSION)
 	@touch $@
 
+$(MARIMO_INSTALLED): | $(INSTALLED)
+	@rm -rf $(MARIMO)
+	@$(PIP_INSTALL) -c constraints.txt --target $(MARIMO) marimo==$(MARIMO_VERSION)
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(IPYKERNEL6) node_modules $(dir $(MONITOR)) ddp_notebook/lessons/static .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(IPYKERNEL6) $(MARIMO) node_modules $(dir $(MONITOR)) ddp_notebook/lessons/static .pytest_cache .mypy_cache .ruff_cache build dist
 	rm -f notebooks/*.executed.ipynb
 	find ddp_notebook tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,6 +30,7 @@ class Reply:
     displays: list[dict[str, Any]] = field(default_factory=list)
     duration_s: float = 0.0
     shown: list[tuple[str, Any]] = field(default_factory=list)  # what a front end shows now: (name, content), in order
+    updates: dict[str, dict[str, Any]] = field(default_factory=dict)  # data of displays, by id
     messages: int = 0  # on iopub
     nbytes: int = 0  # of the texts in them
 
@@ -49,6 +50,7 @@ class Reply:
             self.shown.clear()
         elif kind == "update_display_data":
             display_id = content["transient"]["display_id"]
+            self.updates[display_id] = content["data"]
             for name, shown in self.shown:
                 if name == "display" and (shown.get("transient") or {}).get("display_id") == display_id:
                     shown["data"] = content["data"]
@@ -71,7 +73,8 @@ class Reply:
 class NotebookKernel:
     """An ipykernel process of its own, or one that a server has started (`connection_file` and `pid`).
 
-    `pythonpath` puts other packages first, such as an older ipykernel.
+    `pythonpath` puts other packages first, such as an older ipykernel; `python` is the interpreter of another
+    environment, in the folder `cwd`.
     """
 
     def __init__(
@@ -80,7 +83,11 @@ class NotebookKernel:
         pythonpath: str = "",
         connection_file: str = "",
         pid: int = 0,
+        python: str = sys.executable,
+        cwd: str | None = None,
     ) -> None:
+        self._python = python
+        self._cwd = cwd
         self.manager: KernelManager | None = None
         self.pid = pid
         if connection_file:
@@ -106,8 +113,8 @@ class NotebookKernel:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [pythonpath, environment.get("PYTHONPATH", "")]))
         self.manager = KernelManager(kernel_name="python3")
         assert self.manager.kernel_spec is not None
-        self.manager.kernel_spec.argv[0] = sys.executable
-        self.manager.start_kernel(env=environment)
+        self.manager.kernel_spec.argv[0] = self._python
+        self.manager.start_kernel(env=environment, cwd=self._cwd)
         self.pid = self.manager.provisioner.process.pid  # type: ignore[union-attr]  # a local process
         return self.manager.client()
 

@@ -56,6 +56,8 @@ def test_px_waits_while_our_cell_awaits(session):
 
 
 def test_its_interrupt_reaches_a_px_cell(session, tmp_path):
+    if ipyparallel.version_info < (9,):
+        pytest.skip("ipyparallel 8 hears it when the cell is over")
     client = session.client
     code = f"import time\nopen(f'{tmp_path}/{{rank}}', 'w').close()\ntime.sleep(60)"
     running = client[:].execute(code, block=False)

@@ -2,5 +2,6 @@
 
 environments   which combinations there are, and what is installed in each
 build          makes an environment; torch lies in a folder that environments share
+colab.txt, kaggle.txt  what is installed there, with date and source
 __main__       runs the tests in each and keeps the table in `tests/benchmarks/RESULTS.md`
 """

@@ -36,7 +36,7 @@ ENVIRONMENTS = (
             "pyparsing==3.1.2",  # newer ones warn of what matplotlib 3.9 calls
         ),
     ),
-    Environment(name="colab", python="3.12", torch="2.11.0", file="colab.txt"),
+    Environment(name="colab", python="3.13", torch="2.11.0", file="colab.txt"),
     Environment(name="kaggle", python="3.12", torch="2.11.0", file="kaggle.txt"),
     Environment(
         name="vs-code",

@@ -238,14 +238,15 @@ class Runner:
             self._task = self._where.task = None
 
     def _name_files(self) -> None:
-        """Let cells be compiled under the notebook's name for them. IPython's own name contains the process id, so a
-        warning would have a different text on every rank."""
+        """Let cells be compiled under the notebook's name for them. ipykernel's own name contains the process id, so a
+        warning, or a traceback of IPython 7, would have a different text on every rank; the parent's is the same."""
         compiler = self._shell.compile
         name_code = compiler.get_code_name
+        ours, all_ranks = f"ipykernel_{os.getpid()}", f"ipykernel_{os.getppid()}"
 
         def get_code_name(raw_code: str, code: str, number: int) -> str:
             name, self._file = self._file, ""  # once, for the cell itself: code that it compiles gets other names
-            name = name or name_code(raw_code, code, number)
+            name = name or name_code(raw_code, code, number).replace(ours, all_ranks)
             self._where.enter(name, number)
             return name
 

@@ -19,7 +19,7 @@ from ddp_notebook.wire.events import Probe, Vitals
 
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
-_CELL_FILE = re.compile(r"ipykernel_\d+|<ipython-input")
+_CELL_FILE = re.compile(r"ipykernel_\d+|ipython-input-")
 
 
 class Looks:

@@ -1,0 +1,97 @@
+"""Gather the wheels with which a machine without a network installs ddp_notebook: all but torch, which differs from
+machine to machine and is often there. `make wheelhouse DIR=wheels PYTHON_VERSION=3.12` runs it.
+
+They are for Linux machines like this one, with that version of Python. There:
+
+    pip install --no-index --find-links wheels 'ddp_notebook[lab,notebooks]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import zipfile
+from email.parser import BytesParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("lab", "notebooks")
+_NOT_GATHERED = ("torch",)
+
+
+def requirements(wheel: Path, python_version: str) -> list[str]:
+    """What a wheel and its `EXTRAS` ask for, without torch.
+
+    Args:
+        wheel: the file.
+        python_version: such as `"3.12"`.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        asked = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist") or []
+    found = []
+    for text in asked:
+        one = Requirement(text)
+        here = ({"extra": extra, "python_version": python_version} for extra in ("", *EXTRAS))
+        if one.name not in _NOT_GATHERED and (one.marker is None or any(map(one.marker.evaluate, here))):
+            one.marker = None
+            found.append(str(one))
+    return found
+
+
+def gather(folder: Path, python_version: str) -> list[Path]:
+    """Build our wheel into a folder, and download those that it needs. Returns all of them.
+
+    Args:
+        folder: made if it is not there. Wheels that are there already are not downloaded again.
+        python_version: of the machine that will install them, such as `"3.12"`.
+
+    Raises:
+        subprocess.CalledProcessError: the build, or pip, has failed, and said why.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as build:
+        _run("hatchling", "build", "--target", "wheel", "--directory", build)
+        [built] = Path(build).glob("*.whl")
+        wheel = folder / built.name
+        wheel.write_bytes(built.read_bytes())
+    for_that = ("--python-version", python_version, "--only-binary", ":all:", "--constraint", "constraints.txt")
+    before = set(folder.glob("*.whl"))
+    needed = requirements(wheel, python_version)
+    said = _run("pip", "--disable-pip-version-check", "download", *for_that, "--dest", str(folder.resolve()), *needed)
+    named = {path for path in folder.glob("*.whl") if path.name in said}
+    return sorted({wheel} | (set(folder.glob("*.whl")) - before) | named)
+
+
+def _run(*module: str) -> str:
+    """Run a Python module in the repository. What it says is shown where it fails."""
+    done = subprocess.run([sys.executable, "-m", *module], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout + done.stderr, file=sys.stderr)
+        done.check_returncode()
+    return done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Gather the wheels for a machine without a network, all but torch.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--python-version", default=".".join(map(str, sys.version_info[:2])), metavar="3.12")
+    given = parser.parse_args()
+    try:
+        wheels = gather(given.folder, given.python_version)
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)
+    size_mb = sum(wheel.stat().st_size for wheel in wheels) / 1e6
+    what = f"{len(wheels)} wheels for Python {given.python_version}, {size_mb:.0f} MB, without torch"
+    print(f"{given.folder}: {what}. There:")
+    print(f"  pip install --no-index --find-links {given.folder.name} 'ddp_notebook[{','.join(EXTRAS)}]'")
+    print("torch must be installed there already, or its wheel and those of what it needs lie in that folder too.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
