@@ -18,17 +18,8 @@ from ddp_notebook.run.kernel import has_front_end
 from ddp_notebook.widgets.bundles import read as read_bundle
 
 if TYPE_CHECKING:
-    from ddp_notebook.observe.figures.drawing import (
-        FAINT,
-        FILLS,
-        INK,
-        LINES,
-        Picture,
-        fill_style,
-        key,
-        picture,
-        text_on,
-    )
+    from ddp_notebook.observe.figures.drawing import FAINT, Picture, fill_style, key, picture, text_on
+    from ddp_notebook.observe.figures.palette import FILLS, INK, LINES
 
 __all__ = [
     "FAINT",

@@ -26,7 +26,7 @@ class DDPMagics(Magics):
     @line_magic
     def ddp_start(self, line: str) -> None:
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
-        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|off]"""
+        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]"""
         _start(start_options.parse(line))
 
     @line_magic

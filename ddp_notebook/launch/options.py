@@ -11,12 +11,12 @@ from ddp_notebook.run.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
-LiveMode = Literal["auto", "off"]
+LiveMode = Literal["auto", "html", "off"]
 BACKENDS = get_args(Backend)
 LIVE = get_args(LiveMode)
 USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
-    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|off]"
+    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]"
 )
 
 
@@ -35,7 +35,8 @@ class StartOptions:
         hang_after_s: how long a rank waits in an operation before the cell says who waits for whom; None: for ever.
         guard: compare what all ranks call before the user's own collectives; None: with gloo only.
         heal: begin the next cell with replacing ranks that have died, as `%ddp_heal` would.
-        live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end.
+        live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
+            as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
 
     Raises:
         UsageError: a value that cannot be.
@@ -65,7 +66,7 @@ class StartOptions:
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
         if self.live not in LIVE:
-            raise UsageError(f"--live is auto or off, not {self.live!r}")
+            raise UsageError(f"unknown live mode {self.live!r}; choose one of {', '.join(LIVE)}, as in --live html")
         if not 0 < self.timeout_s <= _LONGEST_S:
             raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait; give seconds, e.g. --timeout 60")
         for name, seconds in (("--grace", self.grace_s), ("--hang-after", self.hang_after_s)):
@@ -108,7 +109,7 @@ def parse(line: str) -> StartOptions:
     parser.add_argument("--hang-after", default="10")
     parser.add_argument("--guard", choices=("on", "off"))
     parser.add_argument("--heal", action="store_true")
-    parser.add_argument("--live", choices=LIVE, default="auto")
+    parser.add_argument("--live", default="auto")
     given = parser.parse_line(line)
     n = given.world_size
     return StartOptions(

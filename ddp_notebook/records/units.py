@@ -13,6 +13,26 @@ def two_figures(value: float) -> str:
     return f"{value:,.0f}" if value >= 9.95 or value == 0 else f"{value:.2g}"
 
 
+def number(value: float) -> str:
+    """A value of a metric: two places, or three figures if it is very large or small.
+
+    Example:
+        >>> number(2.3), number(0.1134), number(0.0000123), number(123456.0)
+        ('2.30', '0.11', '1.23e-05', '1.23e+05')
+    """
+    return f"{value:.2f}" if 0.095 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
+
+
+def three_figures(value: float) -> str:
+    """A value of a metric beside others that are nearly the same.
+
+    Example:
+        >>> three_figures(0.1), three_figures(2.3456), three_figures(123.0), three_figures(1e-5)
+        ('0.100', '2.35', '123', '1.00e-05')
+    """
+    return f"{value:#.3g}".rstrip(".")
+
+
 def ms(ns: float) -> str:
     """A time.
 

@@ -2,12 +2,16 @@
 
 monitor    the widget
 placing    where views appear: under a running cell, at %ddp_monitor
+under_cell when one comes under a running cell
+views      what stands at a place: a widget, a picture
+answering  whether views answer, and whether while a cell runs
 publisher  the one thread that sends
 present    what the ranks do at this moment
-subshell   whether the browser is heard while a cell runs
+subshell   what a browser says while a cell runs is let through
 bundles    the JavaScript that `hatch_build.py` makes
 
 feed/      what travels to the browser, and when
+html/      the monitor without JavaScript, redrawn in place
 still/     what stays: a text, a picture, a page
 simulated/ ranks that do not exist
 js/        the monitor in the browser

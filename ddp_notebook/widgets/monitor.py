@@ -13,6 +13,7 @@ import traitlets
 
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets import bundles
+from ddp_notebook.widgets.answering import Answering
 from ddp_notebook.widgets.feed import answers
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
@@ -56,6 +57,7 @@ class Monitor(anywidget.AnyWidget):
         compact: lower, as under a running cell.
         publisher: sends it messages; None: one of its own.
         interrupt: does what the stop button does, and says what it did; None: what the session does, if there is one.
+        answering: learns from what the view says; None: one of its own.
 
     Raises:
         MissingBuildError: the JavaScript was not built.
@@ -73,8 +75,10 @@ class Monitor(anywidget.AnyWidget):
         compact: bool = False,
         publisher: Publisher | None = None,
         interrupt: Callable[[], str] | None = None,
+        answering: Answering | None = None,
     ) -> None:
         self._cell = cell
+        self._answering = answering or Answering()
         self._is_own = publisher is None
         if publisher is None:
             if isinstance(recording, Watchable):
@@ -85,7 +89,7 @@ class Monitor(anywidget.AnyWidget):
         self._publisher = publisher
         # After what `close` needs: a widget whose making fails is closed too.
         super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex)
-        self._hears_at_once = hear_at_once(self.comm)
+        hear_at_once(self.comm)
         self.on_msg(self._on_message)
         # At once, not when the browser asks: its question may be heard only after the cell.
         publisher.add(self._tell)
@@ -94,24 +98,31 @@ class Monitor(anywidget.AnyWidget):
         cell = "" if self._cell is None else f", cell {self._cell}"
         return f"<Monitor of {_title(self._publisher.feed.recording)}{cell}>"
 
-    def close(self) -> None:
-        """Take it off the page. Doing it twice is no error."""
+    def leave(self) -> None:
+        """Tell it nothing more; what it says is still heard. Doing it twice is no error."""
         self._publisher.remove(self._tell)
         if self._is_own:
             self._publisher.close()
+
+    def close(self) -> None:
+        """Take it off the page. Doing it twice is no error."""
+        self.leave()
         super().close()
 
     def _tell(self, message: FeedMessage) -> None:
         header = {**message.header, "only": self._cell}
         if "notes" in header:
-            header["notes"] = {**header["notes"], "answers": "now" if self._hears_at_once else "after the cell"}
+            header["notes"] = {**header["notes"], "answers": self._answering.when}
         if self.comm is not None:  # else closed by another thread
             self.send(header, [message.data] if message.data else None)
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
-        """Answer the browser. In the main thread; in another one where the kernel has subshells."""
+        """Answer the browser. In the main thread; in another one where it has sent this to a subshell."""
+        self._answering.heard()
         try:
             match content:
+                case {"kind": "here"}:
+                    self._tell(FeedMessage({"kind": "heard", "answers": self._answering.when}, b""))
                 case {"kind": "hello"}:
                     self._publisher.catch_up(self._tell)
                 case {"kind": "interrupt"}:

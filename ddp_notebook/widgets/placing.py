@@ -1,8 +1,13 @@
-"""Where views appear: by themselves under a running cell, and at `%ddp_monitor`; and the picture that stays of them."""
+"""Where views appear: by themselves under a running cell, and at `%ddp_monitor`; and what stays of them.
+
+Which kind of view: a widget; HTML that is redrawn, where that was asked for or no widget answers; a picture, where
+nobody looks. A widget that does not answer in time is replaced in its display, so there is one view all the same; if
+it answers later, the views to come are widgets again.
+"""
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import contextlib
 import logging
 import os
@@ -11,25 +16,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_notebook.errors import MissingBuildError, UsageError
+from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.records.schema import ORIGINS
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.widgets.answering import ANSWER_S, Answering
+from ddp_notebook.widgets.under_cell import UnderCell
+from ddp_notebook.widgets.views import StillView, View, WidgetView
 
 if TYPE_CHECKING:
     from ddp_notebook.widgets.monitor import Monitor
     from ddp_notebook.widgets.publisher import Publisher
 
-_AFTER_S = 1.0  # a cell that is over sooner needs no view
-_LOOK_S = 0.2
-_SYNCHRONISES = [ORIGINS.index(name) for name in ("ddp", "ddp hook", "fsdp")]
-_MOST_ROWS = 2000  # calls that are searched for one of these
+_SETTLE_S = 0.6  # after a cell: what ranks have recorded has come, and steps that waited for it are known
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +45,7 @@ class Placing:
         flushed: brings all that ranks have recorded into it.
         cells: the session's.
         title: of the session.
-        mode: "auto": a view comes by itself under a cell that logs or synchronises; "off".
+        mode: `StartOptions.live`.
     """
 
     def __init__(
@@ -52,24 +56,43 @@ class Placing:
         self._cells = cells
         self._title = title
         self._mode = mode
+        self._answering = Answering()
         self._publisher: Publisher | None = None
-        self._shown: _View | _Still | None = None  # of %ddp_monitor
-        self._under: _View | None = None  # the cell that runs
+        self._shown: View | None = None  # of %ddp_monitor
+        self._under: View | None = None  # the cell that runs
         self._apart: weakref.WeakSet[Publisher] = weakref.WeakSet()  # of monitors that the user has made
+        self._replaced: list[Monitor] = []  # widgets that have not answered yet; when they do, widgets are shown again
         self._importing: threading.Thread | None = None  # what its picture will need
 
     def prepare(self) -> None:
         """Import what the first view needs, in a thread, before anybody waits for it."""
-        if self._mode == "auto" and has_front_end():
-            threading.Thread(target=_import, name="ddp-monitor-import", daemon=True).start()
+        if self._mode != "off" and has_front_end():
+            what = _import_html if self._mode == "html" else _import
+            threading.Thread(target=what, name="ddp-monitor-import", daemon=True).start()
 
-    # ---- under a running cell
+    @property
+    def draws_html(self) -> bool:
+        """Whether views to come are HTML."""
+        return self._mode == "html" or self._answering.is_missing
+
+    # ---- beside a running cell
 
     def beside(self) -> UnderCell | None:
         """What goes beside the output of a cell that begins now; None: nothing."""
-        if self._mode != "auto" or self._shows_what_comes() or not has_front_end():
+        may_come = self._mode != "off" and not self._shows_what_comes()
+        if not has_front_end() or not (may_come or self._shown is not None):
             return None
-        return UnderCell(self)
+        return UnderCell(self, self._recording, may_come=may_come)
+
+    def look(self) -> None:
+        """Redraw what has changed, and replace a widget that does not answer. For the main thread."""
+        now_s = time.monotonic()
+        if self._under is not None:
+            self._under = self._checked(self._under)
+            self._under.look(now_s)
+        if self._shown is not None:
+            self._shown = self._checked(self._shown)
+            self._shown.look(now_s)
 
     def prepare_picture(self) -> None:
         """Import what a picture needs while the cell runs: its end, or the stop button, would wait for that for 0.5 s
@@ -81,7 +104,7 @@ class Placing:
         """Show a compact view under the cell that runs."""
         self._under = self._view(cell, compact=True)
 
-    def freeze_under(self, cell: int) -> None:
+    def end(self, cell: int) -> None:
         """The cell is over."""
         view, self._under = self._under, None
         if self._importing is not None:  # two threads that import matplotlib find it half made
@@ -89,6 +112,8 @@ class Placing:
             self._importing = None
         if view is not None:
             self._freeze(view, cell)
+        if self._shown is not None:
+            self._look_later(_SETTLE_S)
 
     # ---- %ddp_monitor
 
@@ -109,8 +134,9 @@ class Placing:
             self._shown = None
         if has_front_end():
             self._shown = self._view(cell, compact=False)
+            self._look_later(ANSWER_S)
         else:
-            self._shown = _Still(self._recording_now(), cell)
+            self._shown = StillView(self._recording_now(), cell)
 
     def close(self) -> None:
         """The session ends: what is shown becomes static."""
@@ -123,6 +149,7 @@ class Placing:
         for view in views:
             self._freeze(view, view.cell)
         self._publisher = None
+        self._close_replaced()
 
     def interrupt(self) -> str:
         """What the stop button of a view does. Returns what was done, in words."""
@@ -141,22 +168,54 @@ class Placing:
 
     # ---- views
 
-    def _view(self, cell: int | None, *, compact: bool) -> _View:
-        from ddp_notebook.widgets.monitor import Monitor
-
+    def _view(self, cell: int | None, *, compact: bool) -> View:
         run = self._cells.under_way
         is_live = cell is None or (run is not None and run.number == cell)  # else nothing comes any more
-        if not is_live:
-            monitor = Monitor(self._recording_now(), cell, interrupt=self.interrupt)
-        else:
-            monitor = Monitor(
-                self._recording,
-                cell,
-                compact=compact,
-                publisher=self._live_publisher(cell),
-                interrupt=self.interrupt,
-            )
-        return _View(monitor, cell, is_live=is_live)
+        publisher = self._live_publisher(cell) if is_live else None
+        recording = self._recording if is_live else self._recording_now()
+        if self.draws_html:
+            from ddp_notebook.widgets.html.view import HtmlView
+
+            return HtmlView(recording, cell, self._title, publisher)
+        from ddp_notebook.widgets.monitor import Monitor
+
+        self._close_replaced()
+        monitor = Monitor(
+            recording,
+            cell,
+            compact=compact and is_live,
+            publisher=publisher,
+            interrupt=self.interrupt,
+            answering=self._answering,
+        )
+        return WidgetView(monitor, cell, is_live=is_live)
+
+    def _checked(self, view: View) -> View:
+        """The same view, or HTML in the place of a widget that does not answer."""
+        if not isinstance(view, WidgetView) or not self._answering.is_overdue(view.shown_s):
+            return view
+        from ddp_notebook.widgets.html.view import HtmlView
+
+        publisher = self._publisher if view.is_live else None
+        instead = HtmlView(self._recording, view.cell, self._title, publisher, view.handle)
+        view.monitor.leave()
+        self._replaced.append(view.monitor)  # open, so that it is heard if it answers after all
+        return instead
+
+    def _close_replaced(self) -> None:
+        while self._replaced:
+            self._replaced.pop().close()
+
+    def _look_later(self, after_s: float) -> None:
+        """Look again when no cell runs, in the kernel's own event loop and so in the main thread."""
+        with contextlib.suppress(RuntimeError):  # there is no loop: the next cell looks
+            asyncio.get_running_loop().call_later(after_s + 0.05, self._look_alone)
+
+    def _look_alone(self) -> None:
+        try:
+            self.look()
+        except Exception:
+            _log.exception("the monitor is as it was")
 
     def _live_publisher(self, cell: int | None) -> Publisher:
         if self._publisher is None:
@@ -177,7 +236,7 @@ class Placing:
         feed = Feed(self._recording, cell)
         return Publisher(feed, Present(feed, self._cells, self._title))
 
-    def _freeze(self, view: _View | _Still, cell: int | None) -> None:
+    def _freeze(self, view: View, cell: int | None) -> None:
         view.freeze(self._recording_now(), cell)
         is_watched = self._under is not None or (self._shown is not view and self._shows_what_comes())
         if self._publisher is not None and not is_watched:
@@ -186,7 +245,7 @@ class Placing:
 
     def _shows_what_comes(self) -> bool:
         """Whether `%ddp_monitor` shows rows as they come: the view of a cell that is over does not."""
-        return isinstance(self._shown, _View) and self._shown.is_live
+        return self._shown is not None and self._shown.is_live
 
     def _recording_now(self) -> RecordedTables:
         with contextlib.suppress(Exception):  # the ranks may be gone: then what has come must do
@@ -207,110 +266,14 @@ class Placing:
         return f"there is something of {', '.join(names)}" if known else "nothing at all was"
 
 
-class UnderCell:
-    """A compact view under one cell, once there is something to see. Part of `run.cells.watch.Beside`."""
-
-    def __init__(self, placing: Placing) -> None:
-        self._placing = placing
-        self._recording = placing._recording
-        self._began_s = time.monotonic()
-        self._looked_s = self._began_s
-        rings = self._recording.store.rings
-        self._ends = {name: rings[name].end for name in ("metric", "call")}
-        self._is_wanted = False
-        self._is_decided = False
-
-    def look(self, cell: int) -> None:
-        now_s = time.monotonic()
-        if self._is_decided or now_s < self._looked_s + _LOOK_S:
-            return
-        self._looked_s = now_s
-        try:
-            if not self._is_wanted and self._has_something(cell):
-                self._is_wanted = True
-                self._placing.prepare_picture()
-            if self._is_wanted and now_s > self._began_s + _AFTER_S:
-                self._is_decided = True
-                self._placing.show_under(cell)
-        except MissingBuildError:  # %ddp_monitor says so
-            self._is_decided = True
-        except Exception:  # the cell matters more than its view
-            self._is_decided = True
-            _log.exception("no view could be shown under the cell")
-
-    def end(self, cell: int) -> None:
-        try:
-            self._placing.freeze_under(cell)
-        except Exception:
-            _log.exception("the view under the cell is as it was")
-
-    def _has_something(self, cell: int) -> bool:
-        recording = self._recording
-        metrics, self._ends["metric"], _ = recording.follow("metric", self._ends["metric"], _MOST_ROWS)
-        if (metrics["cell"] == cell).any():
-            return True
-        end = recording.store.rings["call"].end
-        calls, _, _ = recording.follow("call", max(self._ends["call"], end - _MOST_ROWS))
-        self._ends["call"] = end
-        return bool((np.isin(calls["origin"], _SYNCHRONISES) & (calls["cell"] == cell)).any())
-
-
-class _View:
-    """A monitor on the page.
-
-    Args:
-        monitor: the widget.
-        cell: the one that it shows; None: all.
-        is_live: it shows rows as they come.
-    """
-
-    def __init__(self, monitor: Monitor, cell: int | None, *, is_live: bool) -> None:
-        from IPython.display import display
-
-        self.cell = cell
-        self.is_live = is_live
-        self._monitor = monitor
-        self._handle = display(monitor, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
-
-    def freeze(self, recording: RecordedTables, cell: int | None) -> None:
-        """Leave a picture and a text in its place: they stand in the saved notebook, and without a kernel."""
-        try:
-            if self._handle is not None:
-                self._handle.update(_static(recording, cell), raw=True)
-        finally:
-            self._monitor.close()
-
-
-class _Still:
-    """A picture where there is no front end: of what is there now, and of everything when the session ends."""
-
-    def __init__(self, recording: RecordedTables, cell: int | None) -> None:
-        from IPython.display import display
-
-        self.cell = cell
-        self._handle = display(_static(recording, cell), raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
-
-    def freeze(self, recording: RecordedTables, cell: int | None) -> None:
-        """Draw it anew."""
-        if self._handle is not None:
-            self._handle.update(_static(recording, cell), raw=True)
-
-
-def _static(recording: RecordedTables, cell: int | None) -> dict[str, Any]:
-    from ddp_notebook.widgets.still import summary
-
-    data: dict[str, Any] = {"text/plain": ""}
-    try:
-        data["text/plain"] = summary.text(recording, cell)
-        data["image/png"] = base64.b64encode(summary.picture(recording, cell)).decode()
-    except Exception:  # a text alone, or nothing, is better than a dead view
-        _log.exception("no picture of the run could be made")
-    return data
-
-
 def _import() -> None:
     import ddp_notebook.widgets.monitor
     import ddp_notebook.widgets.publisher
+    import ddp_notebook.widgets.still.summary  # noqa: F401
+
+
+def _import_html() -> None:
+    import ddp_notebook.widgets.html.view
     import ddp_notebook.widgets.still.summary  # noqa: F401
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.widgets.feed.feed import Feed
@@ -17,6 +18,7 @@ _IDLE_S = 0.5  # between two looks at a session in which nothing is recorded
 _QUIET = {"resource"}  # tables that need no message of their own
 _CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 Sink = Callable[[FeedMessage], None]
 
 
@@ -63,6 +65,10 @@ class Publisher:
             if sink in self._sinks:
                 self._sinks.remove(sink)
 
+    def head(self) -> dict[str, Any]:
+        """What a message's header says of the session now."""
+        return self._present.head()
+
     def catch_up(self, sink: Sink) -> None:
         """Send a view that has missed something a snapshot."""
         with self._lock:
@@ -73,7 +79,7 @@ class Publisher:
             self._feed.delta(self._now_ns(), self._present.head(), ranks)
         return self._feed.snapshot(self._now_ns(), self._present.head())
 
-    def with_feed(self, ask: Callable[[Feed, int], FeedMessage]) -> FeedMessage:
+    def with_feed(self, ask: Callable[[Feed, int], T]) -> T:
         """Ask the feed while the thread does not use it."""
         with self._lock:
             return ask(self._feed, self._now_ns())

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgba
 from ddp_notebook.errors import NoSessionError, RankError, UsageError
 from ddp_notebook.lessons.ddp.inside import inside_ddp
 from ddp_notebook.lessons.ddp.times import Span, medians_ms, pieces
-from ddp_notebook.observe.figures.drawing import FILLS
+from ddp_notebook.observe.figures.palette import FILLS
 from ddp_notebook.observe.views import Bucket, Step
 
 # What DDP with buckets of 1 MB makes of the lesson's model from the second step on: autograd comes from the last layer.

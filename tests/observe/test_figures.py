@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.figures import curves, drawing, figures
+from ddp_notebook.observe.figures import curves, drawing, figures, palette
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.bandwidth import bandwidth
 from ddp_notebook.observe.steps.steps import steps
@@ -147,7 +147,7 @@ def test_steps_are_bars_whose_parts_add_up():
     assert title(figure) == "A step takes 84 ms: 50 % compute, 44 % waiting for rank 2"
     assert [label.get_text() for label in by_rank.get_yticklabels()] == [f"rank {rank}" for rank in range(4)]
     assert [round(width) for _, _, width, _ in bars(by_rank, "waiting")] == [50, 50, 50]  # rank 2 does not wait
-    every = [bar for part in drawing.FILLS for bar in bars(by_rank, part)]
+    every = [bar for part in palette.FILLS for bar in bars(by_rank, part)]
     for rank in range(4):
         own = [step.duration_ns for step in steps(run, rank=rank) if step.step >= WARM_UP]
         assert sum(width for _, y, width, _ in every if round(y + 0.39) == rank) == pytest.approx(np.median(own) / MS)
@@ -318,10 +318,10 @@ def luminance(color):
 
 @pytest.mark.parametrize("page", ["#FFFFFF", "#111111"])
 def test_colours_read_on_both_pages(page):
-    assert contrast(drawing.INK, page) > 3.9
-    for line in drawing.LINES:
+    assert contrast(palette.INK, page) > 3.9
+    for line in palette.LINES:
         assert contrast(line, page) > 3, line
-    for fill in drawing.FILLS.values():
+    for fill in palette.FILLS.values():
         shown = fill.edge if fill.hatch == "" and fill.edge != "none" else fill.face
         assert contrast(shown, page) > 2.3, fill
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ddp_notebook
-from ddp_notebook.observe.figures.drawing import FILLS, LINES
+from ddp_notebook.observe.figures.palette import FILLS, LINES
 from ddp_notebook.records.schema import DTYPES, SIDES, SPANS, STATES
 from ddp_notebook.widgets.feed import tables
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS, TEXTS

@@ -7,6 +7,7 @@ import copy
 import queue
 import re
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -32,17 +33,37 @@ if not bundles.MONITOR.exists():  # what is drawn is the browser tests' business
 """
 
 
+@dataclass
 class Browser(FrontEnd):
-    """A front end that keeps what monitors are told."""
+    """A front end that keeps what monitors are told, and answers for each that it is there."""
+
+    answers: bool = True
+    subshell: str | None = None  # through which widgets are heard while a cell runs, as JupyterLab makes one
 
     def read(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """The next message, kept as it came: what shows it changes it."""
         message = super().read(timeout_s)
         self.messages[-1] = {**message, "content": copy.deepcopy(message["content"])}
+        if self.answers and self.monitors([message]):
+            self.tell(message["content"]["comm_id"], {"kind": "here"})
         return message
 
+    def tell(self, comm_id: str, content: dict[str, Any]) -> None:
+        """What a view says."""
+        client = self.kernel.client
+        header = {**client.session.msg_header("comm_msg"), **({"subshell_id": self.subshell} if self.subshell else {})}
+        of = {"comm_id": comm_id, "data": {"method": "custom", "content": content}}
+        client.session.send(client.shell_channel.socket, client.session.msg("comm_msg", of, header=header))
+
     def told(self, comm_id: str) -> list[tuple[dict[str, Any], bytes]]:
-        """What a monitor was told, oldest first: header and data."""
+        """What a monitor was told of the recording, oldest first: header and data."""
+        return [(header, data) for header, data in self._said(comm_id) if header["kind"] != "heard"]
+
+    def heard(self, comm_id: str) -> list[str]:
+        """When what a monitor says is answered, each time that it was told that."""
+        return [header["answers"] for header, _ in self._said(comm_id) if header["kind"] == "heard"]
+
+    def _said(self, comm_id: str) -> list[tuple[dict[str, Any], bytes]]:
         return [
             (message["content"]["data"]["content"], b"".join(bytes(one) for one in message["buffers"]))
             for message in self.messages
@@ -63,7 +84,7 @@ class Browser(FrontEnd):
 
 @pytest.fixture(scope="module")
 def browser(kernel):
-    made = Browser(kernel)
+    made = Browser(kernel, subshell=make_subshell(kernel.client))
     made.run(OWN_BUNDLE)
     made.run("%ddp_start 2")
     return made
@@ -212,27 +233,20 @@ def test_requests_are_answered(browser):
 
 
 def test_interrupt_ends_the_cell_where_the_kernel_hears_it(browser):
-    hears_at_once = "7." in browser.kernel.run("import ipykernel; print(ipykernel.__version__)").stdout[:2]
+    hears_at_once = browser.subshell is not None
+    when = "now" if hears_at_once else "after the cell"
+    browser.run("%ddp_monitor")
+    comm_id = browser.monitors()[-1]
+    browser.read_until(lambda: browser.heard(comm_id) == [when])
     browser.run("%ddp_monitor")
     comm_id = browser.monitors()[-1]
     header, _ = browser.told(comm_id)[0]
-    assert header["notes"]["answers"] == ("now" if hears_at_once else "after the cell")
+    assert header["notes"]["answers"] == when, "known from the view before"
 
     asked = browser.kernel.start("%%on_all_ranks\nimport time; time.sleep(4)")
     browser.read_until(lambda: any(header.get("state") == "running" for header, _ in browser.told(comm_id)))
     began = time.monotonic()
-    if hears_at_once:
-        subshell = make_subshell(browser)
-        browser.kernel.client.session.send(
-            browser.kernel.client.shell_channel.socket,
-            browser.kernel.client.session.msg(
-                "comm_msg",
-                {"comm_id": comm_id, "data": {"method": "custom", "content": {"kind": "interrupt", "request": 1}}},
-                header=in_subshell(browser, subshell),
-            ),
-        )
-    else:
-        browser.say(comm_id, {"method": "custom", "content": {"kind": "interrupt", "request": 1}})
+    browser.tell(comm_id, {"kind": "interrupt", "request": 1})
     reply = finish(browser, asked)
 
     assert (reply.ename == "KeyboardInterrupt") == hears_at_once
@@ -270,20 +284,14 @@ def test_stop_makes_the_last_view_static(browser):
     assert browser.told(comm_id)[-1][0]["state"] == "stopped"
 
 
-def make_subshell(browser: Browser) -> str:
-    """As JupyterLab makes one for widgets."""
-    client = browser.kernel.client
+def make_subshell(client: Any) -> str | None:
+    """As JupyterLab makes one for widgets; None where the kernel has none."""
     message = client.session.msg("create_subshell_request", {})
     client.control_channel.send(message)
     while True:
         answer = client.get_control_msg(timeout=10)
         if answer["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-            return str(answer["content"]["subshell_id"])
-
-
-def in_subshell(browser: Browser, subshell: str) -> dict[str, Any]:
-    header: dict[str, Any] = browser.kernel.client.session.msg_header("comm_msg")
-    return {**header, "subshell_id": subshell}
+            return answer["content"].get("subshell_id")
 
 
 def finish(browser: Browser, asked: str) -> Reply:

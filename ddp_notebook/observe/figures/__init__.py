@@ -1,7 +1,8 @@
 """Pictures of a recording.
 
 figures     the pictures that `Recording.plot_...` return
-drawing     how pictures look: colours with a fixed meaning, axes
+palette     colours with a fixed meaning
+drawing     how pictures look: axes, labels
 bars        steps and buckets
 curves      metrics and bandwidth
 """

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from matplotlib.ticker import MaxNLocator
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.figures.drawing import INK, Picture, fill_style, key, picture, text_on
+from ddp_notebook.observe.figures.drawing import Picture, fill_style, key, picture, text_on
+from ddp_notebook.observe.figures.palette import INK, STEP_PARTS
 from ddp_notebook.observe.steps.steps import measure, typical
 from ddp_notebook.observe.steps.steps import steps as steps_of
 from ddp_notebook.observe.steps.waits import straggler_of
@@ -22,7 +23,6 @@ from ddp_notebook.records.units import ms, percent, size
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
 _WORDS = {"compute": "compute", "exposed": "exposed communication"} | {one: one for one in ("input", "optimizer")}
 _LEAST_TOLD = 0.05  # of a step
 _MOST_COLUMNS = 160  # steps side by side; if there are more, several share a bar
@@ -57,13 +57,13 @@ def steps(recording: RowSource, cell: int | None) -> Picture:
     figure, (above, below) = picture(title, height + 4.2, (height, 2.2))
     _draw_by_rank(above, ranks, of_rank)
     draw_by_step(below, found)
-    shown = [part for at, part in enumerate(PARTS) if of_rank[:, at].any()]
+    shown = [part for at, part in enumerate(STEP_PARTS) if of_rank[:, at].any()]
     key(figure, shown)
     return figure
 
 
 def _parts(step: Step) -> tuple[int, ...]:
-    """In the order of `PARTS`; they add up to the step's duration."""
+    """In the order of `STEP_PARTS`; they add up to the step's duration."""
     hidden = min(step.overlapped_ns, step.compute_ns)
     return (
         step.input_ns,
@@ -85,7 +85,7 @@ def _mean(found: Sequence[Step]) -> Times:
 
 
 def _told(of_rank: Times, slow: Straggler | None, where: str) -> str:
-    part = dict(zip(PARTS, of_rank.mean(axis=0).tolist(), strict=True))
+    part = dict(zip(STEP_PARTS, of_rank.mean(axis=0).tolist(), strict=True))
     whole = sum(part.values()) or 1.0
     part["compute"] += part.pop("overlapped")
     words = _WORDS | {"waiting": "waiting for others" if slow is None else f"waiting for rank {slow.rank}"}
@@ -98,12 +98,12 @@ def _told(of_rank: Times, slow: Straggler | None, where: str) -> str:
 def _draw_by_rank(axes: Axes, ranks: Sequence[int], of_rank: Times) -> None:
     left = np.zeros(len(ranks))
     widest = float(of_rank.sum(axis=1).max()) / 1e6
-    for part, ns in zip(PARTS, of_rank.T, strict=True):
+    for part, ns in zip(STEP_PARTS, of_rank.T, strict=True):
         widths = ns / 1e6
         axes.barh(range(len(ranks)), widths, left=left, height=0.78, **fill_style(part))
         for row, width in enumerate(widths):
             if width > 0.06 * widest and part != "overlapped" and len(ranks) <= _MOST_NAMED:
-                whole = width + (of_rank[row, PARTS.index("overlapped")] / 1e6 if part == "compute" else 0)
+                whole = width + (of_rank[row, STEP_PARTS.index("overlapped")] / 1e6 if part == "compute" else 0)
                 _write(axes, left[row] + width / 2, row, f"{whole:.3g}", text_on(part), "center")
         left += widths
     if len(ranks) <= _MOST_NAMED:
@@ -130,7 +130,7 @@ def draw_by_step(
     """
     all_numbers = np.array([step.step for step in found] if numbers is None else numbers)
     unique, of_number, counts = np.unique(all_numbers, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(unique), len(PARTS)))
+    sums = np.zeros((len(unique), len(STEP_PARTS)))
     np.add.at(sums, of_number, np.array([_parts(step) for step in found], np.float64))
     parts = sums / counts[:, None] / 1e6  # (steps, parts)
     together = -(-len(unique) // most)
@@ -139,7 +139,7 @@ def draw_by_step(
     # Their middles: the first of each and the last.
     x = np.array([(unique[at] + unique[min(at + together, len(unique)) - 1]) / 2 for at in edges])
     base = np.zeros(len(x))
-    for part, column in zip(PARTS, heights.T, strict=True):
+    for part, column in zip(STEP_PARTS, heights.T, strict=True):
         style = fill_style(part)
         if len(x) <= _MOST_BARS:
             axes.bar(x, column, bottom=base, width=0.86 * together, **style)
@@ -158,7 +158,7 @@ def draw_by_step(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step" if together == 1 else f"step ({together} together)")
     axes.set_ylabel("time (ms), mean of ranks")
-    return [part for at, part in enumerate(PARTS) if heights[:, at].any()]
+    return [part for at, part in enumerate(STEP_PARTS) if heights[:, at].any()]
 
 
 def _write(axes: Axes, x: float, y: float, text: str, color: str, align: str) -> None:

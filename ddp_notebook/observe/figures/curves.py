@@ -10,7 +10,8 @@ import numpy.typing as npt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.figures.drawing import FAINT, INK, Picture, label_ends, line_style, picture
+from ddp_notebook.observe.figures.drawing import FAINT, Picture, label_ends, line_style, picture
+from ddp_notebook.observe.figures.palette import INK
 from ddp_notebook.observe.views import Bandwidth, Metric, main_metric
 from ddp_notebook.records.units import size
 from ddp_notebook.records.words import list_ranks

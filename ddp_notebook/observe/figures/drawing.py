@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -16,39 +16,13 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-INK = "#808080"  # text and axes: 4:1 on white and on the #111 of a dark notebook
+from ddp_notebook.observe.figures.palette import FILLS, INK, LINES
+
 FAINT = (0.5, 0.5, 0.5, 0.25)  # the grid, bands
 
 _DPI = 200  # of the PNG; shown at half of it, so that it is sharp on a fine screen
 _WIDTH = 8.4  # inches
 _LABEL_PT = 9.0
-
-
-class Fill(NamedTuple):
-    """How an area of one meaning is filled."""
-
-    words: str
-    face: str
-    edge: str = "none"
-    hatch: str = ""
-
-
-# One palette for figures and monitor, after Okabe and Ito, for any colour vision: tests/widgets/test_contract.py holds
-# it together with that of the monitor's light pages (widgets/js/drawing/colours.js). Waiting is nearly white: nothing
-# happens there.
-FILLS = {
-    "input": Fill("input", "#A862A0"),
-    "compute": Fill("compute", "#0072B2"),
-    "overlapped": Fill("compute while data moves", "#0072B2", "#8CC8EE", "////"),
-    "hidden": Fill("transfer behind compute", "#56B4E9"),
-    "exposed": Fill("exposed communication", "#B04A00"),
-    "waiting": Fill("waiting for a slower rank", "#E0E0E0", "#808080"),
-    "optimizer": Fill("optimizer", "#009E73"),
-    "rest": Fill("rest", "#9A9A9A"),
-}
-# Lines that are told apart by their labels: of ranks, and of operations. The second eight are dashed. Each has a
-# contrast of 3 on white and on a dark notebook, since a figure stands on either.
-LINES = ("#0072B2", "#D55E00", "#00855F", "#B5508A", "#9A6B00", "#3D9BD6", "#7458B0", "#6A6A6A")
 
 
 class Picture(Figure):

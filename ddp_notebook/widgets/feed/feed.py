@@ -134,6 +134,16 @@ class Feed:
             made.header["data"] = {"dtype": "f4", "offset": len(made.data), "count": len(data) // 4}
         return FeedMessage(made.header, made.data + data)
 
+    def kept(self, table: str) -> Rows:
+        """The latest rows of the timeline's tables, of `only` where that is set, as many as are kept."""
+        rows = self._kept[table].all()
+        return rows if self.only is None else rows[rows["cell"] == self.only]
+
+    @property
+    def ranks(self) -> Rows:
+        """Rows of `rank`: how each was when that was looked at last; none before."""
+        return self._ranks
+
     def notes(self) -> dict[str, Any]:
         """What is left out."""
         latest = next(reversed(self._timelines.values()), None)

@@ -2,11 +2,13 @@
  * The top of a view: its title with the state, and what is chosen for all panels.
  */
 
+import { LATE } from "./data/run.js";
 import { rankPicker } from "./parts/controls.js";
 import { make, show } from "./parts/dom.js";
 import { stateOf } from "./parts/notices.js";
 
 const INTERRUPT_MS = 1000;
+const NOT_HEARD = "press the notebook's stop button (■), which does the same.";
 
 export class Head {
   /**
@@ -42,13 +44,17 @@ export class Head {
 
   #interrupt() {
     const { store } = this;
+    if (store.answersWhen === LATE) {
+      this.#tellInterrupt(`The kernel hears this view only after the cell: ${NOT_HEARD}`);
+      return;
+    }
     const before = store.state;
     const request = this.hub.ask({ kind: "interrupt" });
     this.#tellInterrupt("Interrupting the ranks …");
     const timer = setTimeout(() => {
       const answer = store.answers.get(request)?.message;
       const isHeard = answer || store.state !== before;
-      this.#tellInterrupt(isHeard ? sentence(answer?.said || answer?.error || "The ranks were interrupted") : "The kernel is busy and has not heard it: press the notebook's stop button (■), which does the same.");
+      this.#tellInterrupt(isHeard ? sentence(answer?.said || answer?.error || "The ranks were interrupted") : `The kernel is busy and has not heard it: ${NOT_HEARD}`);
     }, INTERRUPT_MS);
     this.cleanup.push(() => clearTimeout(timer));
   }

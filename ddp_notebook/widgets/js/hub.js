@@ -3,9 +3,11 @@
  * so it has what came before a view was opened.
  */
 
+import { LATE } from "./data/run.js";
 import { Store } from "./data/store.js";
 
 const HELLO_AFTER_MS = 300; // a model that was made by a running cell gets its first message sooner
+const HEARD_AFTER_MS = 2000; // a kernel that has not answered by then reads this when its cell is over
 
 export class Hub {
   /** @param {(message: object) => void} [send] none on a page without a kernel */
@@ -21,12 +23,18 @@ export class Hub {
     if (this.store.feed(message, buffers)) this.send({ kind: "hello" });
   };
 
-  /** Ask for all there is, unless it comes by itself. @returns {() => void} */
+  /** Say that somebody is here, and ask for all there is, unless it comes by itself. @returns {() => void} */
   greet() {
-    const timer = setTimeout(() => {
-      if (!this.store.messages) this.send({ kind: "hello" });
-    }, HELLO_AFTER_MS);
-    return () => clearTimeout(timer);
+    this.send({ kind: "here" });
+    const timers = [
+      setTimeout(() => {
+        if (!this.store.messages) this.send({ kind: "hello" });
+      }, HELLO_AFTER_MS),
+      setTimeout(() => {
+        if (!this.store.heard) this.store.takeHeard(LATE);
+      }, HEARD_AFTER_MS),
+    ];
+    return () => timers.forEach((timer) => clearTimeout(timer));
   }
 
   /** A question; its answer is in `store.answers` by the number that is returned. @param {Record<string, any>} message */

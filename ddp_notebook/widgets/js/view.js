@@ -9,7 +9,7 @@ import { Head } from "./head.js";
 import { PANELS } from "./panels/index.js";
 import { behind, statusLine } from "./parts/a11y.js";
 import { make, newId, show } from "./parts/dom.js";
-import { alarmOf, inWords } from "./parts/notices.js";
+import { alarmOf, answersInWords, inWords } from "./parts/notices.js";
 import style from "./style.css";
 
 const COMPACT_HEIGHT = 150;
@@ -280,7 +280,8 @@ class View {
     this.status.say(words);
     // A hang is shown above; here it is only read out.
     this.statusEl.classList.toggle("ddpm-hidden", alarm !== "" && words.endsWith(alarm));
-    const notes = [...this.current.flatMap((one) => one.panel.notes()), ...inWords(store)].join(" · ");
+    const answers = this.compact ? "" : answersInWords(store); // there is nothing to ask in a compact view
+    const notes = [...this.current.flatMap((one) => one.panel.notes()), ...inWords(store), answers].filter(Boolean).join(" · ");
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
   }
 

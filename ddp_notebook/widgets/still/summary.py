@@ -15,7 +15,7 @@ from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric, settled
 from ddp_notebook.records.schema import SPANS, Rows
-from ddp_notebook.records.units import ms, two_figures
+from ddp_notebook.records.units import ms, number, two_figures
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
@@ -183,17 +183,7 @@ def _course(metric: Metric | None) -> list[str]:
         float(np.mean([metric.values[metric.ranks == rank][at] for rank in np.unique(metric.ranks)])) for at in (0, -1)
     )
     single = len(metric.values) == len(np.unique(metric.ranks))
-    return [f"{metric.name} {_number(end)}" if single else f"{metric.name} {_number(begin)} -> {_number(end)}"]
-
-
-def _number(value: float) -> str:
-    """Two places, or three figures if it is very large or small.
-
-    Example:
-        >>> _number(2.3), _number(0.1134), _number(0.0000123), _number(123456.0)
-        ('2.30', '0.11', '1.23e-05', '1.23e+05')
-    """
-    return f"{value:.2f}" if 0.095 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
+    return [f"{metric.name} {number(end)}" if single else f"{metric.name} {number(begin)} -> {number(end)}"]
 
 
 # ---- the picture

@@ -44,6 +44,7 @@ export class Intake extends Run {
     super();
     /** @type {Set<(what: "data"|"choice") => void>} */
     this.listeners = new Set();
+    this.heard = ""; // when the kernel answers this view: "now" or LATE; not known yet
     this.choice = {
       /** @type {Set<number>|null} */ ranks: null,
       /** @type {string|null} */ metric: null,
@@ -77,6 +78,7 @@ export class Intake extends Run {
       this.tell("data");
       return false;
     }
+    if (message.kind === "heard") this.takeHeard(message.answers);
     if (message.kind !== "delta" && message.kind !== "snapshot") return false;
     if (message.run !== this.run) this.#startRun(message);
     this.messages++;
@@ -85,6 +87,12 @@ export class Intake extends Run {
     this.#take(message, tables, message.kind === "snapshot");
     this.tell("data");
     return this.wantsSnapshot(now);
+  }
+
+  /** When the kernel answers, as was measured. @param {string} when */
+  takeHeard(when) {
+    this.heard = when;
+    this.tell("data");
   }
 
   /** Another run: nothing of the one before is shown; what was chosen stays where it can. @param {Record<string, any>} message */

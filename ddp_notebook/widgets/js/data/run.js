@@ -9,6 +9,8 @@ import { Index, makeTables } from "./tables.js";
 
 const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
 
+export const LATE = "after the cell"; // when the kernel answers a view that it cannot hear while a cell runs
+
 export class Run {
   /** @param {string|null} [run] its name */
   constructor(run = null) {

@@ -168,6 +168,11 @@ export class Store extends Intake {
     return found.sort((a, b) => a[0] - b[0]);
   }
 
+  /** When the kernel answers what is asked here: "now" or LATE; "" as long as neither this view nor an earlier one knows. */
+  get answersWhen() {
+    return this.heard || this.notes.answers || "";
+  }
+
   // ---- choosing
 
   /** @param {Partial<Store["choice"]>} partial */

@@ -3,6 +3,7 @@
  */
 
 import { plural, ranksInWords } from "../data/format.js";
+import { LATE } from "../data/run.js";
 
 /** @type {Record<string, string>} */
 const STATES = { stuck: "hangs" };
@@ -62,6 +63,12 @@ export function stateOf(store, interrupt) {
   };
   const what = store.messages ? (whats[state] ?? "") : "Waiting for the first message.";
   return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };
+}
+
+/** When the kernel answers, in words; empty as long as that was not measured. @param {import("../data/store.js").Store} store */
+export function answersInWords({ answersWhen }) {
+  if (!answersWhen) return "";
+  return answersWhen === LATE ? "answers after the cell; while it runs, the notebook's stop button (■) interrupts it" : "answers while a cell runs";
 }
 
 /** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */

@@ -1,0 +1,52 @@
+"""Whether views in a front end answer, and when the kernel reads what they say: measured, not asked of the kernel.
+
+A view says that it is there as soon as its JavaScript runs. Where the front end sends that to a subshell, the kernel
+reads it in a thread beside the cell; else in its main thread, where it waits for the cell. A kernel alone knows only
+what it offers: VS Code, and JupyterLab before 4.4, send nothing to subshells, whatever the kernel has.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Literal
+
+ANSWER_S = 2.0  # what a view gets to say that it is there
+
+Answers = Literal["", "now", "after the cell"]
+_before: Answers = ""  # what is known of this process' front end from earlier sessions
+
+
+class Answering:
+    """What is known of the front end, from what its views have said."""
+
+    def __init__(self) -> None:
+        self.when = _before  # what a view says is answered; "": not known yet
+        self.is_missing = False  # a view had its time, and no view has ever answered since
+
+    def __repr__(self) -> str:
+        if self.is_missing:
+            return "<Answering: no view has answered>"
+        return f"<Answering: {self.when or 'not known yet'}>"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a view has ever answered."""
+        return self.when != ""
+
+    def heard(self) -> None:
+        """A view has said something. To be called in the thread that reads it."""
+        global _before
+        is_main = threading.current_thread() is threading.main_thread()
+        self.when = _before = "after the cell" if is_main else "now"
+        self.is_missing = False
+
+    def is_overdue(self, shown_s: float) -> bool:
+        """Whether a view that was shown then should have answered by now; from then on they are missing.
+
+        Args:
+            shown_s: of `time.monotonic()`.
+        """
+        if not self.is_there and time.monotonic() > shown_s + ANSWER_S:
+            self.is_missing = True
+        return self.is_missing

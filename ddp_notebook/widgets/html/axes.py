@@ -1,0 +1,129 @@
+"""The frame of a chart: where a value lies, ticks and their labels.
+
+Charts are drawn in half pixels: `viewBox` is twice as large as the chart appears on a page of the usual width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddp_notebook.widgets.html.markup import Markup, element, join
+
+WIDTH, HEIGHT = 960, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 88, 948, 14, 270
+_DIGITS = 14  # of a tick, which is a multiple of its step, but for the last bits
+_LEAST_RATIO = 1e-9  # of an axis' length to its values, below which all of them are the same
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Where values lie.
+
+    Args:
+        x: the first and the last, on the axis.
+        y: the lowest and the highest that are drawn.
+        is_log: the y axis is logarithmic; both values are more than 0.
+    """
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    is_log: bool = False
+    left: int = field(default=_LEFT, init=False)
+    right: int = field(default=_RIGHT, init=False)
+    top: int = field(default=_TOP, init=False)
+    bottom: int = field(default=_BOTTOM, init=False)
+
+    def at_x(self, value: float) -> int:
+        """In the chart, from its left."""
+        return round(_LEFT + (_RIGHT - _LEFT) * _part(value, *self.x))
+
+    def at_y(self, value: float) -> int:
+        """From its top; what lies beyond the axis lies on its end."""
+        low, high = self.y
+        if self.is_log:
+            value, low, high = (math.log10(max(one, low)) for one in (value, low, high))
+        return round(_BOTTOM - (_BOTTOM - _TOP) * min(max(_part(value, low, high), 0.0), 1.0))
+
+    def frame(self, x_label: str, x_ticks: Sequence[tuple[float, str]] | None = None, unit: str = "") -> Markup:
+        """The grid, the ticks and what is below them.
+
+        Args:
+            x_label: what the x axis counts.
+            x_ticks: places on it, and what stands below them; None: whole numbers.
+            unit: of the y axis; it stands at the highest tick.
+        """
+        y_ticks = log_ticks(*self.y) if self.is_log else ticks(*self.y, 4)
+        if x_ticks is None:
+            x_ticks = [(value, written(value)) for value in ticks(*self.x, 6) if value == int(value)]
+        grid = "".join(f"M{self.left} {self.at_y(value)}H{self.right}" for value in y_ticks)
+        below = [_text(self.at_x(value), 296, label, "middle") for value, label in x_ticks]
+        labels = [written(value) for value in y_ticks]
+        if labels and unit:
+            labels[-1] += f" {unit}"
+        beside = [
+            _text(self.left - 8, self.at_y(value) + 7, label, "end")
+            for value, label in zip(y_ticks, labels, strict=True)
+        ]
+        middle = (self.left + self.right) // 2
+        return join(element("path", class_="grid", d=grid), *beside, *below, _text(middle, 320, x_label, "middle"))
+
+
+def _text(x: int, y: int, text: str, anchor: str) -> Markup:
+    return element("text", text, x=x, y=y, text_anchor=anchor)
+
+
+def _part(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def room(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis with room for these values, also where they are all the same.
+
+    Example:
+        >>> room(1.0, 3.0), room(2.0, 2.0), room(0.0, 0.0)
+        ((0.9, 3.1), (1.0, 3.0), (-1.0, 1.0))
+    """
+    length = high - low
+    if length <= _LEAST_RATIO * max(abs(low), abs(high)):
+        more = abs(high) / 2 or 1.0
+    else:
+        more = 0.05 * length
+    return low - more, high + more
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Round values from low to high, at most so many.
+
+    Example:
+        >>> ticks(0.0, 2.31, 4), ticks(0, 4999, 6)
+        ([0.0, 1.0, 2.0], [0.0, 1000.0, 2000.0, 3000.0, 4000.0])
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return []
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(step for factor in (1, 2, 5, 10, 20) if (high - low) / (step := factor * power) < most)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{number * step:.{_DIGITS}g}") for number in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten from low to high, at most five.
+
+    Example:
+        >>> log_ticks(0.0004, 25.0)
+        [0.001, 0.01, 0.1, 1.0, 10.0]
+    """
+    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+    return [10.0**power for power in range(first, last + 1, max(1, -(-(last - first + 1) // 5)))]
+
+
+def written(value: float) -> str:
+    """A tick's label.
+
+    Example:
+        >>> written(1000.0), written(0.25), written(2e6), written(1e-05)
+        ('1000', '0.25', '2e6', '1e-5')
+    """
+    return f"{value:g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")

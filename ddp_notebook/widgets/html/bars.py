@@ -1,0 +1,121 @@
+"""What the time of each step went into, mean of the ranks: a bar for each of the last steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.figures.palette import FILLS, STEP_PARTS
+from ddp_notebook.records.schema import Rows
+from ddp_notebook.records.units import ms, percent
+from ddp_notebook.widgets.html.axes import HEIGHT, WIDTH, Axes
+from ddp_notebook.widgets.html.markup import Markup, boxes, element
+
+MOST_BARS = 48
+_MOST_LABELS = 8  # below them
+_FAINT = "0.15"
+_TOLD = 0.005  # share of a step from which a part is named
+_OVER = 1.5  # a bar that is so many times as high as nine of ten others is cut off
+
+Numbers = npt.NDArray[np.float64]
+
+
+def chart(rows: Rows, pattern: str) -> Markup:
+    """The chart of the last steps.
+
+    Args:
+        rows: of the feed's table `step`, of one cell, at least one.
+        pattern: an id for the hatch, which nothing else on the page has.
+    """
+    numbers, parts = means(rows)
+    numbers, parts = numbers[-MOST_BARS:], parts[-MOST_BARS:]
+    whole = parts.sum(axis=1)
+    shares = parts.sum(axis=0) / max(whole.sum(), 1e-9)
+    told = [at for at in range(len(STEP_PARTS)) if shares[at] >= _TOLD]
+    step_ms = ms(float(np.median(whole)) * 1e6)
+    shown = ", ".join(f"{percent(shares[at])} {FILLS[STEP_PARTS[at]].words}" for at in told)
+    steps = f"the last {len(numbers)} step{'s' * (len(numbers) != 1)}"
+    drawn = element(
+        "svg",
+        element("title", f"a step takes {step_ms}, median of {steps}: {shown}"),
+        element("defs", _hatch(pattern)),
+        *_draw(numbers, parts, pattern),
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+    )
+    key = [
+        element("li", _swatch(part), FILLS[part].words, " ", element("b", percent(shares[at])))
+        for at, part in enumerate(STEP_PARTS)
+        if at in told
+    ]
+    caption = element("figcaption", element("b", f"{step_ms} a step"), f" median of {steps}, mean of ranks")
+    return element("figure", caption, drawn, element("ul", *key))
+
+
+def means(rows: Rows) -> tuple[npt.NDArray[np.int64], Numbers]:
+    """(n,) numbers of steps, ascending, and (n, parts) milliseconds, mean of the ranks that have ended the step."""
+    numbers, of, counts = np.unique(rows["step"], return_inverse=True, return_counts=True)
+    sums = np.zeros((len(numbers), len(STEP_PARTS)))
+    hidden = np.minimum(rows["overlapped"], rows["compute"])
+    for at, part in enumerate(STEP_PARTS):
+        column = {"compute": rows["compute"] - hidden, "overlapped": hidden}.get(part)
+        np.add.at(sums[:, at], of, rows[part] if column is None else column)
+    return numbers.astype(np.int64), sums / counts[:, None]
+
+
+def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[Markup]:
+    whole = parts.sum(axis=1)
+    top = 1.1 * float(whole.max())
+    usual = 1.15 * float(np.percentile(whole, 90))
+    is_cut = top > _OVER * usual  # the first step is often much longer than all others, which would not be seen
+    # Bars stand side by side: the numbers below them are those of the steps that were measured, which may have gaps.
+    axes = Axes(x=(-0.5, len(numbers) - 0.5), y=(0.0, (usual if is_cut else top) or 1.0))
+    width = (axes.right - axes.left) / len(numbers)
+    left = [round(axes.left + width * at) + 1 for at in range(len(numbers))]
+    right = [max(begin + 1, round(axes.left + width * (at + 1)) - 1) for at, begin in enumerate(left)]
+    every = -(-len(numbers) // _MOST_LABELS)
+    labels = [(float(at), str(numbers[at])) for at in range(0, len(numbers), every)]
+    drawn = [axes.frame("step", labels, "ms")]
+    base = np.zeros(len(numbers))
+    for at, part in enumerate(STEP_PARTS):
+        found = []
+        for bar, (low, length) in enumerate(zip(base.tolist(), parts[:, at].tolist(), strict=True)):
+            upper, lower = axes.at_y(low + length), axes.at_y(low)
+            if lower > upper:
+                found.append((left[bar], upper, right[bar] - left[bar], lower - upper))
+        base += parts[:, at]
+        if found:
+            drawn.append(element("path", d=boxes(found), **_paint(part, pattern)))
+    if is_cut:
+        for at in np.flatnonzero(whole > usual)[:3].tolist():
+            is_left = at < len(numbers) / 2
+            place = {"x": right[at] + 6 if is_left else left[at] - 6, "text_anchor": "start" if is_left else "end"}
+            drawn.append(element("text", f"{whole[at]:,.0f} ms ↑", y=axes.top + 22, **place))
+    return drawn
+
+
+def _paint(part: str, pattern: str) -> dict[str, str]:
+    """How an area is filled; waiting is the page's own colour in an outline, since nothing happens."""
+    if part == "overlapped":
+        return {"fill": f"url(#{pattern})"}
+    if part == "waiting":
+        return {"fill": FILLS[part].edge, "fill_opacity": _FAINT, "stroke": FILLS[part].edge}
+    return {"fill": FILLS[part].face}
+
+
+def _swatch(part: str) -> Markup:
+    fill = FILLS[part]
+    style = f"background:{fill.face}"
+    if part == "overlapped":
+        style = f"background:repeating-linear-gradient(135deg,{fill.face} 0 3px,{fill.edge} 3px 5px)"
+    elif part == "waiting":
+        style = f"box-shadow:inset 0 0 0 1px {fill.edge}"
+    return element("i", style=style)
+
+
+def _hatch(pattern: str) -> Markup:
+    """Of compute while data moves."""
+    fill = FILLS["overlapped"]
+    stripe = element("path", d="M-2 2l4-4M0 12l12-12M10 14l4-4", stroke=fill.edge, stroke_width=3)
+    ground = element("path", d="M0 0h12v12h-12z", fill=fill.face)
+    return element("pattern", ground, stripe, id=pattern, width=12, height=12, patternUnits="userSpaceOnUse")

@@ -1,0 +1,188 @@
+"""A metric by step: a line for each rank, or of many ranks the range, the median and those furthest from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.figures.palette import LINES
+from ddp_notebook.records.units import number, three_figures
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.widgets.html.axes import HEIGHT, WIDTH, Axes, room
+from ddp_notebook.widgets.html.course import Course, Values
+from ddp_notebook.widgets.html.markup import Markup, element, line, shorten
+
+_MOST_LINES = 8
+_WORST = 3  # lines beside the range where there are more
+_LOG_FROM = 100.0  # the largest over the smallest value from which the axis is logarithmic
+_NAME = 40  # characters of a metric's name
+_RANKS = 28  # of a set of ranks
+
+
+class _Line(NamedTuple):
+    label: str
+    end: str  # its last value, or what is wrong with it
+    values: Values  # (n,) NaN where there is none
+    colour: str
+    first_wrong: tuple[int, float] | None = None
+
+
+def chart(name: str, course: Course, others: Mapping[str, Course]) -> Markup:
+    """A metric's chart.
+
+    Args:
+        name: of the metric.
+        course: with at least one value.
+        others: further metrics, of which the last value is told.
+    """
+    steps, means = course.steps, course.means
+    lines, band = _lines(course, steps, means)
+    words = in_words(name, course)
+    drawn = element(
+        "svg",
+        element("title", f"{words}; by step, {'the range of the ranks' if band is not None else 'of each rank'}"),
+        *_draw(course, steps, means, lines, band),
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+    )
+    key = [_key(one) for one in lines]
+    if band is not None:
+        key.append(element("li", element("i", class_="band"), f"range of {course.world_size} ranks"))
+    if course.width > 1:
+        key.append(element("li", f"a point is the mean of {course.width} steps", class_="soft"))
+    head, _, tail = words.partition(" ")
+    more = [element("span", f"{shorten(other, _NAME)} {_end(one)}", class_="soft") for other, one in others.items()]
+    caption = element("figcaption", element("b", head), " ", tail, *more)
+    return element("figure", caption, drawn, element("ul", *key))
+
+
+def in_words(name: str, course: Course) -> str:
+    """A metric's first and last value, mean of the ranks.
+
+    Example:
+        >>> course = Course(world_size=2)
+        >>> course.add(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1]), np.array([2.0, 4.0, 1.0, 2.0]), cell=1)
+        >>> in_words("loss", course)
+        'loss 3.00 → 1.50'
+    """
+    name = shorten(name, _NAME)
+    if course.first_wrong:
+        step, value = min(course.first_wrong.values())
+        ranks = [rank for rank, one in course.first_wrong.items() if one[0] == step]
+        return f"{name} {value:g} from step {step} on {shorten(list_ranks(sorted(ranks)), _RANKS)}"
+    begin, end = _mean(course.begin), _mean(course.end)
+    is_single = course.first_step == course.last_step
+    return f"{name} {number(end)}" if is_single else f"{name} {number(begin)} → {number(end)}"
+
+
+def _end(course: Course) -> str:
+    wrong = course.first_wrong
+    return f"{min(wrong.values())[1]:g}" if wrong else number(_mean(course.end))
+
+
+def _mean(values: Values) -> float:
+    """Of the ranks that have one."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _lines(course: Course, steps: Values, means: Values) -> tuple[list[_Line], tuple[Values, Values] | None]:
+    """What is drawn, and the lowest and the highest of all ranks where they are too many for a line each."""
+    known = [rank for rank in range(course.world_size) if _is_known(course, rank)]
+    alike: dict[bytes, list[int]] = {}  # a metric that was averaged is the same on all ranks
+    for rank in known:
+        alike.setdefault(means[rank].tobytes() + repr(course.first_wrong.get(rank)).encode(), []).append(rank)
+    if len(alike) <= _MOST_LINES:
+        return [
+            _line(course, ranks, means[ranks[0]], LINES[at % len(LINES)]) for at, ranks in enumerate(alike.values())
+        ], None
+    with np.errstate(invalid="ignore"):
+        low, middle, high = (_of_ranks(find, means) for find in (np.nanmin, np.nanmedian, np.nanmax))
+        distance = _of_steps(np.abs(means - middle))
+    worst = sorted(known, key=lambda rank: (rank not in course.first_wrong, -distance[rank]))[:_WORST]
+    median = _Line("median", three_figures(_last(middle)), middle, "currentColor")
+    return [
+        median,
+        *(_line(course, [rank], means[rank], LINES[at + 1]) for at, rank in enumerate(sorted(worst))),
+    ], (low, high)
+
+
+def _is_known(course: Course, rank: int) -> bool:
+    return bool(course.end[rank] == course.end[rank]) or rank in course.first_wrong
+
+
+def _line(course: Course, ranks: list[int], values: Values, colour: str) -> _Line:
+    wrong = course.first_wrong.get(ranks[0])
+    label = "all ranks" if 1 < len(ranks) == course.world_size else shorten(list_ranks(ranks), _RANKS)
+    end = f"{wrong[1]:g} from step {wrong[0]}" if wrong else three_figures(float(course.end[ranks[0]]))
+    return _Line(label, end, values, colour, wrong)
+
+
+def _key(one: _Line) -> Markup:
+    swatch = element("i", class_="line", style=f"background:{one.colour}")
+    return element("li", swatch, one.label, " ", element("b", one.end))
+
+
+def _draw(
+    course: Course, steps: Values, means: Values, lines: list[_Line], band: tuple[Values, Values] | None
+) -> list[Markup]:
+    finite = means[np.isfinite(means)]
+    if not len(finite):
+        return [element("text", "no value is a number", x=WIDTH // 2, y=HEIGHT // 2, text_anchor="middle")]
+    low, high = float(finite.min()), float(finite.max())
+    is_log = low > 0 and high / low > _LOG_FROM
+    y = (low / 1.2, high * 1.2) if is_log else room(low, high)
+    axes = Axes(x=_reach(steps), y=y, is_log=is_log)
+    x = [axes.at_x(step) for step in steps.tolist()]
+    drawn = [axes.frame("step")]
+    if band is not None:
+        edges = [*_places(axes, x, band[1]), *reversed(_places(axes, x, band[0]))]
+        drawn.append(element("path", class_="band", d=f"{line(edges)}z"))
+    for one in lines:
+        places = _places(axes, x, one.values)
+        drawn.append(element("path", class_="line", stroke=one.colour, d=line(places)))
+        if len(places) == 1 or one.first_wrong:
+            drawn.append(_mark(places, axes, one))
+    return drawn
+
+
+def _mark(places: list[tuple[int, int]], axes: Axes, one: _Line) -> Markup:
+    """A single point; or the last one before what is no number."""
+    if one.first_wrong is None:
+        return element("circle", cx=places[0][0], cy=places[0][1], r=6, fill=one.colour)
+    before = [place for place in places if place[0] <= axes.at_x(one.first_wrong[0])]
+    at_x, at_y = before[-1] if before else (axes.left, axes.bottom)
+    return element("path", class_="line", stroke=one.colour, d=f"M{at_x - 9} {at_y - 9}l18 18m0-18l-18 18")
+
+
+def _reach(steps: Values) -> tuple[float, float]:
+    first, last = float(steps[0]), float(steps[-1])
+    return (first, last) if last > first else (first - 1, last + 1)
+
+
+def _places(axes: Axes, x: list[int], values: Values) -> list[tuple[int, int]]:
+    return [(at, axes.at_y(value)) for at, value in zip(x, values.tolist(), strict=True) if math.isfinite(value)]
+
+
+def _of_ranks(find: Callable[..., Any], means: Values) -> Values:
+    """(n,) of the ranks that have a value."""
+    found: Values = np.full(means.shape[1], np.nan)
+    is_there = np.isfinite(means).any(axis=0)
+    if is_there.any():
+        found[is_there] = find(means[:, is_there], axis=0)
+    return found
+
+
+def _of_steps(distance: Values) -> npt.NDArray[np.float64]:
+    """(R,) mean of each rank's steps; 0 where it has none."""
+    is_there = np.isfinite(distance)
+    return np.where(is_there, distance, 0.0).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
+
+
+def _last(values: Values) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else math.nan

@@ -1,0 +1,99 @@
+"""One redraw of the monitor as HTML, of at most 20 kB."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.html import bars, curves
+from ddp_notebook.widgets.html.markup import Markup, element, join, shorten
+from ddp_notebook.widgets.html.sources import Shown, Sources
+from ddp_notebook.widgets.html.table import MOST_ROWS, table
+from ddp_notebook.widgets.present import Present
+
+MOST_BYTES = 20_000
+_ROWS = (MOST_ROWS, 6, 2)  # of the table: fewer where their texts are long
+_WHY = 300  # characters
+_TELLS = {"stuck": "hangs"}
+
+
+def draw(shown: Shown, key: str) -> str:
+    """The page.
+
+    Args:
+        shown: what there is now.
+        key: a word that no other page in the notebook has.
+    """
+    name, *_ = [*shown.courses, ""]
+    charts = []
+    if name:
+        others = {other: course for other, course in shown.courses.items() if other != name}
+        charts.append(curves.chart(name, shown.courses[name], others))
+    if len(shown.steps):
+        charts.append(bars.chart(shown.steps, f"ddp-{key}"))
+    above = join(_style(), _head(shown), _alarm(shown), element("div", *charts, class_="charts"))
+    for most in _ROWS:
+        rest = join(table(shown.ranks, name, most), _foot(shown))
+        page = element("section", above, rest, class_="ddp-html", aria_label="Monitor of the ranks")
+        if len(page.encode()) <= MOST_BYTES:
+            break
+    return page
+
+
+def of_recording(recording: RecordedTables, cell: int | None, title: str, key: str) -> str:
+    """The page of what was recorded: what stays of a cell.
+
+    Args:
+        cell: this one only; None: all.
+        title: of the session.
+        key: as for `draw`.
+    """
+    feed = Feed(recording, cell, is_live=False)
+    present = Present(feed, None, title)
+    ranks = present.look(0.0)
+    feed.delta(feed.end_ns, present.head(), ranks)
+    return draw(Sources(feed).look(present.head()), key)
+
+
+@cache
+def _style() -> Markup:
+    text = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    lines = (line.strip() for line in text.partition("*/")[2].splitlines())
+    return Markup(f"<style>{''.join(lines)}</style>")
+
+
+def _head(shown: Shown) -> Markup:
+    word = _TELLS.get(shown.state, shown.state)
+    cell = f" cell {shown.cell}" if shown.cell and shown.state != "stopped" else ""
+    what = {"running": "is running", "stuck": "does not go on", "idle": "was the last", "recorded": ""}.get(
+        shown.state, ""
+    )
+    chip = element("span", word, class_=f"chip {shown.state}")
+    return element(
+        "div",
+        element("b", shown.title),
+        " ",
+        chip,
+        element("span", f"{cell} {what}".rstrip(), class_="soft"),
+        class_="head",
+    )
+
+
+def _alarm(shown: Shown) -> Markup | None:
+    if shown.state != "stuck":
+        return None
+    why = shown.why or "the ranks wait for each other"
+    return element(
+        "div",
+        element("b", "No progress: ", shorten(why, _WHY)),
+        element("div", "The stop button ends the cell; every variable is kept.", class_="soft"),
+        class_="alarm",
+    )
+
+
+def _foot(shown: Shown) -> Markup | None:
+    nothing = [] if shown.courses or len(shown.steps) else ["nothing was logged, and no step has ended"]
+    notes = [*nothing, *shown.notes]
+    return element("div", " · ".join(notes), class_="soft") if notes else None

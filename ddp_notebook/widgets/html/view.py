@@ -1,0 +1,107 @@
+"""Where the monitor stands as HTML: drawn anew in its display, in the main thread, as often as there is news."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from typing import Any
+
+from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
+from ddp_notebook.widgets.html import page
+from ddp_notebook.widgets.html.sources import Shown, Sources
+from ddp_notebook.widgets.publisher import Publisher
+
+PERIOD_S = 0.5  # between two redraws
+_log = logging.getLogger(__name__)
+
+
+class HtmlView:
+    """A display that is updated with the page as it is now.
+
+    Args:
+        recording: the session's.
+        cell: the one that it shows; None: all.
+        title: of the session.
+        publisher: tells it that there is news; None: nothing comes any more.
+        handle: the display in whose place it stands; None: one of its own.
+    """
+
+    def __init__(
+        self,
+        recording: RecordedTables,
+        cell: int | None,
+        title: str,
+        publisher: Publisher | None,
+        handle: Any = None,
+    ) -> None:
+        self.cell = cell
+        self.is_live = publisher is not None
+        self.redraws = 0
+        self._recording = recording
+        self._title = title
+        self._publisher = publisher
+        self._handle = handle
+        self._key = secrets.token_hex(3)
+        self._sources: Sources | None = None
+        self._has_news = True
+        self._drawn_s = 0.0
+        self._drawn: dict[str, Any] = {}
+        if publisher is None:
+            self._show(self._final())
+        else:
+            publisher.add(self.on_news)
+            self.look(time.monotonic())
+
+    def look(self, now_s: float) -> None:
+        """Draw it anew if there is news, and the last time was long enough ago."""
+        if self._publisher is None or not self._has_news or now_s < self._drawn_s + PERIOD_S:
+            return
+        self._has_news = False  # before the look: what comes during it is drawn the next time
+        self._drawn_s = now_s
+        shown = self._publisher.with_feed(self._look)
+        words = f"{shown.title}, {shown.state}"
+        self._show({"text/plain": words, "text/html": page.draw(shown, self._key)})
+
+    def freeze(self, recording: RecordedTables, cell: int | None) -> None:
+        """Leave what was recorded: it stands in the saved notebook, and without a kernel."""
+        if self._publisher is not None:
+            self._publisher.remove(self.on_news)
+            self._publisher = None
+        self._recording, self.cell = recording, cell
+        self._show(self._final())
+
+    def on_news(self, _: FeedMessage) -> None:
+        """There is something that was not drawn yet. From any thread."""
+        self._has_news = True
+
+    def _look(self, feed: Feed, _: int) -> Shown:
+        assert self._publisher is not None
+        if self._sources is None:
+            self._sources = Sources(feed)
+        return self._sources.look(self._publisher.head())
+
+    def _final(self) -> dict[str, Any]:
+        from ddp_notebook.widgets.still import summary
+
+        data = {**self._drawn}
+        try:
+            data["text/plain"] = summary.text(self._recording, self.cell)
+            data["text/html"] = page.of_recording(self._recording, self.cell, self._title, self._key)
+        except Exception:  # what was drawn last is better than nothing
+            _log.exception("the last state of the run could not be drawn")
+        return data
+
+    def _show(self, data: dict[str, Any]) -> None:
+        if data == self._drawn:
+            return
+        self._drawn = data
+        self.redraws += 1
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+        else:
+            self._handle.update(data, raw=True)

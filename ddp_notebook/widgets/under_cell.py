@@ -1,0 +1,83 @@
+"""What goes beside the output of one cell while it runs: a compact view comes, and views are redrawn."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_notebook.errors import MissingBuildError
+from ddp_notebook.records.schema import ORIGINS
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.tables.recorded import RecordedTables
+    from ddp_notebook.widgets.placing import Placing
+
+_AFTER_S = 1.0  # a cell that is over sooner needs no view
+_LOOK_S = 0.2
+_SYNCHRONISES = [ORIGINS.index(name) for name in ("ddp", "ddp hook", "fsdp")]
+_MOST_ROWS = 2000  # calls that are searched for one of these
+_log = logging.getLogger(__name__)
+
+
+class UnderCell:
+    """A `run.cells.watch.Beside`.
+
+    Args:
+        placing: has the views.
+        recording: the session's.
+        may_come: a compact view comes under the cell, once there is something to see.
+    """
+
+    def __init__(self, placing: Placing, recording: RecordedTables, *, may_come: bool) -> None:
+        self._placing = placing
+        self._recording = recording
+        self._began_s = time.monotonic()
+        self._looked_s = self._began_s
+        rings = self._recording.store.rings
+        self._ends = {name: rings[name].end for name in ("metric", "call")}
+        self._is_wanted = False
+        self._is_decided = not may_come
+        self._has_failed = False
+
+    def look(self, cell: int) -> None:
+        now_s = time.monotonic()
+        if self._has_failed or now_s < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            self._placing.look()
+            if not self._is_decided:
+                self._decide(cell, now_s)
+        except MissingBuildError:  # %ddp_monitor says so
+            self._is_decided = True
+        except Exception:  # the cell matters more than its view
+            self._has_failed = True
+            _log.exception("no view is shown under the cell, and those that are there stand still")
+
+    def end(self, cell: int) -> None:
+        try:
+            self._placing.end(cell)
+        except Exception:
+            _log.exception("the view under the cell is as it was")
+
+    def _decide(self, cell: int, now_s: float) -> None:
+        if not self._is_wanted and self._has_something(cell):
+            self._is_wanted = True
+            if not self._placing.draws_html:
+                self._placing.prepare_picture()
+        if self._is_wanted and now_s > self._began_s + _AFTER_S:
+            self._is_decided = True
+            self._placing.show_under(cell)
+
+    def _has_something(self, cell: int) -> bool:
+        recording = self._recording
+        metrics, self._ends["metric"], _ = recording.follow("metric", self._ends["metric"], _MOST_ROWS)
+        if (metrics["cell"] == cell).any():
+            return True
+        end = recording.store.rings["call"].end
+        calls, _, _ = recording.follow("call", max(self._ends["call"], end - _MOST_ROWS))
+        self._ends["call"] = end
+        return bool((np.isin(calls["origin"], _SYNCHRONISES) & (calls["cell"] == cell)).any())

@@ -1,0 +1,201 @@
+"""The monitor as HTML in a real kernel: when it takes the place of a widget, how often it is redrawn, what stays."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.test_widgets import VIEW
+from tests.widgets.test_display import OWN_BUNDLE, Browser, finish, make_subshell
+
+SET_UP = """%%on_all_ranks
+import time
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+TRAINS = """%%on_all_ranks
+for step in range({steps}):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    log(loss=loss, **{{"<b>&": step}})
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def page(kernel):
+    """A front end in which no widget answers, and two ranks with a model."""
+    made = Browser(kernel, answers=False, subshell=make_subshell(kernel.client))
+    made.run(OWN_BUNDLE)
+    made.run("%ddp_start 2")
+    made.run(SET_UP)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def only_its_own_messages(page):
+    page.messages.clear()
+
+
+def drawn(page: Browser) -> list[tuple[float, str]]:
+    """Each time that HTML of the monitor came: when it was sent, and what."""
+    return [
+        (message["header"]["date"].timestamp(), message["content"]["data"]["text/html"])
+        for message in page.messages
+        if message["msg_type"] in ("display_data", "update_display_data")
+        and "ddp-html" in message["content"]["data"].get("text/html", "")
+    ]
+
+
+def displays(page: Browser) -> list[dict[str, Any]]:
+    """What was displayed anew."""
+    return [message["content"] for message in page.messages if message["msg_type"] == "display_data"]
+
+
+def test_a_widget_that_does_not_answer_becomes_html_in_its_place(page):
+    reply = page.run(TRAINS.format(steps=100))
+
+    assert len(page.monitors()) == 1
+    [shown] = [one for one in displays(page) if VIEW in one["data"]]
+    began_s = next(m for m in page.messages if m["msg_type"] == "display_data" and m["content"] is shown)
+    redraws = drawn(page)
+    assert 1.9 < redraws[0][0] - began_s["header"]["date"].timestamp() < 3.5, "after 2 s"
+    assert 3 <= len(redraws) <= 12
+    assert all(len(html.encode()) <= 20_000 for _, html in redraws)
+    assert min(b - a for (a, _), (b, _) in pairwise(redraws[:-1])) > 0.4, "at most two a second, but for the end"
+    [one] = reply.displays
+    assert set(one) == {"text/html", "text/plain"}, "one view, and no widget"
+    assert "recorded" in one["text/html"] and one["text/plain"].startswith("2 ranks, 100 steps, loss")
+    assert "&lt;b&gt;&amp;" in one["text/html"] and "<b>&" not in one["text/html"]
+    assert "<script" not in one["text/html"] and "http" not in one["text/html"]
+
+
+def test_the_next_cell_has_html_from_the_beginning(page):
+    reply = page.run(TRAINS.format(steps=50))
+
+    assert page.monitors() == []
+    redraws = [html for _, html in drawn(page)]
+    assert 'class="chip running">running' in redraws[0] and "cell 3 is running" in redraws[0]
+    assert len(redraws) > 2
+    assert redraws[-1] == reply.displays[-1]["text/html"]
+    assert len(set(redraws)) == len(redraws), "none that changes nothing"
+
+
+def test_a_hang_is_told(page):
+    failed = page.kernel.start(
+        "%%on_all_ranks --timeout 6\nlog(loss=1.0)\nif rank == 0: dist.barrier()\nelse: time.sleep(60)"
+    )
+    page.read_until(lambda: any("No progress" in html for _, html in drawn(page)), 20)
+    html = drawn(page)[-1][1]
+    assert "not arrived at barrier" in html and "rank 1 is at cell line 3" in html
+    assert "<td>waiting</td>" in html
+    assert finish(page, failed).status == "error"
+
+
+def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
+    first = page.run("%ddp_monitor")
+    assert page.monitors() == [] and "ddp-html" in first.displays[0]["text/html"]
+    page.messages.clear()
+    page.run(TRAINS.format(steps=50))
+    assert len(drawn(page)) >= 3 and displays(page) == [], "in its place, and no second view under the cell"
+    page.read_until(lambda: 'class="chip idle">idle' in drawn(page)[-1][1])
+    assert "49" in re.findall(r"<td[^>]*>(\d+)</td>", drawn(page)[-1][1]), "the last step"
+    count = len(drawn(page))
+    page.run("1 + 1")
+    time.sleep(0.7)
+    page.run("1 + 1")
+    assert len(drawn(page)) == count, "nothing has changed"
+
+    page.messages.clear()
+    page.run("%ddp_monitor 2")
+    (_, old), (_, new) = drawn(page)
+    assert "recorded" in old and "100 steps" not in old, "the one before is frozen"
+    assert "cell 2 (In [" in new and "recorded" in new
+
+
+def test_a_late_answer_makes_no_second_view_and_the_next_one_is_a_widget(page):
+    page.run("%ddp_monitor")
+    replaced = first_monitor(page)
+    page.tell(replaced, {"kind": "here", "last": True})
+    page.read_until(lambda: page.heard(replaced) != [])
+    page.messages.clear()
+    page.run(TRAINS.format(steps=20))
+    assert page.monitors() == [] and displays(page) == [], "the HTML of %ddp_monitor is the view"
+
+    page.messages.clear()
+    page.answers = True
+    page.run("%ddp_monitor")
+    assert len(page.monitors()) == 1 and replaced in page.closed
+    assert "ddp-html" in drawn(page)[0][1], "what stood there before has stayed"
+    page.messages.clear()
+    page.run(TRAINS.format(steps=80))
+    assert drawn(page) == [] and page.monitors() == []
+    page.run("%ddp_stop")
+
+
+def first_monitor(page: Browser) -> str:
+    """The comm of the widget that was replaced."""
+    [one] = [id_ for id_, state in page.models.items() if "Monitor" in state.get("_anywidget_id", "")]
+    return one
+
+
+def test_off_shows_nothing_and_html_no_widget(page):
+    page.run("%ddp_start 2 --live off")
+    page.run(SET_UP)
+    page.run(TRAINS.format(steps=30))
+    assert drawn(page) == [] and displays(page) == []
+    page.run("%ddp_stop")
+
+    page.run("%ddp_start 2 --live html")
+    page.run(SET_UP)
+    page.messages.clear()
+    page.run(TRAINS.format(steps=40))
+    assert page.monitors() == [] and len(drawn(page)) >= 2
+    page.messages.clear()
+    page.run("%ddp_monitor")
+    page.run("%ddp_stop")
+    assert page.monitors() == []
+    assert "stopped" not in drawn(page)[-1][1] and "recorded" in drawn(page)[-1][1]
+
+
+def test_a_cell_that_is_quiet_has_no_view_and_where_nobody_looks_a_picture_stays(page):
+    page.run("%ddp_start 2 --live html")
+    page.run(SET_UP)
+    page.messages.clear()
+    page.run(TRAINS.replace("%%on_all_ranks", "%%on_all_ranks --quiet").format(steps=40))
+    assert drawn(page) == [] and displays(page) == []
+
+    reply = finish(page, page.kernel.client.execute(TRAINS.format(steps=40), allow_stdin=False))
+    assert reply.displays == []
+    reply = finish(page, page.kernel.client.execute("%ddp_monitor 2", allow_stdin=False))
+    assert [set(shown) for shown in reply.displays] == [{"image/png", "text/plain"}]
+    page.run("%ddp_stop")
+
+
+def test_an_idle_kernel_replaces_a_widget_that_does_not_answer():
+    """The kernel's own loop does it: no cell runs. Without a loop the next cell would."""
+    from ddp_notebook.widgets.placing import Placing
+
+    looked: list[int] = []
+
+    class Looks:
+        look = looked.append
+
+        def _look_alone(self) -> None:
+            looked.append("alone")
+
+    async def cell() -> None:
+        Placing._look_later(Looks(), 0.0)  # type: ignore[arg-type]
+        await asyncio.sleep(0.2)
+
+    asyncio.run(cell())
+    assert looked == ["alone"]
+    Placing._look_later(Looks(), 0.0)  # type: ignore[arg-type]
+    assert looked == ["alone"]
