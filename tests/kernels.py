@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
@@ -159,6 +162,24 @@ class NotebookKernel:
         """The stop button."""
         assert self.manager is not None
         self.manager.interrupt_kernel()
+
+    def signal_below(self, number: int) -> list[psutil.Process]:
+        """Send a signal to every process below the kernel. Returns those that have got it."""
+        got = []
+        for process in psutil.Process(self.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+                got.append(process)
+        return got
+
+    def interrupt_in_vscode(self) -> list[psutil.Process]:
+        """The stop button of VS Code: SIGINT to every process below the kernel, then to the kernel. Returns the former.
+
+        Source: `KernelProcess.interrupt` of vscode-jupyter, since https://github.com/microsoft/vscode-jupyter/pull/16319
+        """
+        got = self.signal_below(signal.SIGINT)
+        os.kill(self.pid, signal.SIGINT)
+        return got
 
     def close(self) -> None:
         """Shut down as a front end does. Doing it twice is no error."""

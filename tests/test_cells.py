@@ -128,14 +128,14 @@ def test_input_without_anyone_to_type_says_so(session):
 def test_a_stop_while_ipython_itself_has_failed_does_not_lose_the_end_of_the_cell(session):
     with pytest.raises(RankError, match="escaped"):
         session.run(
-            "import os, signal, sys\n"
+            "import _thread, sys\n"
             "history = get_ipython().history_manager\n"
             "def fail(*_):\n"
             "    del history.store_output; sys.setprofile(press)\n"
             "    raise ValueError('escaped')\n"
             "def press(frame, event, _):\n"
             "    if event == 'call' and frame.f_code.co_name == 'show_escaped':\n"
-            "        sys.setprofile(None); os.kill(os.getpid(), signal.SIGINT)\n"
+            "        sys.setprofile(None); _thread.interrupt_main()\n"
             "history.store_output = fail",
             ranks=0,
             timeout=20,
@@ -162,7 +162,7 @@ def test_a_cell_may_close_or_redirect_its_output(session):
 def test_the_signal_handler_of_a_cell_does_not_outlive_it(session):
     session.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")
     handlers = session.run("signal.getsignal(signal.SIGINT).__qualname__")
-    assert handlers[0].result == "'Runner._on_sigint'"
+    assert handlers[0].result == "'Handlers._on_sigint'"
 
 
 def test_text_between_cells_heads_the_next_cell(session, capsys):

@@ -98,6 +98,10 @@ def main(spec: dict[str, Any]) -> None:
     """Be the controller."""
     from ipyparallel.controller.app import IPController
 
+    class Controller(IPController):
+        def init_signal(self) -> None:
+            """Leave SIGINT and SIGTERM ignored, which would end it: the host server ends it without them."""
+
     os.umask(0o077)  # ipyparallel writes its connection files first and restricts them then
     public, secret = spec["curve"]
     blocks = range(spec["first_port"], spec["first_port"] + _BLOCK * len(_POOLS), _BLOCK)
@@ -114,4 +118,4 @@ def main(spec: dict[str, Any]) -> None:
     config.HeartMonitor.max_heartmonitor_misses = 3000  # 5 min: a rank in a long operation is not dead
     signal.signal(signal.SIGCHLD, _end_with_a_child)
     sys.argv = ["ipcontroller"]
-    IPController.launch_instance([f"--profile-dir={spec['directory']}/profile", "--log-level=30"], config=config)
+    Controller.launch_instance([f"--profile-dir={spec['directory']}/profile", "--log-level=30"], config=config)

@@ -15,7 +15,6 @@ def main(spec: dict[str, Any]) -> None:
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     store = TCPStore(
         spec["host"],
         spec["port"],

@@ -24,7 +24,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
 from ddp_notebook.rank.agent import Agent
-from ddp_notebook.rank.cell import kernel_api, tutorials
+from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.rank.cell.runner import Runner
 from ddp_notebook.rank.cell.streams import Streams
@@ -54,7 +54,7 @@ from ddp_notebook.wire.events import (
     Recorded,
     RunCell,
 )
-from ddp_notebook.wire.signals import STACK
+from ddp_notebook.wire.signals import END, INTERRUPT, STACK
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 _UNREGISTER_MS = 5000  # what the controller gets to forget an engine
@@ -272,6 +272,13 @@ class RankEngine(IPEngine):
     def _what_takes_text(self) -> type:
         return _TextOfPx
 
+    def init_signal(self) -> None:
+        """End as ipyparallel has it at SIGTERM, but when the host server asks for it. SIGINT is the runner's."""
+        super().init_signal()
+        stop = signal.getsignal(signal.SIGTERM)
+        assert callable(stop)
+        handlers.end_by(stop)
+
     def register(self) -> Any:
         """Register with the controller. The engine of a rank that has died is taken from the list first, as its nanny
         process would do: the controller would take minutes to miss it, and give us another id.
@@ -316,8 +323,9 @@ class RankEngine(IPEngine):
 
     def _on_signal_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """`Client.send_signal` and the interrupt of `%%px`: ipyparallel's nanny process would answer this."""
-        number = parent["content"]["sig"]
-        os.kill(os.getpid(), getattr(signal, number) if isinstance(number, str) else number)
+        sent = parent["content"]["sig"]
+        number = getattr(signal, sent) if isinstance(sent, str) else sent
+        os.kill(os.getpid(), {signal.SIGINT: INTERRUPT, signal.SIGTERM: END}.get(number, number))
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
 
 
@@ -362,7 +370,7 @@ def main(spec: dict[str, Any]) -> None:
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
     if STACK is not None:  # also while the main thread holds the GIL: the handler is in C
         faulthandler.register(STACK, file=open(spec["stack_file"], "a"), all_threads=True)  # noqa: SIM115  # for good
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the engine installs its own
+    handlers.begin()
     torch.set_num_threads(spec["threads"])
     if spec["threads"] > 1:
         from threadpoolctl import threadpool_limits

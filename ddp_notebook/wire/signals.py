@@ -1,19 +1,48 @@
-"""Our own signals between the host server and the ranks: real-time signals, which no library uses.
+"""Our own signals between the host server and the ranks: real-time signals, which nobody else sends.
 
-On systems without them (macOS) messages on the wire do the same, later.
+SIGINT and SIGTERM are not among them: VS Code's stop button sends SIGINT to every process below the kernel and then to
+the kernel, and SIGTERM to all of them when it closes. Whoever gets one of the two has been told nothing by the session,
+and goes on (`ignore_strangers`; for ranks `rank.cell.handlers`).
+
+On systems without real-time signals (macOS) SIGINT and SIGTERM are what the session sends, and messages on the wire do
+later what `RELEASE` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
 _FIRST: int | None = getattr(signal, "SIGRTMIN", None)
 # Free the rank from the operation that it waits in, if it runs the cell whose number comes with the signal.
 # See `rank.group.release`.
 RELEASE = None if _FIRST is None else _FIRST + 5
 STACK = None if _FIRST is None else _FIRST + 6  # write where every thread is, even while one holds the GIL
+INTERRUPT: int = signal.SIGINT if _FIRST is None else _FIRST + 7  # do what SIGINT does in a notebook of its own
+END: int = signal.SIGTERM if _FIRST is None else _FIRST + 8  # end, in order: a rank
+
+
+STRANGERS = (signal.SIGINT, signal.SIGTERM)
+
+
+def ignore_strangers() -> None:
+    """Go on at SIGINT and SIGTERM, and let what this process starts go on too."""
+    for number in STRANGERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back in this thread, and in a process that it starts meanwhile until that ignores them.
+    This thread gets afterwards what has come."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STRANGERS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def block_release() -> None:

@@ -183,7 +183,7 @@ def test_an_idle_kernel_replaces_a_widget_that_does_not_answer():
     """The kernel's own loop does it: no cell runs. Without a loop the next cell would."""
     from ddp_notebook.widgets.placing import Placing
 
-    looked: list[int] = []
+    looked: list[str] = []
 
     class Looks:
         look = looked.append

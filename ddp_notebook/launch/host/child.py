@@ -28,8 +28,7 @@ def enter(spec: Spec, stdout: int, stderr: int, parent: int) -> None:
     processes.die_with_parent(parent)
     signals.block_release()
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _connect_standard_streams(stdout, stderr)
     os.environ.clear()
     os.environ.update(spec["env"])
@@ -45,6 +44,7 @@ def enter(spec: Spec, stdout: int, stderr: int, parent: int) -> None:
 
 def main(spec: Spec) -> None:
     """Be what the specification says."""
+    signals.ignore_strangers()  # a rank takes SIGTERM in its own way
     if spec["kind"] == "store":
         from ddp_notebook.launch.store import main as run
     elif spec["kind"] == "controller":

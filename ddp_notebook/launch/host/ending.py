@@ -11,12 +11,13 @@ from typing import Any
 import psutil
 
 from ddp_notebook.launch import processes
+from ddp_notebook.wire.signals import END
 
 _GIVE_UP_S = 3.0  # after SIGKILL
 
 
 class Ending:
-    """Processes get SIGTERM now, and SIGKILL later.
+    """Processes are asked to end now, by `END`, and get SIGKILL later.
 
     Args:
         leaders: process ids, each leading an OS session.
@@ -41,7 +42,7 @@ class Ending:
             self._members += tree
             for process in tree[:1]:  # the leader alone gets the chance to end in order
                 with contextlib.suppress(psutil.Error):
-                    process.terminate()
+                    process.send_signal(END)
         self._kill_at = time.monotonic() + grace_s
         self._give_up_at = self._kill_at + _GIVE_UP_S
 

@@ -265,7 +265,7 @@ class Host:
         return self.way.look({process: self._leaders[process] for process in targets if process in self._leaders})
 
     def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
-        """End processes and all below them: SIGTERM, then SIGKILL after `grace_s`.
+        """End processes and all below them: `END`, then SIGKILL after `grace_s`.
 
         Args:
             targets: numbers of the processes.

@@ -92,7 +92,6 @@ class HostServer:
     def serve(self) -> None:
         """Run until the owner closes the stream or is gone, then end every process below."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._selector.register(self._control, selectors.EVENT_READ)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
@@ -340,6 +339,8 @@ def main(control: socket.socket, owner_lives: Callable[[], bool], directory: str
         owner_lives: asked every second, in this process and in the watchdog's.
         directory: holds files of the host's processes, and goes with the server.
     """
+    signals.ignore_strangers()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)
     processes.adopt_orphans()
     watchdog_pid = watchdog.start(owner_lives, directory, control.fileno())
     with _ending_with(owner_lives, directory):

@@ -52,7 +52,7 @@ class Local(Way):
             f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.local import main; "
             f"main({stream_fd}, {owner_pid}, {owner_start!r}, {self.directory!r})"
         )
-        with open(self._log_file, "wb") as log:
+        with open(self._log_file, "wb") as log, signals.held_back():
             return subprocess.Popen(
                 # -P: a file of the user's directory must not shadow a module that is imported here
                 [sys.executable, "-P", "-c", code],

@@ -3,6 +3,7 @@
 inbox       where cells come in
 runner      one cell, with everything that ipykernel does around one
 hygiene     what a cell may not do to its rank, and what it may not leave behind
+handlers    the session's interrupt, and signals that come from elsewhere
 where       what the main thread is in, in the user's words
 streams     text on the pipes behind fd 1 and 2, and the marks in it
 tracebacks  which belong to the cell's end, and how long they may be

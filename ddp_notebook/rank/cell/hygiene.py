@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import pdb
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -28,7 +27,6 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MOST_LOOKED_AT = 100  # elements of a container
-_PUT_BACK = (signal.SIGINT, signal.SIGTERM)
 _COMMAND_LINES = ("argparse", "click", "optparse")  # they end the process if its arguments are wrong
 ARGUMENTS = (
     "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
@@ -91,43 +89,6 @@ def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
         )
 
     return refuse
-
-
-class Handlers:
-    """The signal handlers of a rank and the signal mask of its main thread. The stop button needs them, so they are put
-    back after a cell that has changed them."""
-
-    def __init__(self, on_sigint: Callable[..., None]) -> None:
-        signal.signal(signal.SIGINT, on_sigint)
-        self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
-        self._mask_of_forker: set[int] = set()  # of the thread that forks: it holds the GIL, so there is one at a time
-        os.register_at_fork(
-            before=self._before_fork,
-            after_in_parent=self._after_fork_in_rank,
-            after_in_child=self._after_fork_in_child,
-        )
-
-    def _before_fork(self) -> None:
-        # a SIGTERM between the fork and `_after_fork_in_child` would be lost
-        self._mask_of_forker = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def _after_fork_in_rank(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
-
-    def _after_fork_in_child(self) -> None:
-        """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
-        if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
-
-    def put_back(self) -> None:
-        """Put back what is no longer ours. Looking takes 3 us each, setting would take 15."""
-        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        for number, handler in self._ours.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
 
 
 def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
+from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.group.network import Network
@@ -58,10 +59,11 @@ class Runner:
         self._send = send
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a cell without `await` is under way: an interrupt raises in it
+        self._is_for_client = False  # a message of ipyparallel's client is, such as a cell of %%px
         self._interrupted = False
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was to stop, perhaps before it began
-        self._handlers = hygiene.Handlers(self._on_sigint)
+        self._handlers = Handlers(self._on_interrupt)
         self._file = ""  # the file name for compiling the cell under way
         self._network = network
         self._recording = recording
@@ -69,6 +71,7 @@ class Runner:
         self._asking = Asking(send, lambda: self.running[0] if self.running else None)
         self._comms = RankComms(kernel.comm_manager, send)
         kernel_api.intercept_sends(kernel.session, self._take)
+        kernel.pre_handler_hook, kernel.post_handler_hook = self._begin_for_client, self._end_for_client
         hygiene.install(self._shell)
         numbering.install(self._shell)
         self._name_files()
@@ -106,6 +109,13 @@ class Runner:
         self._stopped = cell
         if self.running is not None and self.running[0] == cell and not self._interrupted:
             self._network.release.ask(cell)
+
+    def _begin_for_client(self) -> None:
+        """In place of ipykernel's, which lets SIGINT from anywhere end what it runs."""
+        self._is_for_client = True
+
+    def _end_for_client(self) -> None:
+        self._is_for_client = False
 
     async def _deliver(self, message: Comm) -> None:
         """Runs between two cells. An interrupt ends the widget's callback as it would end a cell."""
@@ -256,8 +266,10 @@ class Runner:
         if self._interrupted:
             raise KeyboardInterrupt
 
-    def _on_sigint(self, _: int, frame: FrameType | None) -> None:
+    def _on_interrupt(self, frame: FrameType | None) -> None:
         """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
+        if self._is_for_client:
+            raise KeyboardInterrupt
         if self._tracebacks.is_formatting:
             self._tracebacks.stop_formatting()
         self._interrupted = True

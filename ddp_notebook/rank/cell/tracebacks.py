@@ -89,7 +89,7 @@ class Tracebacks:
         return f"{text}\n"
 
     def stop_formatting(self) -> None:
-        """Called by the handler of SIGINT. The host server repeats the signal until this has had an effect: a bare
+        """Called at an interrupt. The host server repeats the signal until this has had an effect: a bare
         `except` on the way may catch it."""
         raise FormattingStopped
 

@@ -1,8 +1,8 @@
 """Ending whatever a cell is in: the half of an interrupt that Python's own cannot do.
 
-SIGINT ends Python code, but the main thread never sees it inside an operation that waits. So a separate thread waits
-for a second signal and cuts the connections that the operation waits on. Until the cell has ended, further operations
-raise KeyboardInterrupt, which an `except Exception` around them does not catch.
+`INTERRUPT` ends Python code, but the main thread never sees it inside an operation that waits. So a separate thread
+waits for a second signal and cuts the connections that the operation waits on. Until the cell has ended, further
+operations raise KeyboardInterrupt, which an `except Exception` around them does not catch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.wire.signals import RELEASE, send, wait_for_release
+from ddp_notebook.wire.signals import INTERRUPT, RELEASE, send, wait_for_release
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
@@ -67,10 +67,10 @@ class Release:
         self._connections = connections
         self._where = where
         self._running = running
-        self._has_interrupted = False  # the main thread has noticed SIGINT
+        self._has_interrupted = False  # the main thread has noticed
         self._resent = 0
         self._held: tuple[Any, float] = None, 0.0  # the main thread's wait, and since when
-        self._has_resent = False  # SIGINT was sent again: after a first interrupt it may end nothing but a wait
+        self._has_resent = False  # it was sent again: after a first interrupt it may end nothing but a wait
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
@@ -114,8 +114,8 @@ class Release:
             time.sleep(_LOOK_S)
 
     def note_interrupt(self, frame: FrameType | None) -> bool:
-        """SIGINT has reached the main thread in this frame. Returns whether to raise there."""
-        was_resent, self._has_resent = self._has_resent, False  # several pending SIGINT arrive as one
+        """An interrupt has reached the main thread in this frame. Returns whether to raise there."""
+        was_resent, self._has_resent = self._has_resent, False  # several that are pending arrive as one
         if self._has_interrupted and was_resent:
             return self._where.waits(frame) is not None  # else it has gone on to the user's own clean-up
         self._has_interrupted = True
@@ -226,7 +226,7 @@ class Release:
 
     def _resend(self) -> None:
         self._has_resent = True
-        signal.pthread_kill(self._main, signal.SIGINT)
+        signal.pthread_kill(self._main, INTERRUPT)
 
     def _cut_off(self, cut: Callable[[], int]) -> None:
         self.was_cut = True
@@ -248,10 +248,11 @@ class Release:
     def ask(self, cell: int) -> None:
         """End this cell: both signals came before it began. From another thread than the main one.
 
-        SIGINT alone could be lost: Python checks for signals before a call, but not between that check and a sleep, and
-        while this thread holds the GIL the main one can be just there. `go` repeats it until it has had an effect.
+        `INTERRUPT` alone could be lost: Python checks for signals before a call, but not between that check and a
+        sleep, and while this thread holds the GIL the main one can be just there. `go` repeats it until it has had an
+        effect.
         """
-        signal.pthread_kill(self._main, signal.SIGINT)
+        signal.pthread_kill(self._main, INTERRUPT)
         if RELEASE is not None:
             send(os.getpid(), RELEASE, cell)
         else:
@@ -260,7 +261,7 @@ class Release:
     def _wait_for_signals(self) -> None:
         assert RELEASE is not None
         # A signal to the process goes to any thread that does not block it, and only the main thread's own signal ends
-        # its sleep. This thread, just woken, would take SIGINT in most of our tries.
+        # its sleep. This thread, just woken, would take it in most of our tries.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             cell = wait_for_release()

@@ -29,7 +29,7 @@ from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.wire.record_options import RecordOptions
-from ddp_notebook.wire.signals import RELEASE
+from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 
 _CODES = 50  # cells whose code is kept
 _UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
@@ -249,7 +249,7 @@ class Cells:
         stops a cell that has not begun.
         """
         pending = run.pending
-        signals = (signal.SIGINT,) if RELEASE is None else (signal.SIGINT, RELEASE)
+        signals = (INTERRUPT,) if RELEASE is None else (INTERRUPT, RELEASE)
         with contextlib.suppress(HostError):  # the host server is gone: the watch sees that
             answers = self._cluster.signal(pending, *signals, value=run.number)
             for rank in pending:

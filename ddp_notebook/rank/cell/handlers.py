@@ -1,0 +1,108 @@
+"""The signals of a rank: the session's interrupt, and SIGINT and SIGTERM, which are none of the session's.
+
+`INTERRUPT` does what SIGINT does in a notebook of its own: it calls the handler of SIGINT, which is the user's if the
+cell has set one. SIGINT itself is ignored by the system, here and in what a cell starts, as a shell has it for jobs in
+the background: whoever sends it (VS Code's stop button, to each process below the kernel) has not asked the session. A
+loader's worker or a `!command` so sees of a stop no more than what its rank does about it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from ddp_notebook.wire.signals import END, INTERRUPT
+
+_PUT_BACK = (signal.SIGINT, signal.SIGTERM)
+_ASKED_TO_END = (
+    b"ddp_notebook: this rank goes on after SIGTERM: it ends with its notebook, or at %ddp_stop; "
+    b"kill -KILL ends it alone\n"
+)
+_libc = ctypes.CDLL(None)
+_libc.signal.restype = ctypes.c_void_p
+_libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+
+class Handlers:
+    """The signal handlers of a rank and the signal mask of its main thread. The stop button needs them, so they are put
+    back after a cell that has changed them.
+
+    Args:
+        on_interrupt: interrupts what the main thread does in this frame.
+    """
+
+    def __init__(self, on_interrupt: Callable[[FrameType | None], None]) -> None:
+        self._interrupt = on_interrupt
+        signal.signal(signal.SIGINT, self._on_sigint)
+        _ignore_sigint()
+        if INTERRUPT != signal.SIGINT:
+            signal.signal(INTERRUPT, self._on_interrupt)
+        self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
+        self._mask_of_forker: set[int] = set()  # of the thread that forks: it holds the GIL, so there is one at a time
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork_in_rank,
+            after_in_child=self._after_fork_in_child,
+        )
+
+    def put_back(self) -> None:
+        """Put back what is no longer ours. Looking takes 3 us each, setting would take 15."""
+        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for number, handler in self._ours.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        _ignore_sigint()
+
+    def _on_interrupt(self, _: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and handler is not self._ours[signal.SIGINT]:
+            handler(signal.SIGINT, frame)
+        elif handler is not signal.SIG_IGN:
+            self._interrupt(frame)
+
+    def _on_sigint(self, _: int, frame: FrameType | None) -> None:
+        """The system ignores SIGINT, so this is Python's own `_thread.interrupt_main`, which programs use to limit how
+        long something takes. Or a program has put this handler back by itself, and SIGINT has come: then it is not
+        ours, and no further one comes."""
+        if _ignore_sigint():
+            self._interrupt(frame)
+
+    def _before_fork(self) -> None:
+        # a SIGTERM between the fork and `_after_fork_in_child` would be lost
+        self._mask_of_forker = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _after_fork_in_rank(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+
+    def _after_fork_in_child(self) -> None:
+        """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
+        if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+
+
+def begin() -> None:
+    """The first step of a rank, which has nothing yet that would have to be ended in order."""
+    end_by(lambda *_: os._exit(0))
+    if INTERRUPT != signal.SIGINT:
+        signal.signal(INTERRUPT, lambda *_: None)  # its default action ends the process
+
+
+def end_by(handler: Callable[[int, FrameType | None], object]) -> None:
+    """End by this handler when the host server asks for it. SIGTERM does not come from there."""
+    if END != signal.SIGTERM:
+        signal.signal(signal.SIGTERM, lambda *_: os.write(2, _ASKED_TO_END))
+    signal.signal(END, handler)
+
+
+def _ignore_sigint() -> bool:
+    """Have the system ignore SIGINT, and leave Python's handler as it is: programs find it, and it is called by
+    `INTERRUPT`. Returns whether that was so."""
+    if INTERRUPT == signal.SIGINT:
+        return True
+    return bool(_libc.signal(signal.SIGINT, signal.SIG_IGN) == signal.SIG_IGN)

@@ -1,0 +1,213 @@
+"""VS Code's stop button, which sends SIGINT to every process below the kernel and then to the kernel; and its end, at
+which it sends SIGTERM to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import psutil
+import pytest
+
+from tests.conftest import wait_until
+from tests.kernels import NotebookKernel, Reply
+
+SETUP = """%%on_all_ranks
+import _thread, asyncio, multiprocessing.resource_tracker, os, re, signal, subprocess, time
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, i): return torch.tensor(float(i))
+def load(**options): return torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, **options)
+def train(loader, pause_s=0.0):
+    for batch in loader:
+        dist.all_reduce(total := batch.sum())
+        time.sleep(pause_s)
+    return int(total)
+multiprocessing.resource_tracker.ensure_running()  # spawned workers want it, and it stays
+kept = load(persistent_workers=True)
+train(kept)
+workers = lambda: [worker.pid for worker in kept._iterator._workers]
+pids = workers()
+"""
+# after a stop: the same processes, whose loaders and `session.client` work
+NEXT = "%%on_all_ranks\nprint(train(kept), train(load()), workers() == pids)"
+NEXT_OF_CLIENT = """
+import os, ddp_notebook
+session = ddp_notebook.current()
+print(session.client[:].apply_sync(os.getpid) == session.pids(), *session.pids(), *session.pids("controller"))
+"""
+# cells, and whether a process of that name below the ranks says that all have got there
+CELLS = {
+    "a collective": ("dist.recv(torch.ones(1), 1 - rank)", ""),
+    "a loader": ("while True: train(load(), 0.01)", "pt_data_worker"),
+    "a loop": ("while True: pass", ""),
+    "C code that looks for signals and keeps the interpreter": ("re.match('(a+)+$', 'a' * 99 + 'b')", ""),
+    "an await": ("await asyncio.sleep(600)", ""),
+    "a command": ("!sleep 600\nprint('went on')", "sleep"),
+    "a subprocess": ("subprocess.run(['sleep', '600'], check=True)\nprint('went on')", "sleep"),
+    "a forked child": (
+        "child = multiprocessing.get_context('fork').Process(target=os.execlp, args=('sleep', 'sleep', '600'))\n"
+        "child.start()\ntry: child.join()\nfinally: print(child.is_alive()); child.kill()",
+        "sleep",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def kernel(waiting_host_server) -> Iterator[NotebookKernel]:
+    """A notebook with two ranks that have loaders with workers."""
+    with closing(NotebookKernel()) as kernel:
+        assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2 --hang-after off").status == "ok"
+        assert kernel.run(SETUP).status == "ok"
+        yield kernel
+
+
+@pytest.fixture
+def in_order(kernel) -> Iterator[None]:
+    """Before and after: the same ranks, workers and controller, which all work."""
+    before = _next(kernel)
+    yield
+    assert _next(kernel) == before
+
+
+def _next(kernel: NotebookKernel) -> str:
+    reply = kernel.run(NEXT)
+    assert (reply.status, reply.stdout) == ("ok", "[0-1] 780 780 True\n"), reply
+    reply = kernel.run(NEXT_OF_CLIENT)
+    assert reply.stdout.startswith("True "), reply
+    return reply.stdout
+
+
+def _stopped(kernel: NotebookKernel, code: str, waits_for: str, in_vscode: bool) -> tuple[Reply, list[psutil.Process]]:
+    """What a cell of all ranks shows that is stopped, and which processes VS Code has signalled."""
+    message = kernel.start(f"%%on_all_ranks\nprint('there')\n{code}")
+    kernel.wait_for_text("there")
+    if waits_for:
+        wait_until(lambda: len(_below(kernel, waits_for)) >= (8 if "worker" in waits_for else 2), 15.0)
+    got = kernel.interrupt_in_vscode() if in_vscode else []
+    if not in_vscode:
+        kernel.interrupt()
+    return kernel.finish(message), got
+
+
+def _below(kernel: NotebookKernel, name: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(kernel.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == name and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
+    """To the cell, to what it has started, and to nothing else."""
+    code, waits_for = CELLS[cell]
+    plain, _ = _stopped(kernel, code, waits_for, in_vscode=False)
+    assert plain.ename == "KeyboardInterrupt", plain
+    wait_until(lambda: not _below(kernel, "sleep"))
+    stopped, got = _stopped(kernel, code, waits_for, in_vscode=True)
+    assert len(got) > 15, "ranks, their workers, host server, watchdog, store, and nine processes of a controller"
+    assert (stopped.ename, stopped.stdout, stopped.stderr) == (plain.ename, plain.stdout, plain.stderr)
+    wait_until(lambda: not _below(kernel, "sleep"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for _ in range(2): train(load(), 0.02)",
+        "spawned = torch.utils.data.DataLoader(range(8), num_workers=1, multiprocessing_context='spawn')\n"
+        "it = iter(spawned); next(it)\nprint('there', flush=True)\ntime.sleep(1.5)\ntotal = sum(it).sum()",
+        "!sleep 1.5 && echo whole",
+        "print(subprocess.run('sleep 1.5 && echo whole', shell=True, check=True, capture_output=True).stdout)",
+        "for n in range(15): time.sleep(0.1); dist.barrier()",
+    ],
+    ids=["a loader", "spawned workers", "a command", "a subprocess", "collectives"],
+)
+def test_a_cell_that_nobody_waits_for_goes_on_when_a_local_one_is_stopped(kernel, in_order, code):
+    begins = f"dist.barrier(); open('{{there}}' + str(rank), 'w').close()\n{code}\nprint('ended')"
+    kernel.run("import tempfile, os, time; there = tempfile.mkdtemp() + '/'")
+    sent = f"job = session.run({begins!r}.replace('{{there}}', there), wait=False)"
+    message = kernel.start(f"{sent}\nwhile len(os.listdir(there)) < 2: time.sleep(0.01)\ntime.sleep(0.3)\n"
+                           "print('there', flush=True)\ntime.sleep(600)")  # fmt: skip
+    kernel.wait_for_text("there")
+    kernel.interrupt_in_vscode()
+    assert kernel.finish(message).ename == "KeyboardInterrupt"
+    ended = kernel.run("result = job.result(30)\nprint([result[rank].stdout.splitlines()[-1] for rank in (0, 1)])")
+    assert (ended.status, ended.stdout) == ("ok", "['ended', 'ended']\n"), ended
+    if "whole" in code:
+        assert "whole" in kernel.run("print(result[0].stdout)").stdout
+
+
+def test_a_cell_of_its_client_goes_on_when_a_local_one_is_stopped(kernel, in_order):
+    sent = "view = session.client[:]\njob = view.execute('time.sleep(1.5); done = rank', block=False)"
+    message = kernel.start(f"{sent}\ntime.sleep(0.5)\nprint('there', flush=True)\ntime.sleep(600)")
+    kernel.wait_for_text("there")
+    kernel.interrupt_in_vscode()
+    assert kernel.finish(message).ename == "KeyboardInterrupt"
+    assert kernel.run("job.get(20)\nprint(view['done'])").stdout == "[0, 1]\n"
+
+
+HANDLERS = """%%on_all_ranks
+def heard(do):
+    try:
+        do()
+        time.sleep(0.2)
+    except KeyboardInterrupt: return True
+    return False
+sigint = lambda: os.kill(os.getpid(), signal.SIGINT)
+print(heard(sigint), heard(_thread.interrupt_main))
+ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(heard(_thread.interrupt_main))
+signal.signal(signal.SIGINT, ours)  # as programs do that have had a handler for a while
+print(heard(sigint), heard(sigint), heard(_thread.interrupt_main))
+"""
+
+
+def test_sigint_interrupts_no_rank_and_python_itself_does(kernel):
+    assert kernel.run(HANDLERS).stdout == "[0-1] False True\n[0-1] False\n[0-1] False False True\n"
+
+
+def test_the_stop_button_calls_a_handler_of_the_users(kernel):
+    calls = "signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame.f_code.co_name)))"
+    code = f"calls = []\n{calls}\nwhile not calls: pass\nprint(calls)"
+    stopped, _ = _stopped(kernel, code, "", in_vscode=False)
+    assert "[(2, '<module>')]" in stopped.stdout
+
+
+def test_a_start_goes_on(make_kernel):
+    """While a host server imports torch and ranks begin, somebody stops a cell, or VS Code seems to close."""
+    kernel, is_up = make_kernel(), threading.Event()
+
+    def bombard() -> None:
+        while not is_up.wait(0.02):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                kernel.signal_below(number)
+
+    thread = threading.Thread(target=bombard)
+    thread.start()
+    try:
+        started = kernel.run("%load_ext ddp_notebook\n%ddp_start 2")
+    finally:
+        is_up.set()
+        thread.join()
+    assert started.status == "ok", started
+    assert kernel.run("%%on_all_ranks\ndist.barrier()").status == "ok"
+
+
+def test_ranks_end_at_sigterm_only_together_with_their_notebook(kernel):
+    """Last, since it ends the module's. Workers are the ranks' own: those do end."""
+    before = kernel.run(NEXT_OF_CLIENT).stdout
+    kernel.run("job = session.run('for n in range(20): time.sleep(0.05); dist.barrier()\\nn', wait=False)")
+    got = kernel.signal_below(signal.SIGTERM)
+    ended = kernel.run("print({rank: job.result(20)[rank].result for rank in (0, 1)})")
+    assert ended.stdout.endswith("{0: '19', 1: '19'}\n"), ended
+    said = kernel.run("print(job.result()[0].stderr)").stdout
+    assert "this rank goes on after SIGTERM: it ends with its notebook, or at %ddp_stop; kill -KILL ends it" in said
+    assert kernel.run(NEXT_OF_CLIENT).stdout == before
+    os.kill(kernel.pid, signal.SIGTERM)
+    wait_until(lambda: not any(process.is_running() for process in got), 10.0, "the ranks end with the kernel")
