@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import wait_until
-from tests.kernels import NotebookKernel, Reply
+from tests.kernels import NotebookKernel
 
 SETUP = """%%on_all_ranks
 import _thread, asyncio, multiprocessing.resource_tracker, os, re, signal, subprocess, time
@@ -40,19 +40,20 @@ import os, ddp_notebook
 session = ddp_notebook.current()
 print(session.client[:].apply_sync(os.getpid) == session.pids(), *session.pids(), *session.pids("controller"))
 """
-# cells, and whether a process of that name below the ranks says that all have got there
-CELLS = {
-    "a collective": ("dist.recv(torch.ones(1), 1 - rank)", ""),
-    "a loader": ("while True: train(load(), 0.01)", "pt_data_worker"),
-    "a loop": ("while True: pass", ""),
-    "C code that looks for signals and keeps the interpreter": ("re.match('(a+)+$', 'a' * 99 + 'b')", ""),
-    "an await": ("await asyncio.sleep(600)", ""),
-    "a command": ("!sleep 600\nprint('went on')", "sleep"),
-    "a subprocess": ("subprocess.run(['sleep', '600'], check=True)\nprint('went on')", "sleep"),
+SLEEP = ("sleep", 2)
+# cells, and how many processes of which name are below the kernel when all ranks are where they stay
+CELLS: dict[str, tuple[str, tuple[str, int] | None]] = {
+    "a collective": ("dist.recv(torch.ones(1), 1 - rank)", None),
+    "a loader": ("while True: train(load(), 0.01)", ("pt_data_worker", 8)),  # four are the loaders' that are kept
+    "a loop": ("while True: pass", None),
+    "C code that looks for signals and keeps the interpreter": ("re.match('(a+)+$', 'a' * 99 + 'b')", None),
+    "an await": ("await asyncio.sleep(600)", None),
+    "a command": ("!sleep 600\nprint('went on')", SLEEP),
+    "a subprocess": ("subprocess.run(['sleep', '600'], check=True)\nprint('went on')", SLEEP),
     "a forked child": (
         "child = multiprocessing.get_context('fork').Process(target=os.execlp, args=('sleep', 'sleep', '600'))\n"
         "child.start()\ntry: child.join()\nfinally: print(child.is_alive()); child.kill()",
-        "sleep",
+        SLEEP,
     ),
 }
 
@@ -82,19 +83,8 @@ def _next(kernel: NotebookKernel) -> str:
     return reply.stdout
 
 
-def _stopped(kernel: NotebookKernel, code: str, waits_for: str, in_vscode: bool) -> tuple[Reply, list[psutil.Process]]:
-    """What a cell of all ranks shows that is stopped, and which processes VS Code has signalled."""
-    message = kernel.start(f"%%on_all_ranks\nprint('there')\n{code}")
-    kernel.wait_for_text("there")
-    if waits_for:
-        wait_until(lambda: len(_below(kernel, waits_for)) >= (8 if "worker" in waits_for else 2), 15.0)
-    got = kernel.interrupt_in_vscode() if in_vscode else []
-    if not in_vscode:
-        kernel.interrupt()
-    return kernel.finish(message), got
-
-
-def _below(kernel: NotebookKernel, name: str) -> list[psutil.Process]:
+def below(kernel: NotebookKernel, name: str) -> list[psutil.Process]:
+    """Living processes of this name below the kernel."""
     found = []
     for process in psutil.Process(kernel.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -103,17 +93,30 @@ def _below(kernel: NotebookKernel, name: str) -> list[psutil.Process]:
     return found
 
 
+def start_cell(kernel: NotebookKernel, name: str) -> str:
+    """Send one of these cells to all ranks, and wait until they are in it. Returns its message id."""
+    code, processes = CELLS[name]
+    message = kernel.client.execute(f"%%on_all_ranks\nprint('there')\n{code}", stop_on_error=False)
+    kernel.wait_for_text("there")
+    if processes is not None:
+        wait_until(lambda: len(below(kernel, processes[0])) >= processes[1], 15.0)
+    return message
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
     """To the cell, to what it has started, and to nothing else."""
-    code, waits_for = CELLS[cell]
-    plain, _ = _stopped(kernel, code, waits_for, in_vscode=False)
+    message = start_cell(kernel, cell)
+    kernel.interrupt()
+    plain = kernel.finish(message)
     assert plain.ename == "KeyboardInterrupt", plain
-    wait_until(lambda: not _below(kernel, "sleep"))
-    stopped, got = _stopped(kernel, code, waits_for, in_vscode=True)
+    wait_until(lambda: not below(kernel, "sleep"))
+    message = start_cell(kernel, cell)
+    got = kernel.interrupt_in_vscode()
+    stopped = kernel.finish(message)
     assert len(got) > 15, "ranks, their workers, host server, watchdog, store, and nine processes of a controller"
     assert (stopped.ename, stopped.stdout, stopped.stderr) == (plain.ename, plain.stdout, plain.stderr)
-    wait_until(lambda: not _below(kernel, "sleep"))
+    wait_until(lambda: not below(kernel, "sleep"))
 
 
 @pytest.mark.parametrize(
@@ -174,19 +177,20 @@ def test_sigint_interrupts_no_rank_and_python_itself_does(kernel):
 
 def test_the_stop_button_calls_a_handler_of_the_users(kernel):
     calls = "signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame.f_code.co_name)))"
-    code = f"calls = []\n{calls}\nwhile not calls: pass\nprint(calls)"
-    stopped, _ = _stopped(kernel, code, "", in_vscode=False)
-    assert "[(2, '<module>')]" in stopped.stdout
+    message = kernel.start(f"%%on_all_ranks\ncalls = []\n{calls}\nprint('there')\nwhile not calls: pass\nprint(calls)")
+    kernel.wait_for_text("there")
+    kernel.interrupt()
+    assert kernel.finish(message).stdout == "[0-1] [(2, '<module>')]\n"
 
 
 def test_a_start_goes_on(make_kernel):
     """While a host server imports torch and ranks begin, somebody stops a cell, or VS Code seems to close."""
-    kernel, is_up = make_kernel(), threading.Event()
+    kernel, is_up, got = make_kernel(), threading.Event(), set()
 
     def bombard() -> None:
         while not is_up.wait(0.02):
             for number in (signal.SIGINT, signal.SIGTERM):
-                kernel.signal_below(number)
+                got.update(kernel.signal_below(number))
 
     thread = threading.Thread(target=bombard)
     thread.start()
@@ -196,11 +200,14 @@ def test_a_start_goes_on(make_kernel):
         is_up.set()
         thread.join()
     assert started.status == "ok", started
+    assert len(got) > 10, "host server, watchdog, ranks, store, and nine processes of a controller"
     assert kernel.run("%%on_all_ranks\ndist.barrier()").status == "ok"
 
 
 def test_ranks_end_at_sigterm_only_together_with_their_notebook(kernel):
-    """Last, since it ends the module's. Workers are the ranks' own: those do end."""
+    """Last, since it ends the module's. (Workers do end at SIGTERM, which is how their rank ends them.)"""
+    kernel.run("%%on_all_ranks\ndel kept")
+    wait_until(lambda: not below(kernel, "pt_data_worker"))
     before = kernel.run(NEXT_OF_CLIENT).stdout
     kernel.run("job = session.run('for n in range(20): time.sleep(0.05); dist.barrier()\\nn', wait=False)")
     got = kernel.signal_below(signal.SIGTERM)

@@ -42,6 +42,7 @@ class Handlers:
             signal.signal(INTERRUPT, self._on_interrupt)
         self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
+        self._forks = False
         self._mask_of_forker: set[int] = set()  # of the thread that forks: it holds the GIL, so there is one at a time
         os.register_at_fork(
             before=self._before_fork,
@@ -59,9 +60,11 @@ class Handlers:
         _ignore_sigint()
 
     def _on_interrupt(self, _: int, frame: FrameType | None) -> None:
+        if self._forks:  # what a hook of a fork raises is printed and lost; `INTERRUPT` is sent again
+            return
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and handler is not self._ours[signal.SIGINT]:
-            handler(signal.SIGINT, frame)
+            handler(int(signal.SIGINT), frame)
         elif handler is not signal.SIG_IGN:
             self._interrupt(frame)
 
@@ -73,17 +76,20 @@ class Handlers:
             self._interrupt(frame)
 
     def _before_fork(self) -> None:
+        self._forks = True
         # a SIGTERM between the fork and `_after_fork_in_child` would be lost
         self._mask_of_forker = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _after_fork_in_rank(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+        self._forks = False
 
     def _after_fork_in_child(self) -> None:
         """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
         if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+        self._forks = False
 
 
 def begin() -> None:
