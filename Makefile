@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LIBRARIES := $(VENV)/.libraries
+DOCS := $(VENV)/.docs
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 # ipykernel 6.31 without its dependencies: put first on PYTHONPATH it lies over the newer one in $(VENV).
@@ -42,7 +43,7 @@ NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/librarie
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
 .PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix tests-fast \
-    tests-of-versions bench dist wheelhouse clean
+    tests-of-versions bench dist docs wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -55,6 +56,7 @@ help:
 	@echo "make dist       build a wheel and an sdist in dist (DIR=...)"
 	@echo "make wheelhouse DIR=wheels PYTHON_VERSION=3.12"
 	@echo "                gather every wheel but torch, for a machine without a network"
+	@echo "make docs       the documentation site, into site/ (DOCS_OPTIONS=--keep-old executes no notebook twice)"
 	@echo "make clean      remove the environment and all caches"
 
 demo: $(INSTALLED) $(MONITOR)
@@ -104,7 +106,7 @@ test-js: $(MONITOR)
 	$(BIN)/python hatch_build.py node --test $(wildcard tests/js/*.test.js)
 
 # A long test sets a limit of its own where half an hour is not enough.
-test-long: $(MONITOR) $(IPYKERNEL6_INSTALLED) $(LIBRARIES) $(MARIMO_INSTALLED)
+test-long: $(MONITOR) $(IPYKERNEL6_INSTALLED) $(LIBRARIES) $(MARIMO_INSTALLED) $(DOCS)
 	$(PYTEST) -m long --timeout 1800
 
 bench: $(INSTALLED)
@@ -116,6 +118,10 @@ dist: $(INSTALLED) $(MONITOR)
 
 wheelhouse: $(INSTALLED) $(MONITOR)
 	@$(BIN)/python tools/wheelhouse.py $(DIR) --python-version $(PYTHON_VERSION)
+
+# Four minutes the first time: the notebooks are executed, and executed again when they or the code have changed.
+docs: $(DOCS) $(MONITOR)
+	$(BIN)/python -m tools.docs $(DOCS_OPTIONS)
 
 # torch comes first and by its exact version: a range would take whatever build is the newest.
 # hatchling, and Node where the machine has none, are in the environment so that building the package, which bundles the
@@ -139,6 +145,11 @@ $(LIBRARIES): $(INSTALLED)
 	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[libraries]'
 	@touch $@
 
+# Sphinx and what goes with it.
+$(DOCS): $(INSTALLED)
+	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[docs]'
+	@touch $@
+
 $(IPYKERNEL6_INSTALLED): | $(INSTALLED)
 	@rm -rf $(IPYKERNEL6)
 	@$(PIP_INSTALL) --no-deps --target $(IPYKERNEL6) ipykernel==$(IPYKERNEL6_VERSION)
@@ -150,6 +161,6 @@ $(MARIMO_INSTALLED): | $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(IPYKERNEL6) $(MARIMO) node_modules $(dir $(MONITOR)) ddp_notebook/lessons/static .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(IPYKERNEL6) $(MARIMO) node_modules $(dir $(MONITOR)) ddp_notebook/lessons/static .pytest_cache .mypy_cache .ruff_cache build dist site .matrix
 	rm -f notebooks/*.executed.ipynb
 	find ddp_notebook tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -173,7 +173,8 @@ def lint() -> int:
         BuildError: npm or Node is missing, or npm has failed.
     """
     get_modules(with_tools=True)
-    folders = [str(folder.relative_to(ROOT)) for folder in (_MONITOR_JS, _LESSONS_JS, ROOT / "tests" / "js")]
+    sources = (_MONITOR_JS, _LESSONS_JS, ROOT / "tests" / "js", ROOT / "docs")
+    folders = [str(folder.relative_to(ROOT)) for folder in sources]
     tools = ["typescript/bin/tsc", "--project", "tsconfig.json"], ["oxlint/bin/oxlint", *folders]
     commands = [[*_node(), str(MODULES / tool), *arguments] for tool, *arguments in tools]
     return int(any([subprocess.run(command, cwd=ROOT).returncode for command in commands]))  # a list: both run

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 import ddp_notebook
 from ddp_notebook.errors import UsageError
@@ -156,6 +156,15 @@ def test_without_scripts_the_picture_and_the_text_stand_there(saved, recording):
         assert shown.locator("h1").inner_text() == summary.text(recording)
         assert shown.locator("#still img").is_visible()
         assert "Where scripts may run" in shown.locator("noscript").inner_text()
+
+
+def test_a_page_that_has_it_in_a_frame_says_the_theme(saved):
+    with opened(saved, scheme="dark") as shown:
+        monitor = shown.locator(".ddpm")
+        expect(monitor).to_have_attribute("data-theme", "dark")
+        for fragment, theme in (("light", "light"), ("dark", "dark"), ("light", "light"), ("title", "dark")):
+            shown.evaluate(f"location.hash = '{fragment}'")
+            expect(monitor).to_have_attribute("data-theme", theme)
 
 
 def test_the_packed_data_are_the_message(saved, recording):

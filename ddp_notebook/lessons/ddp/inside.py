@@ -42,17 +42,18 @@ def inside_ddp(model: str | None = None, *, session: Session | None = None, **op
             images and gives (B, 10) logits. None: four linear layers with 0.9 M parameters.
         session: None: the current one.
         options: any of these, by name:
-            bucket_cap_mb (25), gradient_as_bucket_view, static_graph, find_unused_parameters (False): as in
-                `DistributedDataParallel`.
-            no_sync (0): how many backward passes in `no_sync()` come before each one that synchronises.
-            comm_hook (None): "fp16", "bf16" or "powersgd", of torch's; None: DDP's own all-reduce.
-            powersgd_rank (2): the rank of PowerSGD's approximation.
-            straggler (None): this rank sleeps for straggler_ms (30) before each forward.
-            link_mb_s (None): a slower network, in 1e6 bytes per second. It is made by waiting: each bucket is
-                all-reduced for real, and then 2 (N - 1) / N of its bytes occupy a link of this speed, one bucket after
-                the other.
-            unused (False): the model has one more layer, which has no part in the loss.
-            parameter (None): whose gradient is shown; None: the last of the model.
+
+            - bucket_cap_mb (25), gradient_as_bucket_view, static_graph, find_unused_parameters (False): as in
+              `DistributedDataParallel`.
+            - no_sync (0): how many backward passes in `no_sync()` come before each one that synchronises.
+            - comm_hook (None): "fp16", "bf16" or "powersgd", of torch's; None: DDP's own all-reduce.
+            - powersgd_rank (2): the rank of PowerSGD's approximation.
+            - straggler (None): this rank sleeps for straggler_ms (30) before each forward.
+            - link_mb_s (None): a slower network, in 1e6 bytes per second. It is made by waiting: each bucket is
+              all-reduced for real, and then 2 (N - 1) / N of its bytes occupy a link of this speed, one bucket after
+              the other.
+            - unused (False): the model has one more layer, which has no part in the loss.
+            - parameter (None): whose gradient is shown; None: the last of the model.
 
     Raises:
         NoSessionError: no ranks are running.

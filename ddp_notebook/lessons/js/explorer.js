@@ -317,7 +317,7 @@ export function explorer(el, link, status) {
         for (const [rank, given] of Object.entries(now.prediction ?? {})) guesses[rank] = given.map((one) => (one === "nan" ? "" : figure(one)));
       }
       drawControls(now);
-    }
+    } else if (now.error) drawControls(now); // what was chosen cannot be: they show again what is
     code.textContent = now.line + (now.op === "isend/irecv" ? "\nwork.wait()" : "");
     formula.textContent = now.formula;
     drawGrid(now);

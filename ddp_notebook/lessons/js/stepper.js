@@ -253,7 +253,7 @@ export function stepper(el, link) {
       if (drawnFor) at = now.taken;
       drawnFor = key;
       drawControls(now);
-    }
+    } else if (now.error) drawControls(now); // what was chosen cannot be: they show again what is
     at = Math.min(at, now.taken);
     const shown = now.states[at];
     scrub.max = String(now.steps);

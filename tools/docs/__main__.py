@@ -1,0 +1,53 @@
+"""Make the documentation site.
+
+    python -m tools.docs                 into site/, which any browser opens from its folder
+    python -m tools.docs --keep-old      with the notebooks as they were executed last
+
+`make docs` installs what it needs before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from tools.docs import fresh, notebooks, replays, sources
+
+_BUILD = fresh.ROOT / "build" / "docs"
+_OF_SPHINX = "objects.inv"  # every site has it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make the documentation site.")
+    parser.add_argument("--output", type=Path, default=fresh.ROOT / "site", help="default: site/")
+    parser.add_argument("--keep-old", action="store_true", help="execute nothing that was executed once")
+    options = parser.parse_args()
+
+    if options.output.exists() and not (options.output / _OF_SPHINX).is_file() and any(options.output.iterdir()):
+        parser.error(f"{options.output} is there and is no site; name a folder that may be replaced")
+
+    began_s = time.monotonic()
+    made, source, site = _BUILD / "made", _BUILD / "source", _BUILD / "site"
+    notebooks.execute_all(made, keep_old=options.keep_old)
+    replays.record_all(made, keep_old=options.keep_old)
+    replays.write_pages(made)
+    sources.lay_out(made, source)
+    from sphinx.cmd.build import build_main
+
+    # Warnings are errors: a link that leads nowhere, or a docstring that cannot be read.
+    status = build_main(
+        ["-q", "-W", "--keep-going", "-b", "html", "-d", str(_BUILD / "doctrees"), str(source), str(site)]
+    )
+    if status != 0:
+        return status
+    shutil.rmtree(options.output, ignore_errors=True)
+    shutil.copytree(site, options.output, ignore=shutil.ignore_patterns(".buildinfo*", "_sources"))
+    print(f"{(options.output / 'index.html').resolve().as_uri()}  ({time.monotonic() - began_s:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The notebooks, executed for the site: on four ranks, from the first cell to the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from tools.docs import fresh
+
+WORLD_SIZE = 4
+FOLDER = fresh.ROOT / "notebooks"
+NOTEBOOKS = sorted(path for path in FOLDER.glob("[0-9][0-9]_*.ipynb") if not path.name.endswith(".executed.ipynb"))
+TRAINING = "03_watch_it_train"  # whose recording visitors play with
+_CELL_TIMEOUT_S = 300
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+# A path on this machine says nothing to a reader, and changes from build to build.
+_PACKAGES = re.compile(r"(?:/[^\s'\"<>/]+)+/site-packages/")
+
+# In the third notebook, before it ends the ranks: its recording, and who was slow.
+_KEEP = """\
+import json
+from pathlib import Path
+
+session.recording.save({recording!r})
+Path({facts!r}).write_text(json.dumps({{
+    "slow": slow,
+    "evidence": found.evidence,
+    "steps": len(session.recording.steps(rank=0)),
+}}))
+"""
+
+
+def execute_all(folder: Path, *, keep_old: bool = False) -> None:
+    """Execute those notebooks that have changed, or whose code has, into a folder.
+
+    Args:
+        folder: gets NAME.ipynb of each, and of the training training.npz and training.json.
+        keep_old: take what was executed earlier, even if it or the code has changed since.
+
+    Raises:
+        CellExecutionError: a cell has failed that is not to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in NOTEBOOKS:
+        kept = [folder / "training.npz", folder / "training.json"] if path.stem == TRAINING else []
+        made = [folder / path.name, *kept]
+        key = fresh.key_of(path.read_bytes(), _KEEP if kept else "")
+        if fresh.is_made(made, key) or (keep_old and all(one.is_file() for one in made)):
+            continue
+        began_s = time.monotonic()
+        executed = _execute(path, kept)
+        nbformat.write(executed, made[0])
+        fresh.set_made(made[0], key)
+        print(f"executed {path.name} on {WORLD_SIZE} ranks in {time.monotonic() - began_s:.0f} s", flush=True)
+
+
+def _execute(path: Path, kept: list[Path]) -> NotebookNode:
+    notebook = nbformat.read(path, as_version=4)
+    if kept:
+        recording, facts = map(str, kept)
+        stop = next(at for at, cell in enumerate(notebook.cells) if cell.source.startswith("%ddp_stop"))
+        keep = nbformat.v4.new_code_cell(_KEEP.format(recording=recording, facts=facts))
+        notebook.cells.insert(stop, keep)
+    client = NotebookClient(
+        notebook,
+        timeout=_CELL_TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(FOLDER)}},
+        store_widget_state=False,
+        coalesce_streams=True,
+    )
+    client.execute(transport_encryption="auto", env={**os.environ, "DDP_NOTEBOOK_RANKS": str(WORLD_SIZE)})
+    if kept:
+        del notebook.cells[stop]
+    return _for_readers(notebook)
+
+
+def _for_readers(notebook: NotebookNode) -> NotebookNode:
+    """As a page shows it: solutions folded, and nothing that only a kernel or this machine understands."""
+    for cell in notebook.cells:
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
+            cell.metadata["mystnb"] = {"code_prompt_show": "Show the solution", "code_prompt_hide": "Hide the solution"}
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop(_WIDGET, None)
+    cleaned = _PACKAGES.sub("site-packages/", json.dumps(notebook))
+    return nbformat.from_dict(json.loads(cleaned))

@@ -1,0 +1,115 @@
+"""What visitors play with: lessons as four ranks have answered them, and a training of 64 simulated ranks.
+
+A lesson draws its `state()` and asks by `act(wish)`. Here the wishes that its view can make are made once, on real
+ranks, and the states are kept; in the browser docs/replay.js answers with them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import ddp_notebook
+from ddp_notebook import lessons
+from ddp_notebook.lessons.algorithms import plans
+from ddp_notebook.lessons.collectives import theory
+from ddp_notebook.lessons.lesson import Lesson
+from ddp_notebook.lessons.view import BUNDLE, View
+from ddp_notebook.widgets import simulate
+from tools.docs import fresh
+
+WORLD_SIZE = 4
+_DOCS = fresh.ROOT / "docs"
+SCRIPTS = ("replay.js", "lessons.js")  # of that folder: parts of the one that `script` makes
+_WRONG_ON_ALL = "all_reduce"  # in the others the last rank is wrong: a hang takes two seconds each time
+
+
+def record_all(folder: Path, *, keep_old: bool = False) -> None:
+    """Record the lessons into lessons.json, if the code has changed.
+
+    Args:
+        folder: for that.
+        keep_old: take what was recorded earlier, even if the code has changed since.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key = fresh.key_of(Path(__file__).read_bytes())
+    tapes = folder / "lessons.json"
+    if fresh.is_made([tapes], key) or (keep_old and tapes.is_file()):
+        return
+    began_s = time.monotonic()
+    with ddp_notebook.start(WORLD_SIZE, backend="gloo", guard=True) as session:
+        found = {"collective": _collectives(session), "algorithm": _algorithms(session), "messages": _scenes(session)}
+    tapes.write_text(json.dumps(found, separators=(",", ":")))
+    fresh.set_made(tapes, key)
+    print(f"recorded the lessons on {WORLD_SIZE} ranks in {time.monotonic() - began_s:.0f} s", flush=True)
+
+
+def _collectives(session: ddp_notebook.Session) -> dict[str, Any]:
+    """Each collective with each root and each way to reduce, run once; and what happens if one rank gets it wrong."""
+    states, happened = [], {}
+    ranks = range(session.world_size)
+    for op in theory.OPS:
+        reduce_ops = theory.legal_reduce_ops("float32") if op in theory.REDUCING else ("SUM",)
+        roots = ranks if op in theory.ROOTED else (0,)
+        for root, reduce_op in product(roots, reduce_ops):
+            peers = [rank for rank in ranks if rank != root] if op in theory.POINT_TO_POINT else [None]
+            for peer in peers:
+                explorer = lessons.Explorer(op, reduce_op, root=root, peer=peer, session=session)
+                explorer.run()
+                states.append({**_state(explorer), "dtypes": ["float32"]})
+    for op in theory.OPS:
+        explorer = lessons.Explorer(op, session=session)
+        actors = explorer.call.actors
+        for kind, rank in product(explorer.kinds_of_wrong, actors if op == _WRONG_ON_ALL else actors[-1:]):
+            explorer.wrong(kind, rank)
+            happened[f"{explorer.line} {kind} {rank}"] = _state(explorer)["happened"]
+    return {"first": "all_reduce", "states": states, "happened": happened}
+
+
+def _algorithms(session: ddp_notebook.Session) -> dict[str, Any]:
+    """Each algorithm with all its steps, compared with torch.distributed's own call."""
+    states = {}
+    for name in plans.ALGORITHMS:
+        stepper = lessons.Stepper(name, session=session)
+        stepper.compare()
+        states[name] = _state(stepper)
+    return {"first": plans.ALGORITHMS[0], "states": states}
+
+
+def _scenes(session: ddp_notebook.Session) -> dict[str, Any]:
+    """Each scene of sends and receives, played once."""
+    scene = lessons.Scene(session=session)
+    states = {}
+    for name, _ in _state(scene)["stories"]:
+        scene.play(name)
+        states[name] = _state(scene)
+    return {"first": "blocking", "states": states}
+
+
+def write_pages(folder: Path) -> None:
+    """The monitor of the recorded training, and of a simulated one, as it is now: training.html and simulated.html."""
+    ddp_notebook.load(folder / "training.npz").save_html(folder / "training.html")
+    simulate(world_size=64, steps=40).save_html(folder / "simulated.html")
+
+
+def _state(lesson: Lesson) -> dict[str, Any]:
+    """What the browser gets of it."""
+    view = View(lesson)
+    view.close()
+    return dict(view.state)
+
+
+def script(folder: Path) -> str:
+    """The script that shows the recorded lessons. A page that was opened from a folder may import no module, so the
+    modules travel in it as text."""
+    replay, begin = ((_DOCS / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = {
+        "LESSONS": json.dumps(BUNDLE.read_text(encoding="utf-8")),
+        "REPLAY": json.dumps(replay),
+        "TAPES": (folder / "lessons.json").read_text(),
+    }
+    lines = [f"const {name} = {value};" for name, value in parts.items()]
+    return "\n".join(["{", *lines, begin, "}\n"])
