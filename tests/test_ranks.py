@@ -121,6 +121,17 @@ def test_a_second_session_is_refused_and_harms_nothing(session):
     assert session.run("1").ok
 
 
+def test_a_session_is_reused_where_it_is_as_asked_for(session):
+    assert ddp_notebook.start(2, reuse=True) is session
+    assert ddp_notebook.start(reuse=True, timeout_s=5) is session, "any number, and the start is over"
+    wrong = (
+        r"^<Session: 2 ranks on .*, gloo> cannot be reused: its world_size is 2, not 3, and its grace_s is 3.0, not 5;"
+    )
+    with pytest.raises(SessionExistsError, match=wrong + r".* end it with %ddp_stop \(session.stop\(\)\)$"):
+        ddp_notebook.start(3, grace_s=5, reuse=True)
+    assert session.run("1").ok
+
+
 def test_every_magic_of_the_notebook_is_known_to_ranks():
     registered = {kind: sorted(names) for kind, names in DDPMagics.magics.items()}
     assert {kind: sorted(names) for kind, names in hygiene.NOTEBOOK_MAGICS.items()} == registered

@@ -123,6 +123,27 @@ def test_a_bad_option_starts_nothing(waiting_host_server):
         assert ddp_notebook.current() is None
 
 
+def test_a_torch_that_is_too_old_is_named(tmp_path, monkeypatch):
+    """Before anything of it is imported that it does not have. (A real one of 2.10 takes gigabytes.)"""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.10.0+cu128'\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    message = (
+        r"torch 2\.10\.0\+cu128 is installed, and ddp_notebook needs 2\.11 or later: pip install \"torch>=2\.11\"$"
+    )
+    with pytest.raises(StartError, match=message) as error:
+        ddp_notebook.start(2)
+    assert "Traceback" not in str(error.value)
+
+
+def test_a_session_whose_host_server_is_gone_is_not_reused(make_session):
+    session = make_session(2)
+    os.kill(session.pids("host server")[0], signal.SIGKILL)
+    wait_until(lambda: not session.is_running, what="the end of the host server is known")
+    with ddp_notebook.start(2, reuse=True) as fresh:
+        assert fresh is not session and fresh.run("rank").ok
+
+
 def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeypatch):
     """A sitecustomize of the user's that breaks the rank: the spawned process ends before its first word."""
     (tmp_path / "sitecustomize.py").write_text(
