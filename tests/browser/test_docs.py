@@ -89,7 +89,7 @@ class Document(HTMLParser):
 
 
 def test_every_link_leads_somewhere(site):
-    documents = {path: Document(path) for path in sorted(site.rglob("*.html"))}
+    documents = {path: Document(path) for path in [*pages_of(site), *(site / "recordings").glob("*.html")]}
     wrong = []
     for path, document in documents.items():
         for address in set(document.addresses):
@@ -148,7 +148,7 @@ def test_notebooks_are_executed_and_name_no_place_of_this_machine(site):
     assert len(notebooks) == len(list((ROOT / "notebooks").glob("[0-9][0-9]_*[a-z].ipynb")))
     for path in notebooks:
         text = path.read_text()
-        assert 'class="cell_output' in text and "[0-3]" in text, path.name
+        assert text.count('class="cell_output') > 5 and "backend gloo, group 1" in text, path.name
         assert str(ROOT) not in text and sys.prefix not in text, path.name
 
 

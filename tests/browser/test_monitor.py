@@ -14,6 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from tests.browser.jupyterlab import SCREENSHOTS, JupyterLab, open_notebook
+from tests.browser.marimo_app import Marimo
 from tests.browser.test_jupyterlab import write_notebook
 
 START, MONITOR, SET_UP, TRAIN, COMPARE, HANG, STOP, AGAIN, UNDER, END = range(10)
@@ -119,7 +120,7 @@ def test_the_monitor(tmp_path, app):
 class View:
     """The first monitor on the page."""
 
-    def __init__(self, lab: JupyterLab) -> None:
+    def __init__(self, lab: JupyterLab | Marimo) -> None:
         self.page = lab.page
         self.root = lab.page.locator(".ddpm").first
         expect(self.root).to_be_visible(timeout=20_000)
