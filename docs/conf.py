@@ -46,6 +46,7 @@ python_maximum_signature_line_length = 160  # with the full names of types, of w
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Source", "notes_style")]
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # docstrings.py has them as they are written
 napoleon_use_param = False  # "a, b: words" stays one entry
 napoleon_use_rtype = False
 add_module_names = False

@@ -48,9 +48,9 @@ def rewrite(_: Any, __: str, ___: str, one: Any, ____: Any, lines: list[str]) ->
     lines[:] = [*_prose(lines)]
     if isinstance(one, type) and dataclasses.is_dataclass(one):
         known = "\n".join(lines)
-        fields = [(name, words) for name, words in _fields(one) if not re.search(rf"^ +{name}\b.*:", known, re.M)]
+        fields = [words for name, words in _fields(one) if not re.search(rf"^ +{name}\b.*:", known, re.M)]
         if fields:
-            lines += ["", "Attributes:", *(f"    {name}: {words}" for name, words in fields), ""]
+            lines += ["", "Attributes:", *(f"    {field}" for field in fields), ""]
 
 
 def _prose(lines: list[str]) -> list[str]:
@@ -77,7 +77,7 @@ def _escaped(line: str) -> str:
 
 
 def _fields(one: type) -> list[tuple[str, str]]:
-    """The fields of a dataclass with the comments beside them."""
+    """The fields of a dataclass: name, and entry in a section `Attributes`, of the comment beside it."""
     source = textwrap.dedent(inspect.getsource(one))
     comments = {
         token.start[0]: token.string.lstrip("# ")
@@ -86,7 +86,10 @@ def _fields(one: type) -> list[tuple[str, str]]:
     }
     (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     return [
-        (node.target.id, _escaped(f"`{ast.unparse(node.annotation)}` {comments.get(node.lineno, '')}".strip()))
+        (
+            node.target.id,
+            f"{node.target.id} ({ast.unparse(node.annotation)}): {_escaped(comments.get(node.lineno, ''))}".rstrip(),
+        )
         for node in body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_")
     ]

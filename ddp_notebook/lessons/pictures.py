@@ -213,7 +213,7 @@ def costs_html(found: Costs) -> str:
     )
     return (
         f"<table><caption>milliseconds on {found.world_size} ranks ({html.escape(found.backend)})</caption>"
-        f"<tr><th></th>{head}<th>alpha, us</th><th>beta, ns/B</th></tr>{rows}</table>"
+        f"<tr><td></td>{head}<th>alpha, us</th><th>beta, ns/B</th></tr>{rows}</table>"
     )
 
 

@@ -62,7 +62,7 @@ def test_only_backticks_have_a_meaning_in_prose():
 
 def test_the_comments_beside_fields_are_read():
     lines = rewritten(Measured.__doc__ or "", Measured)
-    assert lines[-4:] == ["Attributes:", "    rank: `int`", r"    ns: `int` from the \*issue\* on", ""]
+    assert lines[-4:] == ["Attributes:", "    rank (int):", r"    ns (int): from the \*issue\* on", ""]
 
 
 def test_a_docstring_makes_no_notebook_run_again(tmp_path, monkeypatch):
