@@ -27,10 +27,10 @@ def three_figures(value: float) -> str:
     """A value of a metric beside others that are nearly the same.
 
     Example:
-        >>> three_figures(0.1), three_figures(2.3456), three_figures(123.0), three_figures(1e-5)
-        ('0.100', '2.35', '123', '1.00e-05')
+        >>> three_figures(0.1), three_figures(2.3456), three_figures(7616.0), three_figures(1e-5)
+        ('0.100', '2.35', '7,616', '1.00e-05')
     """
-    return f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:#.3g}".rstrip(".")
 
 
 def ms(ns: float) -> str:

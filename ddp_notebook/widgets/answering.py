@@ -1,8 +1,10 @@
 """Whether views in a front end answer, and when the kernel reads what they say: measured, not asked of the kernel.
 
-A view says that it is there as soon as its JavaScript runs. Where the front end sends that to a subshell, the kernel
-reads it in a thread beside the cell; else in its main thread, where it waits for the cell. A kernel alone knows only
-what it offers: VS Code, and JupyterLab before 4.4, send nothing to subshells, whatever the kernel has.
+A view says that it is there as soon as its JavaScript runs, and some times more until it is answered. Where the front
+end sends that to a subshell, the kernel reads it in a thread beside the cell; else in its main thread, where it waits
+for the cell. A kernel alone knows only what it offers: VS Code, and JupyterLab before 4.4, send nothing to subshells,
+whatever the kernel has. JupyterLab's first messages may go to the main thread too, until it has its subshell: so it is
+the last one that tells.
 """
 
 from __future__ import annotations
@@ -22,24 +24,30 @@ class Answering:
 
     def __init__(self) -> None:
         self.when = _before  # what a view says is answered; "": not known yet
-        self.is_missing = False  # a view had its time, and no view has ever answered since
+        self.is_there = _before != ""  # a view has answered
+        self.is_missing = False  # a view had its time, and none has answered since
 
     def __repr__(self) -> str:
         if self.is_missing:
             return "<Answering: no view has answered>"
         return f"<Answering: {self.when or 'not known yet'}>"
 
-    @property
-    def is_there(self) -> bool:
-        """Whether a view has ever answered."""
-        return self.when != ""
+    def heard(self, *, is_last: bool = False) -> Answers:
+        """A view has said something. To be called in the thread that reads it.
 
-    def heard(self) -> None:
-        """A view has said something. To be called in the thread that reads it."""
+        Args:
+            is_last: it will not say again that it is there.
+
+        Returns:
+            When it is answered; "" as long as this is not certain.
+        """
         global _before
+        self.is_there, self.is_missing = True, False
         is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not is_last:
+            return ""
         self.when = _before = "after the cell" if is_main else "now"
-        self.is_missing = False
+        return self.when
 
     def is_overdue(self, shown_s: float) -> bool:
         """Whether a view that was shown then should have answered by now; from then on they are missing.

@@ -118,11 +118,11 @@ class Monitor(anywidget.AnyWidget):
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
         """Answer the browser. In the main thread; in another one where it has sent this to a subshell."""
-        self._answering.heard()
         try:
             match content:
                 case {"kind": "here"}:
-                    self._tell(FeedMessage({"kind": "heard", "answers": self._answering.when}, b""))
+                    if when := self._answering.heard(is_last=bool(content.get("last"))):
+                        self._tell(FeedMessage({"kind": "heard", "answers": when}, b""))
                 case {"kind": "hello"}:
                     self._publisher.catch_up(self._tell)
                 case {"kind": "interrupt"}:

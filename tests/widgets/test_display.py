@@ -45,7 +45,7 @@ class Browser(FrontEnd):
         message = super().read(timeout_s)
         self.messages[-1] = {**message, "content": copy.deepcopy(message["content"])}
         if self.answers and self.monitors([message]):
-            self.tell(message["content"]["comm_id"], {"kind": "here"})
+            self.tell(message["content"]["comm_id"], {"kind": "here", "last": True})
         return message
 
     def tell(self, comm_id: str, content: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ def test_it_says_what_the_recording_holds(recorded):
     loss, step = found.of("title")
     of_ranks = [recorded.metrics["loss"].of_rank(rank)[1] for rank in range(4)]
     begin, end = (np.mean([values[at] for values in of_ranks]) for at in (0, -1))
-    assert loss == f"loss {begin:.2f} → {end:.2f}; by step, of each rank"
+    assert loss == f"loss {begin:.2f} → {end:.3f}; by step, of each rank"
     assert re.match(r"a step takes \d+ ms, median of the last 30 steps: 3 % input, \d+ % compute", step)
     assert [one["role"] for one in found.named("svg")] == ["img", "img"]
     assert [one.get("scope") for one in found.named("th")].count("row") == 4
@@ -296,7 +296,7 @@ def test_of_many_ranks_the_slowest_have_a_row():
     found = Page(table.table(rows, ""))
     named = [text for tag, text in found.texts if tag == "th"]
     assert {"5", "37", "56 others"} <= set(named) and len(found.named("tr")) == 10
-    assert found.of("td")[-3:] == ["50 ms", "40 %", "1.0 GB"], "the others' medians"
+    assert found.of("td")[-4:] == ["50 ms", "40 %", "1.0 GB", "\N{EN DASH}"], "the others' medians"
 
 
 # ---- when it is redrawn

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddp_notebook.widgets.html.markup import Markup, element, join
 
-WIDTH, HEIGHT = 960, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 88, 948, 14, 270
+WIDTH, HEIGHT = 960, 336
+LEFT, RIGHT, TOP, BOTTOM = 100, 926, 14, 270  # of the frame
 _DIGITS = 14  # of a tick, which is a multiple of its step, but for the last bits
 _LEAST_RATIO = 1e-9  # of an axis' length to its values, below which all of them are the same
 
@@ -30,21 +30,17 @@ class Axes:
     x: tuple[float, float]
     y: tuple[float, float]
     is_log: bool = False
-    left: int = field(default=_LEFT, init=False)
-    right: int = field(default=_RIGHT, init=False)
-    top: int = field(default=_TOP, init=False)
-    bottom: int = field(default=_BOTTOM, init=False)
 
     def at_x(self, value: float) -> int:
         """In the chart, from its left."""
-        return round(_LEFT + (_RIGHT - _LEFT) * _part(value, *self.x))
+        return round(LEFT + (RIGHT - LEFT) * _part(value, *self.x))
 
     def at_y(self, value: float) -> int:
         """From its top; what lies beyond the axis lies on its end."""
         low, high = self.y
         if self.is_log:
             value, low, high = (math.log10(max(one, low)) for one in (value, low, high))
-        return round(_BOTTOM - (_BOTTOM - _TOP) * min(max(_part(value, low, high), 0.0), 1.0))
+        return round(BOTTOM - (BOTTOM - TOP) * min(max(_part(value, low, high), 0.0), 1.0))
 
     def frame(self, x_label: str, x_ticks: Sequence[tuple[float, str]] | None = None, unit: str = "") -> Markup:
         """The grid, the ticks and what is below them.
@@ -57,17 +53,16 @@ class Axes:
         y_ticks = log_ticks(*self.y) if self.is_log else ticks(*self.y, 4)
         if x_ticks is None:
             x_ticks = [(value, written(value)) for value in ticks(*self.x, 6) if value == int(value)]
-        grid = "".join(f"M{self.left} {self.at_y(value)}H{self.right}" for value in y_ticks)
-        below = [_text(self.at_x(value), 296, label, "middle") for value, label in x_ticks]
+        grid = "".join(f"M{LEFT} {self.at_y(value)}H{RIGHT}" for value in y_ticks)
+        below = [_text(self.at_x(value), 298, label, "middle") for value, label in x_ticks]
         labels = [written(value) for value in y_ticks]
         if labels and unit:
             labels[-1] += f" {unit}"
         beside = [
-            _text(self.left - 8, self.at_y(value) + 7, label, "end")
-            for value, label in zip(y_ticks, labels, strict=True)
+            _text(LEFT - 8, self.at_y(value) + 9, label, "end") for value, label in zip(y_ticks, labels, strict=True)
         ]
-        middle = (self.left + self.right) // 2
-        return join(element("path", class_="grid", d=grid), *beside, *below, _text(middle, 320, x_label, "middle"))
+        middle = (LEFT + RIGHT) // 2
+        return join(element("path", class_="grid", d=grid), *beside, *below, _text(middle, 326, x_label, "middle"))
 
 
 def _text(x: int, y: int, text: str, anchor: str) -> Markup:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from ddp_notebook.observe.figures.palette import FILLS, STEP_PARTS
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.records.units import ms, percent
-from ddp_notebook.widgets.html.axes import HEIGHT, WIDTH, Axes
+from ddp_notebook.widgets.html.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes
 from ddp_notebook.widgets.html.markup import Markup, boxes, element
 
 MOST_BARS = 48
@@ -70,9 +70,9 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     is_cut = top > _OVER * usual  # the first step is often much longer than all others, which would not be seen
     # Bars stand side by side: the numbers below them are those of the steps that were measured, which may have gaps.
     axes = Axes(x=(-0.5, len(numbers) - 0.5), y=(0.0, (usual if is_cut else top) or 1.0))
-    width = (axes.right - axes.left) / len(numbers)
-    left = [round(axes.left + width * at) + 1 for at in range(len(numbers))]
-    right = [max(begin + 1, round(axes.left + width * (at + 1)) - 1) for at, begin in enumerate(left)]
+    width = (RIGHT - LEFT) / len(numbers)
+    left = [round(LEFT + width * at) + 1 for at in range(len(numbers))]
+    right = [max(begin + 1, round(LEFT + width * (at + 1)) - 1) for at, begin in enumerate(left)]
     every = -(-len(numbers) // _MOST_LABELS)
     labels = [(float(at), str(numbers[at])) for at in range(0, len(numbers), every)]
     drawn = [axes.frame("step", labels, "ms")]
@@ -87,10 +87,10 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
         if found:
             drawn.append(element("path", d=boxes(found), **_paint(part, pattern)))
     if is_cut:
-        for at in np.flatnonzero(whole > usual)[:3].tolist():
-            is_left = at < len(numbers) / 2
-            place = {"x": right[at] + 6 if is_left else left[at] - 6, "text_anchor": "start" if is_left else "end"}
-            drawn.append(element("text", f"{whole[at]:,.0f} ms ↑", y=axes.top + 22, **place))
+        at = int(whole.argmax())
+        is_left = at < len(numbers) / 2
+        place = {"x": right[at] + 6 if is_left else left[at] - 6, "text_anchor": "start" if is_left else "end"}
+        drawn.append(element("text", f"{whole[at]:,.0f} ms ↑", y=TOP + 24, **place))
     return drawn
 
 

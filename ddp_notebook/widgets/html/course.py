@@ -93,6 +93,10 @@ class Course:
             table[:] = 0
             table[:, : SLOTS // 2] = half
 
+    def has(self, rank: int) -> bool:
+        """Whether the rank has logged anything."""
+        return rank in self.first_wrong or not np.isnan(self.end[rank])
+
     @property
     def _used(self) -> npt.NDArray[np.bool_]:
         """(SLOTS,) where a rank has a value."""

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.figures.palette import LINES
-from ddp_notebook.records.units import number, three_figures
+from ddp_notebook.records.units import three_figures
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.widgets.html.axes import HEIGHT, WIDTH, Axes, room
+from ddp_notebook.widgets.html.axes import BOTTOM, HEIGHT, LEFT, WIDTH, Axes, room
 from ddp_notebook.widgets.html.course import Course, Values
 from ddp_notebook.widgets.html.markup import Markup, element, line, shorten
 
 _MOST_LINES = 8
+_MOST_TOLD = 5  # further metrics
 _WORST = 3  # lines beside the range where there are more
 _LOG_FROM = 100.0  # the largest over the smallest value from which the axis is logarithmic
 _NAME = 40  # characters of a metric's name
@@ -37,14 +38,16 @@ def chart(name: str, course: Course, others: Mapping[str, Course]) -> Markup:
     Args:
         name: of the metric.
         course: with at least one value.
-        others: further metrics, of which the last value is told.
+        others: further metrics; of the first ones the last value is told.
     """
     steps, means = course.steps, course.means
     lines, band = _lines(course, steps, means)
-    words = in_words(name, course)
+    name, result = shorten(name, _NAME), in_words(course)
     drawn = element(
         "svg",
-        element("title", f"{words}; by step, {'the range of the ranks' if band is not None else 'of each rank'}"),
+        element(
+            "title", f"{name} {result}; by step, {'the range of the ranks' if band is not None else 'of each rank'}"
+        ),
         *_draw(course, steps, means, lines, band),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
@@ -54,34 +57,33 @@ def chart(name: str, course: Course, others: Mapping[str, Course]) -> Markup:
         key.append(element("li", element("i", class_="band"), f"range of {course.world_size} ranks"))
     if course.width > 1:
         key.append(element("li", f"a point is the mean of {course.width} steps", class_="soft"))
-    head, _, tail = words.partition(" ")
-    more = [element("span", f"{shorten(other, _NAME)} {_end(one)}", class_="soft") for other, one in others.items()]
-    caption = element("figcaption", element("b", head), " ", tail, *more)
+    told = list(others.items())[:_MOST_TOLD]
+    more = [element("span", f"{shorten(other, _NAME)} {_end(one)}", class_="soft") for other, one in told]
+    caption = element("figcaption", element("b", name), " ", result, *more)
     return element("figure", caption, drawn, element("ul", *key))
 
 
-def in_words(name: str, course: Course) -> str:
-    """A metric's first and last value, mean of the ranks.
+def in_words(course: Course) -> str:
+    """The first and the last value, mean of the ranks.
 
     Example:
         >>> course = Course(world_size=2)
         >>> course.add(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1]), np.array([2.0, 4.0, 1.0, 2.0]), cell=1)
-        >>> in_words("loss", course)
-        'loss 3.00 → 1.50'
+        >>> in_words(course)
+        '3.00 → 1.50'
     """
-    name = shorten(name, _NAME)
     if course.first_wrong:
         step, value = min(course.first_wrong.values())
         ranks = [rank for rank, one in course.first_wrong.items() if one[0] == step]
-        return f"{name} {value:g} from step {step} on {shorten(list_ranks(sorted(ranks)), _RANKS)}"
+        return f"{value:g} from step {step} on {shorten(list_ranks(sorted(ranks)), _RANKS)}"
     begin, end = _mean(course.begin), _mean(course.end)
     is_single = course.first_step == course.last_step
-    return f"{name} {number(end)}" if is_single else f"{name} {number(begin)} → {number(end)}"
+    return three_figures(end) if is_single else f"{three_figures(begin)} → {three_figures(end)}"
 
 
 def _end(course: Course) -> str:
     wrong = course.first_wrong
-    return f"{min(wrong.values())[1]:g}" if wrong else number(_mean(course.end))
+    return f"{min(wrong.values())[1]:g}" if wrong else three_figures(_mean(course.end))
 
 
 def _mean(values: Values) -> float:
@@ -92,7 +94,7 @@ def _mean(values: Values) -> float:
 
 def _lines(course: Course, steps: Values, means: Values) -> tuple[list[_Line], tuple[Values, Values] | None]:
     """What is drawn, and the lowest and the highest of all ranks where they are too many for a line each."""
-    known = [rank for rank in range(course.world_size) if _is_known(course, rank)]
+    known = [rank for rank in range(course.world_size) if course.has(rank)]
     alike: dict[bytes, list[int]] = {}  # a metric that was averaged is the same on all ranks
     for rank in known:
         alike.setdefault(means[rank].tobytes() + repr(course.first_wrong.get(rank)).encode(), []).append(rank)
@@ -109,10 +111,6 @@ def _lines(course: Course, steps: Values, means: Values) -> tuple[list[_Line], t
         median,
         *(_line(course, [rank], means[rank], LINES[at + 1]) for at, rank in enumerate(sorted(worst))),
     ], (low, high)
-
-
-def _is_known(course: Course, rank: int) -> bool:
-    return bool(course.end[rank] == course.end[rank]) or rank in course.first_wrong
 
 
 def _line(course: Course, ranks: list[int], values: Values, colour: str) -> _Line:
@@ -155,13 +153,13 @@ def _mark(places: list[tuple[int, int]], axes: Axes, one: _Line) -> Markup:
     if one.first_wrong is None:
         return element("circle", cx=places[0][0], cy=places[0][1], r=6, fill=one.colour)
     before = [place for place in places if place[0] <= axes.at_x(one.first_wrong[0])]
-    at_x, at_y = before[-1] if before else (axes.left, axes.bottom)
+    at_x, at_y = before[-1] if before else (LEFT, BOTTOM)
     return element("path", class_="line", stroke=one.colour, d=f"M{at_x - 9} {at_y - 9}l18 18m0-18l-18 18")
 
 
 def _reach(steps: Values) -> tuple[float, float]:
     first, last = float(steps[0]), float(steps[-1])
-    return (first, last) if last > first else (first - 1, last + 1)
+    return (first, last) if last > first else (first - 0.5, last + 0.5)
 
 
 def _places(axes: Axes, x: list[int], values: Values) -> list[tuple[int, int]]:

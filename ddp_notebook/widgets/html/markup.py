@@ -38,8 +38,8 @@ def join(*content: str | None) -> Markup:
     """Elements and texts one behind the other.
 
     Example:
-        >>> join("a & b", element("br"), None)
-        'a &amp; b<br></br>'
+        >>> join("a & b", element("b", "c"), None)
+        'a &amp; b<b>c</b>'
     """
     return Markup("".join(one if isinstance(one, Markup) else html.escape(one) for one in content if one is not None))
 

@@ -35,7 +35,7 @@ def draw(shown: Shown, key: str) -> str:
         charts.append(bars.chart(shown.steps, f"ddp-{key}"))
     above = join(_style(), _head(shown), _alarm(shown), element("div", *charts, class_="charts"))
     for most in _ROWS:
-        rest = join(table(shown.ranks, name, most), _foot(shown))
+        rest = join(element("div", table(shown.ranks, name, most), class_="ranks"), _foot(shown))
         page = element("section", above, rest, class_="ddp-html", aria_label="Monitor of the ranks")
         if len(page.encode()) <= MOST_BYTES:
             break

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,12 @@ from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.views import main_metric
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import bars
 from ddp_notebook.widgets.html.course import Course, add_rows
 from ddp_notebook.widgets.html.table import RankRow
 
-_MOST_METRICS = 8
+_MOST_METRICS = 32  # that are followed
 _STATES = ("running", "stuck")  # in which ranks are somewhere
 
 
@@ -86,42 +86,51 @@ class Sources:
         return f"{cell} ({prompt})" if prompt else f"{cell}"
 
     def _ranks(self, steps: Rows, main: Course | None, *, has_places: bool) -> list[RankRow]:
-        text = self._feed.texts.text
-        known = {int(row["rank"]): row for row in self._feed.ranks}
-        ranks = np.arange(self._feed.recording.world_size)
-        last = steps[steps["step"] > (int(steps["step"].max()) - bars.MOST_BARS if len(steps) else 0)]
-        counts = np.bincount(last["rank"], minlength=len(ranks))
-        durations = np.bincount(last["rank"], last["duration"], len(ranks))
-        waiting = np.bincount(last["rank"], last["waiting"], len(ranks))
-        latest = np.full(len(ranks), -1)
-        np.maximum.at(latest, last["rank"], last["step"].astype(np.int64))
-        is_alone = len(ranks) == 1
+        """A row for each rank.
+
+        Args:
+            steps: of one cell.
+            main: the metric whose last value is told.
+            has_places: a cell runs, so that ranks are somewhere.
+        """
+        text, world_size = self._feed.texts.text, self._feed.recording.world_size
+        now = self._feed.ranks if len(self._feed.ranks) else empty("rank", world_size)
+        of_steps = _of_steps(steps, world_size)
         found = []
-        for rank in ranks.tolist():
-            now = known.get(rank)
-            state = "" if now is None else text(int(now["state"]))
-            end = main.end[rank] if main is not None else math.nan
-            has_steps = counts[rank] > 0
-            found.append(
-                RankRow(
-                    rank=rank,
-                    state=state if has_places or state == "died" else "",
-                    line=text(int(now["line"])) if now is not None and has_places else "",
-                    waits_for=text(int(now["waits_for"])) if now is not None and has_places else "",
-                    metric=None if math.isnan(end) else float(end),
-                    step=int(latest[rank]) if has_steps else None,
-                    step_ms=float(durations[rank] / counts[rank]) if has_steps else None,
-                    waiting=float(waiting[rank] / max(durations[rank], 1e-9)) if has_steps and not is_alone else None,
-                    cpu=None if now is None or not has_places else _number(now["cpu"] / 100),
-                    rss=None if now is None else _number(now["rss"]),
-                    gpu_bytes=None if now is None else _number(now["gpu_allocated"]),
-                )
+        for rank in range(world_size):
+            state = text(int(now["state"][rank]))
+            row = RankRow(
+                rank=rank,
+                metric=float(main.end[rank]) if main is not None and main.has(rank) else None,
+                rss=_known(now["rss"][rank]),
+                gpu_bytes=_known(now["gpu_allocated"][rank]),
+                **of_steps.get(rank, {}),
             )
+            if has_places:
+                line, waits_for = (text(int(now[name][rank])) for name in ("line", "waits_for"))
+                row = replace(row, state=state, cpu=_known(now["cpu"][rank] / 100), line=line, waits_for=waits_for)
+            elif state == "died":
+                row = replace(row, state=state)
+            found.append(row)
         return found
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _of_steps(steps: Rows, world_size: int) -> dict[int, dict[str, Any]]:
+    """What `RankRow` has of the last steps, by rank."""
+    last = steps[steps["step"].astype(np.int64) > int(steps["step"].max(initial=0)) - bars.MOST_BARS]
+    found: dict[int, dict[str, Any]] = {}
+    for rank in np.unique(last["rank"]).tolist():
+        mine = last[last["rank"] == rank]
+        duration = float(mine["duration"].mean())
+        found[rank] = {"step": int(mine["step"].max()), "step_ms": duration}
+        if world_size > 1:
+            found[rank]["waiting"] = float(mine["waiting"].mean()) / max(duration, 1e-9)
+    return found
+
+
+def _known(value: Any) -> float | None:
+    """None where it is not known, or where there is nothing."""
+    return float(value) if value > 0 else None
 
 
 def _notes(notes: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,8 @@ def table(rows: Sequence[RankRow], metric: str, most: int = MOST_ROWS) -> Markup
         metric: the name of the one whose last value is shown; "": none.
         most: rows.
     """
-    known = [column for column in _columns(metric) if any(column.of(row) for row in rows)]
+    is_live = any(row.state for row in rows)  # then columns of words do not come and go
+    known = [column for column in _columns(metric) if (is_live and column.value is None) or any(map(column.of, rows))]
     own, others = choose(rows, most)
     head = element(
         "tr",
@@ -73,11 +74,13 @@ def table(rows: Sequence[RankRow], metric: str, most: int = MOST_ROWS) -> Markup
         for row in own
     ]
     if others:
+        named = shorten(format_ranks([row.rank for row in others]), _RANKS)
         body.append(
             element(
                 "tr",
-                element("th", f"{len(others)} others", scope="row", title=_set_of(others)),
+                element("th", f"{len(others)} others", scope="row", title=named),
                 *(element("td", _together(column, others) or _MISSING, class_=_class(column)) for column in known),
+                class_="waits" if all(row.waits_for for row in others) else None,
             )
         )
     caption = element("caption", "The ranks" + (f": the {len(own)} that differ most, and the others" if others else ""))
@@ -106,8 +109,11 @@ def choose(rows: Sequence[RankRow], most: int) -> tuple[list[RankRow], list[Rank
         key=lambda row: (row.state not in _TROUBLE, like[row.waits_for] if is_held else 0, -row.own_ms, row.rank),
     )
     count = min(_WORST, most - 1)
-    by_rank = sorted(order[:count], key=lambda row: row.rank), sorted(order[count:], key=lambda row: row.rank)
-    return by_rank
+    return sorted(order[:count], key=_by_rank), sorted(order[count:], key=_by_rank)
+
+
+def _by_rank(row: RankRow) -> int:
+    return row.rank
 
 
 def _columns(metric: str) -> list[_Column]:
@@ -131,10 +137,6 @@ def _numbers(title: str, value: Callable[[RankRow], float | None], write: Callab
         return "" if found is None else write(found)
 
     return _Column(title, of, value, write)
-
-
-def _set_of(rows: Sequence[RankRow]) -> str:
-    return shorten(format_ranks([row.rank for row in rows]), _RANKS)
 
 
 def _class(column: _Column) -> str | None:

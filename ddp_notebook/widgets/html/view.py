@@ -39,7 +39,6 @@ class HtmlView:
     ) -> None:
         self.cell = cell
         self.is_live = publisher is not None
-        self.redraws = 0
         self._recording = recording
         self._title = title
         self._publisher = publisher
@@ -98,7 +97,6 @@ class HtmlView:
         if data == self._drawn:
             return
         self._drawn = data
-        self.redraws += 1
         if self._handle is None:
             from IPython.display import display
 

@@ -7,7 +7,9 @@ import { LATE } from "./data/run.js";
 import { Store } from "./data/store.js";
 
 const HELLO_AFTER_MS = 300; // a model that was made by a running cell gets its first message sooner
-const HEARD_AFTER_MS = 2000; // a kernel that has not answered by then reads this when its cell is over
+// A front end that has no subshell for its messages yet sends the first ones to the kernel's main thread.
+const HERE_AFTER_MS = [0, 300, 800, 1500];
+const HEARD_AFTER_MS = 2500; // a kernel that has not answered by then reads all that when its cell is over
 
 export class Hub {
   /** @param {(message: object) => void} [send] none on a page without a kernel */
@@ -25,15 +27,20 @@ export class Hub {
 
   /** Say that somebody is here, and ask for all there is, unless it comes by itself. @returns {() => void} */
   greet() {
-    this.send({ kind: "here" });
-    const timers = [
+    const last = HERE_AFTER_MS.length - 1;
+    const timers = HERE_AFTER_MS.map((after, at) =>
+      setTimeout(() => {
+        if (!this.store.heard) this.send({ kind: "here", last: at === last });
+      }, after),
+    );
+    timers.push(
       setTimeout(() => {
         if (!this.store.messages) this.send({ kind: "hello" });
       }, HELLO_AFTER_MS),
       setTimeout(() => {
         if (!this.store.heard) this.store.takeHeard(LATE);
       }, HEARD_AFTER_MS),
-    ];
+    );
     return () => timers.forEach((timer) => clearTimeout(timer));
   }
 

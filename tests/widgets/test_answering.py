@@ -1,0 +1,65 @@
+"""Whether views answer is measured: by the thread in which the kernel reads what they say."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ddp_notebook.widgets import answering
+from ddp_notebook.widgets.answering import ANSWER_S, Answering
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known_before(monkeypatch):
+    monkeypatch.setattr(answering, "_before", "")
+
+
+def beside(call):
+    """Call it in a thread of its own, as a subshell would."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_what_comes_beside_the_main_thread_is_heard_while_a_cell_runs():
+    view = Answering()
+    assert repr(view) == "<Answering: not known yet>"
+    assert beside(view.heard) == "now" == view.when
+    assert repr(view) == "<Answering: now>"
+
+
+def test_what_comes_in_the_main_thread_waits_for_the_cell_where_nothing_else_comes():
+    view = Answering()
+    assert view.heard() == "" and view.is_there, "JupyterLab may not have its subshell yet"
+    assert view.heard(is_last=True) == "after the cell"
+    assert repr(view) == "<Answering: after the cell>"
+
+
+def test_a_message_that_waited_in_the_main_thread_does_not_undo_what_came_beside_it():
+    view = Answering()
+    beside(view.heard)
+    assert view.heard() == "" and repr(view) == "<Answering: now>"
+    assert view.heard(is_last=True) == "after the cell", "another front end, which never sends beside it"
+
+
+def test_a_view_is_missing_when_its_time_is_over_until_one_answers():
+    view = Answering()
+    now_s = time.monotonic()
+    assert not view.is_overdue(now_s)
+    assert repr(view) == "<Answering: not known yet>"
+    assert view.is_overdue(now_s - ANSWER_S - 0.1)
+    assert repr(view) == "<Answering: no view has answered>"
+    assert view.is_overdue(now_s), "and so are the next ones"
+    view.heard()
+    assert not view.is_overdue(now_s - 100) and repr(view) == "<Answering: not known yet>"
+
+
+def test_the_next_session_knows_what_this_one_has_found():
+    assert not Answering().is_there
+    beside(Answering().heard)
+    later = Answering()
+    assert later.is_there and later.when == "now" and not later.is_overdue(0.0)
