@@ -2,6 +2,7 @@
 
 engine      the rank's process: an ipyparallel engine whose main thread forms groups and runs cells
 agent       a thread that answers the notebook even while the main thread is stuck
+unseen      what is ours does not show in the user's profiles and traces
 
 cell/       one cell, with everything that ipykernel does around one
 group/      process groups: their operations seen, compared, freed, formed anew

@@ -31,6 +31,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, values
 from ddp_notebook.records import logs
 from ddp_notebook.wire.bulk import INLINE_BYTES
@@ -216,9 +217,9 @@ class Rank:
         shell = RankEngine.instance().kernel.shell
         try:
             if message.names is None:
-                data, about = values.read(shell.user_ns, message.name, force=message.force)
+                data, about = unseen(values.read, shell.user_ns, message.name, force=message.force)
             else:
-                data, names, left = copying.read(shell.user_ns, message.names, shell.user_ns_hidden)
+                data, names, left = unseen(copying.read, shell.user_ns, message.names, shell.user_ns_hidden)
                 about = json.dumps({"names": names, "left": left})
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
@@ -235,7 +236,7 @@ class Rank:
     async def _push(self, message: Push) -> None:
         namespace = RankEngine.instance().kernel.shell.user_ns
         try:
-            namespace.update(pickle.loads(message.pickle or self.agent.bulk.take(message.transfer)))
+            namespace.update(unseen(pickle.loads, message.pickle or self.agent.bulk.take(message.transfer)))
         except Exception as error:
             self.agent.send(Pushed(request=message.request, error=f"{type(error).__name__}: {error}"))
         else:
@@ -246,9 +247,9 @@ class Rank:
         facts: dict[str, Any]
         try:
             if message.entries:
-                facts = check.samples(namespace, message.entries)
+                facts = unseen(check.samples, namespace, message.entries)
             else:
-                facts = check.fingerprints(namespace, message.names)
+                facts = unseen(check.fingerprints, namespace, message.names)
         except Exception as error:
             self.agent.send(Checked(request=message.request, error=f"{type(error).__name__}: {error}"))
         else:

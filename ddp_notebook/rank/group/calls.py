@@ -76,7 +76,6 @@ class Call:
         """Whether it is a send that nobody can wait for any more: the user has dropped the work."""
         return self.work is not None and self.kernel.spec.kind == "send" and _references(self) <= _OWN_REFERENCES
 
-    @property
     def is_on_cpu(self) -> bool:
         """Whether its tensors are on the CPU, as far as that is known."""
         at, arguments = self.kernel.at_tensors, self.arguments

@@ -24,6 +24,7 @@ from ddp_notebook.rank.group.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
+from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
 from ddp_notebook.wire.events import Form, Listening, Lost, Message, Peers
 
 # Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store.
@@ -62,6 +63,12 @@ class Network:
             print(
                 f"ddp_notebook: torch {torch.__version__} does not let operations be observed ({error}): messages do "
                 "not name them, a blocked one cannot be stopped, and a group does not form again by itself",
+                file=sys.stderr,
+            )
+        filter_flight_recorder()
+        if not is_possible():
+            print(
+                f"ddp_notebook: torch {torch.__version__} does not let operators be hidden: a profile shows ours too",
                 file=sys.stderr,
             )
         self.release.start()

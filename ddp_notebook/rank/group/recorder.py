@@ -27,6 +27,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.calls import Call, Group, timeout_of
 from ddp_notebook.rank.group.operators import SPECS, Operator, flat
+from ddp_notebook.rank.unseen import unseen
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.tape import Tape
@@ -96,7 +97,7 @@ class Kernel(Operator):
                     elif (guard := recorder.guard) is not None:
                         guard(call)
                 if tape is not None:
-                    tape.begin(call)
+                    unseen(tape.begin, call)
                 if group.connections is not None:
                     arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
                 bits = keys.raw_repr()
@@ -301,7 +302,7 @@ class Recorder:
                 call.work = work
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
-            if timeout is None and call.kernel.spec.kind != "collective" and call.is_on_cpu:
+            if timeout is None and call.kernel.spec.kind != "collective" and unseen(call.is_on_cpu):
                 # gloo would use the timeout that its group was formed with, whatever was set since. (With a timeout,
                 # NCCL blocks the thread until the device is done.)
                 group = call.group.reference()
@@ -322,7 +323,7 @@ class Recorder:
                 live.pop(id(call), None)
                 by_work.pop(id(work), None)
                 if call.moment is not None and (tape := self.tape) is not None:
-                    tape.ended(call, failed, began_ns)
+                    unseen(tape.ended, call, failed, began_ns)
             return done
 
         return recorded_wait
@@ -333,7 +334,7 @@ class Recorder:
         wait = torch.ops._c10d_functional.wait_tensor.default.redispatch
 
         def wait_tensor(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
-            call = self._that_fills(tensor)
+            call = unseen(self._that_fills, tensor)
             if call is not None and (work := call.work) is not None:
                 work.wait()
             return wait(keys & after, tensor)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.resources import Resources
 from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.codec import encode
 
 # From the first record on, so that the next ones travel with it: each batch costs the same. Where the notebook keeps
@@ -91,7 +92,7 @@ class Drain:
             dropped, tape.dropped = tape.dropped, 0
             records = tape.take(_MOST_RECORDS)
             try:
-                batch = self._maker.batch(records, dropped)
+                batch = unseen(self._maker.batch, records, dropped)
             except Exception:
                 tape.dropped += dropped + len(records)
                 raise

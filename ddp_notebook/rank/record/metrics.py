@@ -15,6 +15,7 @@ import torch
 
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.stretches import Training
+from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.words import in_function
 
 _MOST_STEP = 2**63 - 1
@@ -103,7 +104,7 @@ class Metrics:
             if type(value) is float:
                 tape.put(Logged(name, value, None, at, now_ns, moment))
             else:
-                tape.put(_logged(name, value, at, now_ns, moment))
+                tape.put(unseen(_logged, name, value, at, now_ns, moment))
 
     def _read_watched(self) -> None:
         """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""
@@ -120,12 +121,12 @@ class Metrics:
                 if not in_function(frame.f_code.co_name):
                     break
                 variables = frame.f_locals
-                found.update(_numbers(missing, variables))
+                found.update(unseen(_numbers, missing, variables))
                 if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _OWN_REFERENCES:
                     variables.clear()  # the copy would keep variables alive that the function has deleted
                 missing = [name for name in missing if name not in found]
             frame = frame.f_back
-        found.update(_numbers(missing, scope))  # last, since a variable there may be an earlier cell's
+        found.update(unseen(_numbers, missing, scope))  # last, since a variable there may be an earlier cell's
         if found:
             self._found.update(found)
             self.log(**{name: found[name] for name in self.watched if name in found})

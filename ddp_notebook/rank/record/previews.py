@@ -26,7 +26,7 @@ _PLAIN = frozenset(  # dtypes of real numbers that NumPy has too
     getattr(torch, name)
     for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 )
-_UNSIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 Array = npt.NDArray[np.generic]
 
 
@@ -47,8 +47,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
         tensor = tensors[0]
         numel = tensor.numel()
         if numel <= SAMPLE and tensor.is_cpu and tensor.layout is _STRIDED and type(tensor) in _READABLE:
-            part = tensor.detach().clone() if tensor.requires_grad else tensor.clone()
-            return Copy(numel, [part], None)
+            return Copy(numel, [_copy_of(tensor.detach() if tensor.requires_grad else tensor)], None)
     elif not tensors:
         return None
     numel, parts, event = 0, [], None
@@ -69,7 +68,7 @@ def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[Copy]:
     copies = []
     for one in tensors:
         if one.layout is _STRIDED and one.numel() * one.element_size() <= most_bytes:
-            part, event = _on_its_way(one.detach()) if one.is_cuda else (one.detach().clone(), None)
+            part, event = _on_its_way(one.detach()) if one.is_cuda else (_copy_of(one.detach()), None)
             copies.append(Copy(one.numel(), [part], event))
     return copies
 
@@ -79,13 +78,26 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor._values() if tensor.is_sparse else tensor.values()
     numel = tensor.numel()
     if numel <= SAMPLE:
-        return tensor.clone()
+        return _copy_of(tensor)
     step = (numel - _STRETCH) // (_STRETCHES - 1)
     if tensor.is_contiguous():
-        return tensor.as_strided((_STRETCHES, _STRETCH), (step, 1)).clone()
+        return _copy_of(tensor.as_strided((_STRETCHES, _STRETCH), (step, 1)))
     device = tensor.device
     places = torch.arange(_STRETCHES, device=device)[:, None] * step + torch.arange(_STRETCH, device=device)
     return tensor[torch.unravel_index(places.view(-1), tensor.shape)]
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in NumPy's memory, where the tensor is on the CPU: a profile of torch's memory must not show it."""
+    if not tensor.is_cpu:
+        return tensor.clone()
+    if tensor.dtype in _PLAIN and not tensor.is_neg():
+        return torch.from_numpy(tensor.numpy().copy())
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_complex() and tensor.dtype is not torch.complex32:
+        return torch.from_numpy(tensor.numpy().copy())
+    bits = tensor.view(_BITS[tensor.element_size()])
+    return torch.from_numpy(bits.numpy().copy()).view(tensor.dtype)
 
 
 def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -113,7 +125,7 @@ def array_of(tensor: torch.Tensor) -> Array:
     try:
         return flat.numpy()
     except TypeError:
-        return flat.view(_UNSIGNED[flat.element_size()]).numpy().view(f"u{flat.element_size()}")
+        return flat.view(_BITS[flat.element_size()]).numpy().view(f"u{flat.element_size()}")
 
 
 def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:

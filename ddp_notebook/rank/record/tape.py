@@ -20,6 +20,7 @@ from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import REDUCER, Sites
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import Marks
+from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import SAMPLE
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Tape:
             failed = False
         except Exception:
             failed = True
-        self._end(call, failed, end_ns)
+        unseen(self._end, call, failed, end_ns)
         if not call.is_waited_for:  # else the caller that waits leaves it, with its waiting time
             self._leave(call)
 

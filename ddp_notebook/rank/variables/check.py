@@ -175,8 +175,12 @@ def _tensor(value: Any) -> torch.Tensor | None:
         return value
     with contextlib.suppress(TypeError, ValueError, OverflowError):  # no such numbers in torch
         if cls in _ARRAYS:
+            array = np.ascontiguousarray(value).reshape(value.shape)
+            if array.flags.writeable:
+                return torch.from_numpy(array)
+            # Not always: Python would show the warnings of the user's code that it has shown once again.
             with warnings.catch_warnings(action="ignore"):  # about read-only arrays, which are not written to here
-                return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+                return torch.from_numpy(array)
         if issubclass(cls, list | tuple) and len(value) > _SHORT and all(type(v) in (int, float) for v in value):
             return torch.tensor(value, dtype=torch.float64 if float in map(type, value) else torch.int64, device="cpu")
     return None

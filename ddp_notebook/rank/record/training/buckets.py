@@ -11,9 +11,11 @@ import time
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.operators import nbytes
 
 
@@ -50,8 +52,12 @@ class Model:
             return None
         facts = model._get_ddp_logging_data()  # 15 us
         if is_rebuilt and not facts.get("rebuilt_bucket_sizes"):
-            model.logger.set_runtime_stats_and_log()  # else it reports them one step later
-            facts = model._get_ddp_logging_data()
+            # The model's own logger learns of them one step later, and would lose the times of this step if it were
+            # asked now. One of our own reads them from the same reducer.
+            logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # exported at run time
+            with quiet():
+                logger.set_runtime_stats_and_log()
+            facts = logger._get_ddp_logging_data().strs_map
         sizes = str(facts.get("rebuilt_bucket_sizes" if is_rebuilt else "bucket_sizes", ""))
         self.sizes = [int(size) for size in sizes.split(",") if size.strip()]
         if not self.sizes:

@@ -1,13 +1,13 @@
 """Users' comm hooks of DDP: seen bucket by bucket, and replaced if a cell registers another one.
 
-torch gets a stand-in that calls the user's hook. It looks like that hook (in name and signature; pickled, it is the
-hook itself) and holds no model: the reducer is C++ and would keep such a cycle alive for ever.
+The reducer gets a stand-in that calls the user's hook; the model keeps the hook itself. A stand-in holds no model: the
+reducer is C++ and would keep such a cycle alive for ever.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,12 +47,7 @@ class StandIn:
         """Call this hook of the user's from now on."""
         self._hook = hook
         self._state = state
-        self.__name__ = getattr(hook, "__name__", type(hook).__name__)
-        self.__qualname__ = getattr(hook, "__qualname__", type(hook).__qualname__)
-        self.__signature__ = inspect.signature(hook)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self._hook,)
+        self._name = getattr(hook, "__qualname__", type(hook).__qualname__).rpartition(".")[2]
 
     def __call__(self, _: object, bucket: Any) -> Any:
         tape, hook = self._tape, self._hook
@@ -64,11 +59,10 @@ class StandIn:
             future = hook(self._state, bucket)
         finally:
             tape.bucket = None
-        name = self.__qualname__.rpartition(".")[2]
         backward = 0 if moment.backward is None else moment.backward.number
 
         def ended(_: Any) -> None:
-            tape.put(Hooked(self._model, index, name, nbytes, moment, backward, began_ns, time.monotonic_ns()))
+            tape.put(Hooked(self._model, index, self._name, nbytes, moment, backward, began_ns, time.monotonic_ns()))
 
         if future.done():  # its callback would run here, where it swallows an interrupt
             ended(future)
@@ -77,28 +71,35 @@ class StandIn:
         return future
 
 
-def _itself(hook: Callable[..., Any]) -> Callable[..., Any]:
-    return hook
-
-
-def around_register(
-    tape: Tape, name_of: Callable[[DistributedDataParallel], str]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A wrapper for torch's `register_comm_hook`.
+class Hooks:
+    """The hooks of this process.
 
     Args:
-        name_of: the name of a model.
+        tape: where their buckets are left.
+        model_of: tells the model that has a reducer, and the model's name.
     """
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def register_comm_hook(model: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
-            before = model._comm_hooks[-1][0] if model._comm_hooks else None
-            if isinstance(before, StandIn):  # torch takes one hook only; the stand-in calls the last one
-                model._check_comm_hook(hook)
+    def __init__(self, tape: Tape, model_of: Callable[[Any], tuple[DistributedDataParallel, str] | None]) -> None:
+        self._tape = tape
+        self._model_of = model_of
+        self._stand_ins: weakref.WeakKeyDictionary[Any, StandIn] = weakref.WeakKeyDictionary()  # by reducer
+
+    def around_register(self, original: Callable[..., None]) -> Callable[..., None]:
+        """A wrapper for torch's `_register_comm_hook`, which gives a hook to a reducer."""
+
+        def _register_comm_hook(reducer: Any, state: object, hook: Callable[..., Any]) -> None:
+            found = self._model_of(reducer)
+            if found is None:  # it was unpickled, say
+                original(reducer, state, hook)
+                return
+            model, name = found
+            before = self._stand_ins.get(reducer)
+            if before is None:
+                stand_in = StandIn(self._tape, name, hook, state)
+                original(reducer, state, stand_in)
+                self._stand_ins[reducer] = stand_in
+            else:  # torch takes one hook only; the stand-in calls the last one
                 before.call_from_now_on(hook, state)
-            else:
-                original(model, state, StandIn(tape, name_of(model), hook, state))
+                del model._comm_hooks[:-1]
 
-        return register_comm_hook
-
-    return make
+        return _register_comm_hook

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.tape import MOST, OFF, Tape
+from ddp_notebook.rank.unseen import unseen
 
 _OWN, _AVERAGED = 2, 3  # the side of a value, of `records.VALUE`
 
@@ -76,7 +77,7 @@ class Gradients:
         self._to_be_averaged.clear()
 
     def _put(self, span: int, name: str, side: int, gradient: torch.Tensor) -> None:
-        copy = previews.copy([gradient])
+        copy = unseen(previews.copy, [gradient])
         if copy is not None:
             self._has_shown = True
             self._tape.put(Gradient(span, name, side, copy), MOST)

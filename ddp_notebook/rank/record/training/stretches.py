@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
@@ -31,8 +32,9 @@ from torch.utils.data import dataloader
 
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.buckets import Backward, Model
-from ddp_notebook.rank.record.training.comm_hooks import around_register
+from ddp_notebook.rank.record.training.comm_hooks import Hooks
 from ddp_notebook.rank.record.training.gradients import Gradients
+from ddp_notebook.rank.unseen import unseen
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT = range(5)  # indices of `records.SPANS`
 _log = logging.getLogger(__name__)
@@ -101,8 +103,8 @@ class Training:
     def _look_at_ddp(self) -> None:
         _around(DistributedDataParallel, "__init__", self._around_init)
         _around(DistributedDataParallel, "forward", self._around_forward)
-        hooks = around_register(self._tape, lambda model: self._model(model).name)
-        _around(DistributedDataParallel, "register_comm_hook", hooks)
+        _around(DistributedDataParallel, "register_comm_hook", self._around_register)
+        _around(dist, "_register_comm_hook", Hooks(self._tape, self._model_of).around_register)
 
     def _look_at_fsdp(self) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -166,7 +168,7 @@ class Training:
                 return out
             finally:
                 try:
-                    after(model, began_ns, (*inputs, *named.values()), has_failed)
+                    unseen(after, model, began_ns, (*inputs, *named.values()), has_failed)
                 except Exception:  # the user's forward must go on
                     _log.info("a forward was not recorded", exc_info=True)
                     self._tape.dropped += 1
@@ -187,6 +189,21 @@ class Training:
         self._prepared.append(known)
         self._gradients.look_at(model.module)
 
+    def _around_register(self, original: Callable[..., None]) -> Callable[..., None]:
+        def register_comm_hook(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
+            self._model(model)  # one of mixed precision is registered while the model is being made
+            original(model, *args, **named)
+
+        return register_comm_hook
+
+    def _model_of(self, reducer: Any) -> tuple[DistributedDataParallel, str] | None:
+        """The model that has this reducer, and its name, if it is known."""
+        with self._naming:
+            found = (
+                (model, known.name) for model, known in self._models.items() if getattr(model, "reducer", 0) is reducer
+            )
+            return next(found, None)
+
     def _model(self, model: DistributedDataParallel) -> Model:
         with self._naming:
             known = self._models.get(model)
@@ -200,7 +217,7 @@ class Training:
             began_ns = time.monotonic_ns()
             out = original(state, module, args, named)
             if self._tape.level != OFF and state._state_ctx.iter_forward_root is state:
-                self._roots[id(state)] = began_ns, _samples((*args, *named.values()))
+                self._roots[id(state)] = began_ns, unseen(_samples, (*args, *named.values()))
             return out
 
         return _disable_dynamo(_pre_forward, recursive=False)
@@ -234,7 +251,7 @@ class Training:
                 return out
             finally:
                 backward.end_ns = time.monotonic_ns()
-                tape.end_backward(backward, failed)
+                unseen(tape.end_backward, backward, failed)
                 self._gradients.forget_backward()
                 self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
                 self._prepared[:] = [model for model in self._prepared if not model.at]
@@ -297,7 +314,7 @@ class Training:
                 return original(iterator)
             began_ns = time.monotonic_ns()
             data = original(iterator)
-            self.put(INPUT, "", began_ns, _samples(data if isinstance(data, list | tuple) else (data,)))
+            self.put(INPUT, "", began_ns, unseen(_samples, data if isinstance(data, list | tuple) else (data,)))
             return data
 
         return __next__
