@@ -192,6 +192,7 @@ def test_torch_lets_training_be_seen():
     assert torch.ops._c10d_functional.wait_tensor.default._schema.arguments[0].name == "tensor"
     assert "parameters_to_ignore" in inspect.getsource(DistributedDataParallel.__init__)
     assert callable(torch._C._distributed_c10d.Logger.set_runtime_stats_and_log)
+    assert "dist._register_comm_hook(self.reducer, state, hook)" in inspect.getsource(DistributedDataParallel)
     for name in ("_pre_forward", "_post_forward"):
         assert callable(getattr(_fsdp_state.FSDPState, name))
     assert "iter_forward_root" in inspect.getsource(_fsdp_state)
@@ -206,7 +207,6 @@ def test_torch_lets_training_be_seen():
     x.backward()
     assert inside != [-1] and torch._C._current_graph_task_id() == -1
     assert callable(DistributedDataParallel._get_ddp_logging_data)
-    assert callable(DistributedDataParallel._check_comm_hook)
     assert "_has_rebuilt_buckets" in inspect.getsource(DistributedDataParallel._pre_forward)
 
 
@@ -218,6 +218,20 @@ def test_torch_lets_a_model_begin_anew():
     for name in ("_update_process_group", "_has_rebuilt_buckets", "_comm_hooks", "_register_comm_hook"):
         assert name in source
     assert callable(getattr(FSDPModule, "reset_iter_state", None)) or TORCH < (2, 13)
+
+
+def test_torch_lets_operators_be_left_out_of_what_it_shows():
+    from torch._C import _distributed_c10d
+
+    from ddp_notebook.rank import unseen
+
+    assert unseen.is_possible()
+    with torch.autograd.profiler.profile() as profile:
+        torch.ones(2)
+        unseen.unseen(torch.zeros, 2)
+    names = [one.key for one in profile.key_averages()]
+    assert "aten::ones" in names and "aten::zeros" not in names
+    assert callable(_distributed_c10d._dump_fr_trace) and callable(_distributed_c10d._dump_fr_trace_json)
 
 
 def test_torchs_log_can_be_quietened():

@@ -97,10 +97,7 @@ with tempfile.TemporaryDirectory() as directory:
     observer.unregister_callback()
     with open(path) as file:
         nodes = Counter(node["name"] for node in json.load(file)["nodes"])
-shown["execution trace"] = {
-    name: count for name, count in nodes.items() if "thread" not in name and not name.startswith("gloo:")
-}
-gloo_nodes = {name: count for name, count in nodes.items() if name.startswith("gloo:")}
+shown["execution trace"] = {name: [count, 0] for name, count in nodes.items() if "thread" not in name}
 
 
 class Functions(TorchFunctionMode):
@@ -202,4 +199,4 @@ for handler in logging.root.handlers[:]:
 logging.root.setLevel(logging.WARNING)
 shown["logging"] = stream.getvalue().splitlines()
 
-print("shown:", json.dumps({**shown, "gloo's nodes": gloo_nodes}, default=str))
+print("shown:", json.dumps(shown, default=str))

@@ -68,26 +68,34 @@ def _read(stdout: str) -> dict[str, Any]:
 @pytest.mark.parametrize("asked", _ASKED)
 def test_a_cell_is_told_what_a_bare_rank_is_told(told, asked):
     for alone, cell in told:
-        assert cell[asked] == alone[asked]
+        assert _without_gloo(cell[asked]) == _without_gloo(alone[asked])
 
 
-def test_an_execution_trace_has_no_operation_that_a_profile_has_not(told):
-    """The observer is stopped while gloo's thread may still end the last one: bare ranks miss it in some runs too."""
+@pytest.mark.parametrize("asked", [asked for asked in _ASKED if "profile" in asked or "execution" in asked])
+def test_a_cell_is_told_of_as_many_operations_of_gloo(told, asked):
+    """But for the last one: its thread may end it when the profile has ended already, on bare ranks too."""
     for alone, cell in told:
-        for name, count in cell["gloo's nodes"].items():
-            profiles = [alone[f"profile: {what}"].get(name, [0])[0] for what in ("collectives", "training")]
-            assert count <= sum(profiles), name
+        assert set(cell[asked]) == set(alone[asked])
+        for name in set(cell[asked]) - set(_without_gloo(cell[asked])):
+            assert abs(cell[asked][name][0] - alone[asked][name][0]) <= 1, name
+
+
+def _without_gloo(told: Any) -> Any:
+    """What has been counted, without the operations that gloo's threads end."""
+    if not isinstance(told, dict):
+        return told
+    return {name: count for name, count in told.items() if not name.startswith("gloo:")}
 
 
 def test_everything_that_the_program_asks_is_compared(told):
-    assert {*_ASKED, "gloo's nodes"} == set(told[0][0]) == set(told[0][1])
+    assert set(_ASKED) == set(told[0][0]) == set(told[0][1])
 
 
 def test_the_program_is_told_something(told):
     """Or two empty answers would be equal."""
     for alone, _ in told:
         assert alone["profile: collectives"]["gloo:all_reduce"][0] >= 5
-        assert alone["gloo's nodes"]["gloo:all_reduce"] >= 5
+        assert alone["execution trace"]["gloo:all_reduce"][0] >= 5
         assert alone["mode: Operators"]["c10d.allreduce_.default"] >= 5
         assert alone["statistics: DDP"][-1]["backward_comm_time"] is True
         assert alone["logging"][0] == "mine DEBUG hello"
