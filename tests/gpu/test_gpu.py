@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ dist.all_reduce(x)
 torch.cuda.synchronize()
 """
 _DDP_STEP = """
+import time
 from torch.nn.parallel import DistributedDataParallel
 torch.manual_seed(rank)  # DDP gives every rank the parameters of rank 0
 model = DistributedDataParallel(torch.nn.Linear(8, 4).to(device), device_ids=[device.index])
@@ -44,6 +46,13 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 before = [p.detach().clone() for p in model.parameters()]
 model(torch.randn(16, 8, device=device)).square().mean().backward()
 optimizer.step()
+torch.cuda.synchronize()
+began_s = time.perf_counter()
+for _ in range(100):
+    model(torch.randn(16, 8, device=device)).square().mean().backward()
+    optimizer.step()
+torch.cuda.synchronize()
+step_ms = (time.perf_counter() - began_s) * 10  # of one of the 100
 moved = [not torch.equal(p, q) for p, q in zip(model.parameters(), before)]
 parameters = [p.detach() for p in model.parameters()]
 del model, optimizer, before
@@ -79,8 +88,10 @@ def warm_server() -> Iterator[None]:
     warm.drop()
 
 
-def test_by_default_there_is_a_rank_on_every_gpu(make_session, gpus):
+def test_by_default_there_is_a_rank_on_every_gpu(make_session, gpus, record_property):
+    began_s = time.monotonic()
     session = make_session(None)
+    record_property("started after", f"{time.monotonic() - began_s:.2f} s")
     assert (session.world_size, session.backend) == (len(gpus), "nccl")
     session.run(_PLACE)
     for rank, found in session.pull("found").items():
@@ -111,13 +122,14 @@ def test_the_current_device_is_the_ranks_also_after_an_await_and_in_px(make_sess
     assert seen == list(range(session.world_size))
 
 
-def test_a_ddp_step_over_nccl(make_session):
+def test_a_ddp_step_over_nccl(make_session, record_property):
     session = make_session(None)
     session.run(_DDP_STEP)
     _expect_equal_parameters(session)
+    record_property("a recorded step of", f"{max(session.pull('step_ms').values()):.2f} ms")
 
 
-def test_a_ddp_step_on_one_gpu_that_two_ranks_share(make_session):
+def test_a_ddp_step_on_one_gpu_that_two_ranks_share(make_session, record_property):
     session = make_session(2, gpus=("0",), share_gpus=True)
     assert session.backend == "gloo"
     session.run(_PLACE)
@@ -127,6 +139,7 @@ def test_a_ddp_step_on_one_gpu_that_two_ranks_share(make_session):
     assert [x.unique().tolist() for x in session.pull("x").values()] == [[3.0], [3.0]]
     session.run(_DDP_STEP)
     _expect_equal_parameters(session)
+    record_property("a recorded step of", f"{max(session.pull('step_ms').values()):.2f} ms")
 
 
 def _expect_equal_parameters(session) -> None:
@@ -187,7 +200,7 @@ def test_nccls_watchdog_only_records(make_session):
     assert list(session.pull("values").values()) == [["0", "0"]] * session.world_size
 
 
-def test_after_stop_no_process_holds_a_gpu(warm_server, make_session):
+def test_after_stop_no_process_holds_a_gpu(warm_server, make_session, record_property):
     before_mib = gpu_memory_mib()
     if not before_mib:
         pytest.skip("the driver does not say how much memory is in use")
@@ -201,6 +214,7 @@ def test_after_stop_no_process_holds_a_gpu(warm_server, make_session):
     assert left, "the host server waits"
     assert not any(has_cuda(process.pid) for process in left)
     wait_until(lambda: sum(gpu_memory_mib()) < sum(before_mib) + 100, what="the driver has the memory back")
+    record_property("in use before and after", f"{sum(before_mib)} and {sum(gpu_memory_mib())} MiB")
 
 
 def test_the_same_host_server_serves_again_after_cuda_was_used(warm_server, make_session):
@@ -232,14 +246,16 @@ def test_an_error_that_poisons_the_context_is_a_death_and_is_healed(make_session
     assert session.run(_SUM, timeout=120)[0].result == str(session.world_size)
 
 
-def test_a_blocked_nccl_operation_is_stopped_and_the_group_forms_again(make_session):
+def test_a_blocked_nccl_operation_is_stopped_and_the_group_forms_again(make_session, record_property):
     session = make_session(None)
     if session.world_size < 2:
         pytest.skip("one rank waits for nobody")
     session.run(f"kept = rank\n{_SUM}")
+    began_s = time.monotonic()
     with pytest.raises(CellTimeoutError):
         session.run(
             "if rank == 0:\n    x = torch.ones(4, device=device); dist.all_reduce(x); x.sum().item()", timeout=5
         )
+    record_property("stopped after", f"{time.monotonic() - began_s - 5:.2f} s")
     result = session.run(f"{_SUM}\nkept, int(x)", timeout=60)
     assert result[0].result == f"(0, {session.world_size})"

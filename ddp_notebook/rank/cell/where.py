@@ -22,6 +22,7 @@ from ddp_notebook.records.words import in_function
 _STAND_INS = {
     **{name: name for name in ("init_process_group", "init_rpc", "wait", "get", "multi_get")},
     **{"init_store": "TCPStore", "connect_store": "TCPStore", "wait_for_future": "wait"},
+    "_on_interrupt": "",  # what the handler of an interrupt calls, the line has not called
 }
 _WALKS = 5
 _WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}

@@ -1,0 +1,35 @@
+"""One table of what a run of the tests on GPUs has seen, in Markdown, to be kept with the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+
+def table(machine: str, reports: Iterable[Any]) -> Iterator[str]:
+    """Its lines.
+
+    Args:
+        machine: what the tests ran on.
+        reports: pytest's, of these tests. What a test has noted with `record_property` is in its last column.
+    """
+    yield f"{machine}:"
+    yield ""
+    yield "| test | result | s | seen |"
+    yield "|---|---|---|---|"
+    for report in reports:
+        name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+        noted = [f"{name} {value}" for name, value in report.user_properties]
+        yield f"| {name} | {report.outcome} | {report.duration:.1f} | {'; '.join([*noted, *_reason(report)])} |"
+
+
+def _reason(report: pytest.TestReport) -> list[str]:
+    """Why it was skipped or has failed."""
+    match report.outcome, report.longrepr:
+        case "skipped", (_, _, reason):
+            return [str(reason).removeprefix("Skipped: ")]
+        case "failed", repr:
+            return [str(getattr(getattr(repr, "reprcrash", None), "message", repr)).splitlines()[0].replace("|", "/")]
+    return []

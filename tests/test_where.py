@@ -1,0 +1,26 @@
+"""Where a rank is, in the user's words."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from ddp_notebook.rank.cell.where import OURS, Where
+
+_CELL = ("cell.py", 9, "<module>")
+
+
+@pytest.mark.parametrize(
+    ("calls", "place"),
+    [
+        ([_CELL], "cell line 9"),
+        ([(signal.__file__, 1, "getsignal"), _CELL], "cell line 9, in getsignal"),
+        ([(signal.__file__, 1, "getsignal"), (OURS + "cell/handlers.py", 1, "_on_interrupt"), _CELL], "cell line 9"),
+        ([(OURS + "group/waiting.py", 1, "connect_store"), _CELL], "cell line 9, in TCPStore"),
+    ],
+)
+def test_what_the_line_has_called_is_named_and_what_is_ours_is_not(calls, place):
+    where = Where()
+    where.enter("cell.py", 1)
+    assert where.of_calls(calls) == place
