@@ -275,7 +275,15 @@ def test_threads_that_make_groups_end_with_the_cell_that_is_stopped(session):
     ]
 
 
-def test_connections_of_groups_that_were_formed_anew_are_closed(make_session_alone):
+GROUPS = """
+for _ in range(6):
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(2), group=pair)
+    dist.destroy_process_group(pair)
+"""
+
+
+def test_connections_are_closed_of_groups_that_were_formed_anew_and_of_destroyed_ones(make_session_alone):
     """The last test: it takes the module's session."""
     session = make_session_alone(2)
 
@@ -291,3 +299,8 @@ def test_connections_of_groups_that_were_formed_anew_are_closed(make_session_alo
     for _ in range(6):
         session.reform()
     wait_until(lambda: sockets() == before, what=f"{sockets()} instead of {before} sockets")
+
+    session.run(GROUPS)
+    before = sockets()
+    session.run(GROUPS)
+    wait_until(lambda: sockets() == before, what=f"{sockets()} instead of {before} sockets after groups of the user's")

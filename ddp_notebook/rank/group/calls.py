@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -135,10 +136,15 @@ def _references(call: Any) -> int:
 _OWN_REFERENCES = _references(SimpleNamespace(work=object()))  # differs between versions of Python
 
 
+_serials = itertools.count()
+
+
 class Group:
-    """What is known of a process group. Holds only a weak reference to it."""
+    """What is known of a process group. Holds only a weak reference to it. Held after its end, it would keep the
+    connections of its successor and of its twin."""
 
     def __init__(self, group: ProcessGroup) -> None:
+        self.serial = next(_serials)  # no other group of this process has it
         self.reference = weakref.ref(group)
         self.name: str = group.group_name
         self.ranks: tuple[int, ...] = tuple(map(int, _ranks(group)))  # the user may have given NumPy's integers

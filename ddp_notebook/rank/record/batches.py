@@ -187,7 +187,7 @@ class BatchMaker:
         origin, api, code, instruction, cell, module = call.site
         dtype, inputs, outputs = shapes
         key: tuple[Any, ...] = (
-            *(id(kernel), id(group), bucket, call.thread, moment.title, id(api), id(code), instruction, module, dtype),
+            *(id(kernel), group.serial, bucket, call.thread, moment.title, id(api), id(code), instruction, module, dtype),
             *(tuple(inputs), tuple(outputs)),
         )
         if cell is not None:
@@ -199,7 +199,7 @@ class BatchMaker:
             if len(self._known_calls) > _MOST_KNOWN:
                 self._known_calls.clear()
             constants = list(self._work_out(call, Site(*call.site), moment).values())
-            found = constants, (kernel, group, call.site)  # the latter keep the objects of these ids alive
+            found = constants, (kernel, call.site)  # the latter keep the objects of these ids alive
             self._known_calls[key] = found
         return found[0]
 
