@@ -1,5 +1,5 @@
 # One environment in .venv for everything. It is made on first use and brought up to date when pyproject.toml or
-# constraints.txt change; apart from that no target needs a network.
+# constraints.txt change. Then demo, lab and dist need no network; the others fetch their tools at their first use.
 
 PYTHON ?= python3
 LAB_OPTIONS ?=
@@ -42,8 +42,8 @@ ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix tests-fast \
-    tests-of-versions bench dist docs wheelhouse clean
+.PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix \
+    tests-without-ranks tests-of-ranks tests-of-private-interfaces bench dist docs wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -78,17 +78,19 @@ types-beside: $(INSTALLED)
 
 # What needs no ranks, and one file that does.
 test-fast: lint lint-js $(MONITOR)
-	@$(MAKE) --no-print-directory tests-fast
+	@$(MAKE) --no-print-directory tests-without-ranks tests-of-ranks
 
-tests-fast:
+tests-without-ranks:
 	$(PYTEST) -n $(WORKERS) -m "not long and not alone and not ranks" $(addprefix --ignore=,$(NOT_FAST))
+
+tests-of-ranks:
 	$(PYTEST) tests/test_ranks.py
 
 # With each combination of versions in tests/matrix, or with some: make test-matrix MATRIX="newest colab"
 test-matrix: $(INSTALLED) $(MONITOR)
 	$(BIN)/python -m tests.matrix $(MATRIX)
 
-tests-of-versions: tests-fast
+tests-of-private-interfaces:
 	$(PYTEST) tests/test_private_interfaces.py
 
 lint: $(INSTALLED)

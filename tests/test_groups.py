@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -171,6 +172,10 @@ def test_the_timeouts_stay(session):
     stop_in(session, DEADLOCK)
     session.run(SUM)
     assert results(session, "dist.distributed_c10d._get_default_store().timeout.total_seconds()") == ["1800.0"] * 2
+    timeouts = "from ddp_notebook.rank.group.calls import timeout_of\ntimeout_of(dist.group.WORLD).total_seconds()"
+    session.run("from datetime import timedelta\ndist.group.WORLD.set_timeout(timedelta(seconds=33))")
+    assert results(session, timeouts) == ["33.0"] * 2, "of the connections that there are now"
+    session.run("dist.group.WORLD.set_timeout(timedelta(seconds=1800))")
 
 
 def test_a_group_that_a_rank_has_destroyed_says_so_on_use(session):
@@ -193,6 +198,41 @@ def test_the_users_own_except_does_not_keep_a_cell(session):
 def test_a_handler_of_the_users_does_not_keep_a_cell(session):
     stop_in(session, "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + DEADLOCK)
     assert results(session, SUM) == ["2", "2"]
+
+
+HANDLES = """
+import signal
+count = 0
+def handler(number, frame):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, handler)
+until = time.monotonic() + 5
+while not count and time.monotonic() < until: pass
+until = time.monotonic() + 1
+while time.monotonic() < until: pass
+"""
+AWAITS = """
+import asyncio, signal
+heard = asyncio.Event()
+asyncio.get_running_loop().add_signal_handler(signal.SIGINT, heard.set)
+await asyncio.wait_for(heard.wait(), 5)
+asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+"""
+
+
+def test_a_handler_of_the_users_gets_an_interrupt_once(session):
+    press_stop()
+    with contextlib.suppress(KeyboardInterrupt):
+        session.run(f"import time\n{HANDLES}")
+    assert session["count"] == {0: 1, 1: 1}
+
+
+def test_a_handler_of_asyncio_gets_it(session):
+    press_stop()
+    with contextlib.suppress(KeyboardInterrupt):
+        session.run(AWAITS)
+    assert results(session, "heard.is_set()") == ["True", "True"]
 
 
 # ---- what is not done

@@ -24,18 +24,19 @@ def working_directory() -> str:
         return os.path.expanduser("~")
 
 
+# From torch 2.15 on "nccl" is another class, which our stop button has not been tried on; this asks for the old one.
+_OLD_NCCL = {"TORCH_DIST_USE_NCCL2": "0"}
+
+
 def import_time(env: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that a host server must have been started with."""
     return {k: v for k, v in env.items() if k.startswith(_READ_AT_IMPORT) and k not in THREAD_COUNTS}
 
 
 def host_server_env(env: Mapping[str, str], token_variable: str, token: str) -> dict[str, str]:
-    """The environment of a host server.
-
-    From torch 2.15 on "nccl" is another class, which our stop button has not been tried on; this asks for the old one.
-    """
+    """The environment of a host server."""
     return {
-        "TORCH_DIST_USE_NCCL2": "0",
+        **_OLD_NCCL,
         **env,
         **dict.fromkeys(THREAD_COUNTS, "1"),
         token_variable: token,
@@ -62,5 +63,6 @@ def rank_env(env: Mapping[str, str], *, threads: int) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, which placed the ranks; CUDA's own is by speed
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        **_OLD_NCCL,  # a rank that is not forked imports torch itself
     }
     return {**defaults, **env}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ from torch._C import _distributed_c10d
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_ours: set[int] = set()  # groups of the guard in the flight recorder: their entries may be gone, and their state not
 _NAMELESS = ""  # the flight recorder's name of a group that torch has not registered: the guard's
 
 
@@ -29,26 +31,39 @@ _let_see: Callable[[bool], None] = getattr(torch._C._autograd, "_enable_record_f
 _function_modes, _operator_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 
+class _Here(threading.local):
+    depth = 0  # of `unseen` in `unseen`
+
+
+_here = _Here()
+
+
 def is_possible() -> bool:
     """Whether this torch lets a thread's operators be left out of a profile."""
     return _let_see is not _keep_seeing
 
 
 def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
-    """Call a function whose operators no profiler, trace or mode of the user's sees. Takes 0.5 us. Not inside itself.
+    """Call a function whose operators no profiler, trace or mode of the user's sees. Takes 0.6 us.
 
     Example:
         >>> with torch.profiler.profile() as profile:  # doctest: +SKIP
         ...     unseen(torch.ones, 3)
     """
+    _here.depth += 1
     try:
         _let_see(False)  # in here: an interrupt may come as soon as it has happened
-        if _function_modes() or _operator_modes():
+        if _operator_modes():
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                return work(*args, **named)
+        if _function_modes():  # `torch.set_default_device` leaves one; DTensors must find their operators all the same
+            with torch._C.DisableTorchFunction():
                 return work(*args, **named)
         return work(*args, **named)
     finally:
-        _let_see(True)
+        _here.depth -= 1
+        if not _here.depth:
+            _let_see(True)
 
 
 def filter_flight_recorder() -> None:
@@ -69,11 +84,12 @@ def _filtered(
         dumped = dump(*args, **named)
         traces = read(dumped)
         entries = traces.get("entries", [])
-        ours = {entry["pg_id"] for entry in entries if entry["process_group"][0] == _NAMELESS}
-        if not ours:
+        _ours.update(entry["pg_id"] for entry in entries if entry["process_group"][0] == _NAMELESS)
+        if not _ours:
             return dumped
-        traces["entries"] = [entry for entry in entries if entry["pg_id"] not in ours]
-        for group in ours:
+        if entries:
+            traces["entries"] = [entry for entry in entries if entry["pg_id"] not in _ours]
+        for group in _ours:
             traces.get("pg_status", {}).pop(str(group), None)
         return write(traces)
 

@@ -9,9 +9,10 @@ the last one that tells.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Literal
+
+from ddp_notebook.run.kernel import is_users_thread
 
 ANSWER_S = 2.0  # what a view gets to say that it is there
 
@@ -25,12 +26,17 @@ class Answering:
     def __init__(self) -> None:
         self.when = _before  # what a view says is answered; "": not known yet
         self.is_there = _before != ""  # a view has answered
-        self.is_missing = False  # a view had its time, and none has answered since
+        self._was_overdue = False
 
     def __repr__(self) -> str:
         if self.is_missing:
             return "<Answering: no view has answered>"
         return f"<Answering: {self.when or 'not known yet'}>"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a view had its time, and none has answered since."""
+        return self._was_overdue and not self.is_there
 
     def heard(self, *, is_last: bool = False) -> Answers:
         """A view has said something. To be called in the thread that reads it.
@@ -42,11 +48,11 @@ class Answering:
             When it is answered; "" as long as this is not certain.
         """
         global _before
-        self.is_there, self.is_missing = True, False
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and not is_last:
+        self.is_there = True
+        waits = is_users_thread()
+        if waits and not is_last:
             return ""
-        self.when = _before = "after the cell" if is_main else "now"
+        self.when = _before = "after the cell" if waits else "now"
         return self.when
 
     def is_overdue(self, shown_s: float) -> bool:
@@ -55,6 +61,6 @@ class Answering:
         Args:
             shown_s: of `time.monotonic()`.
         """
-        if not self.is_there and time.monotonic() > shown_s + ANSWER_S:
-            self.is_missing = True
+        if time.monotonic() > shown_s + ANSWER_S:
+            self._was_overdue = True
         return self.is_missing

@@ -79,7 +79,7 @@ class Monitor(anywidget.AnyWidget):
     ) -> None:
         self._cell = cell
         self._answering = answering or Answering()
-        self._is_own = publisher is None
+        self._is_own = publisher is None and not isinstance(recording, Watchable)
         if publisher is None:
             if isinstance(recording, Watchable):
                 publisher, interrupt = recording.views.publisher_apart(cell), interrupt or recording.views.interrupt

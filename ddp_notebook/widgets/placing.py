@@ -14,7 +14,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -60,7 +59,7 @@ class Placing:
         self._publisher: Publisher | None = None
         self._shown: View | None = None  # of %ddp_monitor
         self._under: View | None = None  # the cell that runs
-        self._apart: weakref.WeakSet[Publisher] = weakref.WeakSet()  # of monitors that the user has made
+        self._apart: dict[int | None, Publisher] = {}  # of monitors that the user has made, by cell
         self._replaced: list[Monitor] = []  # widgets that have not answered yet; when they do, widgets are shown again
         self._importing: threading.Thread | None = None  # what its picture will need
 
@@ -112,6 +111,8 @@ class Placing:
             self._importing = None
         if view is not None:
             self._freeze(view, cell)
+        else:
+            self._close_publisher()  # there is one if a view could not be made
         if self._shown is not None:
             self._look_later(_SETTLE_S)
 
@@ -144,8 +145,8 @@ class Placing:
         self._under = self._shown = None
         if self._publisher is not None:
             self._publisher.close(session_ends=True)
-        for publisher in list(self._apart):
-            publisher.close(session_ends=True)
+        while self._apart:
+            self._apart.popitem()[1].close(session_ends=True)
         for view in views:
             self._freeze(view, view.cell)
         self._publisher = None
@@ -223,22 +224,27 @@ class Placing:
         return self._publisher
 
     def publisher_apart(self, cell: int | None) -> Publisher:
-        """One for a monitor that the user makes, and closes."""
-        publisher = self._new_publisher(cell)
-        self._apart.add(publisher)
-        return publisher
+        """One for all monitors of a cell that the user makes: a cell that is run again makes one more each time, and
+        nobody closes the one before."""
+        if cell not in self._apart:
+            self._apart[cell] = self._new_publisher(cell)
+        return self._apart[cell]
 
     def _new_publisher(self, cell: int | None) -> Publisher:
         from ddp_notebook.widgets.feed.feed import Feed
         from ddp_notebook.widgets.present import Present
         from ddp_notebook.widgets.publisher import Publisher
 
-        feed = Feed(self._recording, cell)
+        feed = Feed(self._recording, cell, is_live=self._cells.is_running)  # behind the session's end nothing comes
         return Publisher(feed, Present(feed, self._cells, self._title))
 
     def _freeze(self, view: View, cell: int | None) -> None:
         view.freeze(self._recording_now(), cell)
-        is_watched = self._under is not None or (self._shown is not view and self._shows_what_comes())
+        self._close_publisher(but_for=view)
+
+    def _close_publisher(self, but_for: View | None = None) -> None:
+        """Close it, unless another view than this one shows what comes."""
+        is_watched = self._under is not None or (self._shown is not but_for and self._shows_what_comes())
         if self._publisher is not None and not is_watched:
             self._publisher.close()
             self._publisher = None

@@ -34,8 +34,8 @@ class UnderCell:
     def __init__(self, placing: Placing, recording: RecordedTables, *, may_come: bool) -> None:
         self._placing = placing
         self._recording = recording
-        self._began_s = time.monotonic()
-        self._looked_s = self._began_s
+        self._began_s: float | None = None  # it has its turn: from the first look on
+        self._looked_s = 0.0
         rings = self._recording.store.rings
         self._ends = {name: rings[name].end for name in ("metric", "call")}
         self._is_wanted = False
@@ -47,10 +47,11 @@ class UnderCell:
         if self._has_failed or now_s < self._looked_s + _LOOK_S:
             return
         self._looked_s = now_s
+        self._began_s = self._began_s or now_s
         try:
             self._placing.look()
             if not self._is_decided:
-                self._decide(cell, now_s)
+                self._decide(cell, now_s - self._began_s)
         except MissingBuildError:  # %ddp_monitor says so
             self._is_decided = True
         except Exception:  # the cell matters more than its view
@@ -63,12 +64,12 @@ class UnderCell:
         except Exception:
             _log.exception("the view under the cell is as it was")
 
-    def _decide(self, cell: int, now_s: float) -> None:
+    def _decide(self, cell: int, runs_s: float) -> None:
         if not self._is_wanted and self._has_something(cell):
             self._is_wanted = True
             if not self._placing.draws_html:
                 self._placing.prepare_picture()
-        if self._is_wanted and now_s > self._began_s + _AFTER_S:
+        if self._is_wanted and runs_s > _AFTER_S:
             self._is_decided = True
             self._placing.show_under(cell)
 

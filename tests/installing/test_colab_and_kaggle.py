@@ -44,7 +44,8 @@ def service(request, tmp_path_factory, wheel) -> Service:
     with closing(kernel_of(made)) as kernel:
         reply = kernel.run(source, timeout_s=300)
         assert reply.status == "ok" and "ERROR" not in reply.stdout + reply.stderr, reply
-        assert kernel.run("import ddp_notebook; ddp_notebook.__file__").stdout == ""
+        place = kernel.run("import ddp_notebook; print(ddp_notebook.__file__)")
+        assert place.stdout.startswith(str(made.packages)), place
         again = kernel.run(source)
         assert (again.status, again.stdout, again.displays) == ("ok", "", []) and again.duration_s < 2
     return Service(made, before)

@@ -37,7 +37,7 @@ def build(environment: Environment, folder: Path) -> Path:
         given = (Path(__file__).parent / environment.file).read_text().splitlines()
         lines += [line for line in given if line.strip() and not line.startswith("torch==")]
     constraints.write_text("\n".join(lines) + "\n")
-    _pip(python, "install", "-c", str(constraints), *_requirements())
+    _pip(python, "install", "--upgrade", "--upgrade-strategy", "eager", "-c", str(constraints), *_requirements())
     return python
 
 

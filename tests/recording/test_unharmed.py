@@ -178,3 +178,26 @@ def test_a_recording_in_a_variable_knows_what_a_cell_has_done_since(ranks):
         ranks.run(f"for _ in range({count}): dist.all_reduce(torch.ones({count}))", quiet=True)
         newest = recording.collectives("all_reduce", rank=1)[-count:]
         assert [one.shapes for one in newest] == [((count,),)] * count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
+def test_what_was_sent_can_be_resized_afterwards(ranks, dtype):
+    """FSDP of the first kind frees parameters that it has gathered in this way."""
+    ranks.run(
+        f"x = torch.ones(4, dtype=torch.{dtype}); dist.broadcast(x, 0)\nx.resize_(100)\n"
+        f"y = torch.ones(9000, dtype=torch.{dtype}); dist.broadcast(y, 0)\ny.untyped_storage().resize_(0)",
+        quiet=True,
+    )
+
+
+def test_a_default_device_leaves_tensors_their_own_operators(ranks):
+    """It is a function mode that stays for ever."""
+    ranks.run(
+        "from torch.distributed.tensor import DeviceMesh, Replicate, distribute_tensor\n"
+        "torch.set_default_device('cpu')\n"
+        "mesh = DeviceMesh('cpu', [0, 1])\n"
+        "log(of_dtensor=distribute_tensor(torch.ones(()), mesh, [Replicate()]))\n"
+        "torch.set_default_device(None)",
+        quiet=True,
+    )
+    assert ranks.recording.metrics["of_dtensor"].of_rank(1)[1].tolist() == [1.0]

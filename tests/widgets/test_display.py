@@ -309,3 +309,30 @@ def finish(browser: Browser, asked: str) -> Reply:
         if answer["parent_header"].get("msg_id") == asked:
             reply.status, reply.ename = answer["content"]["status"], answer["content"].get("ename", "")
             return reply
+
+
+MONITOR = "from ddp_notebook.widgets import Monitor\nMonitor(session)"
+THREADS = "import threading\nprint(sum(one.name == 'ddp-monitor' for one in threading.enumerate()))"
+
+
+def test_monitors_that_the_user_makes_share_one_thread_and_know_whether_a_cell_runs(browser):
+    browser.run("import ddp_notebook\nsession = ddp_notebook.start(2, reuse=True)")
+    browser.run(MONITOR)
+    [made] = browser.monitors()
+    for _ in range(2):  # the cell that makes it is run again
+        browser.run(MONITOR)
+    assert browser.run(THREADS).stdout == "1\n"
+
+    def states() -> list[str]:
+        return [header["state"] for header, _ in browser.told(made) if "state" in header]
+
+    assert states()[0] == "idle"
+    browser.run(TRAINS)
+    assert "running" in states()
+    browser.read_until(lambda: states()[-1] == "idle")
+    browser.say(made, {"method": "custom", "content": {"kind": "interrupt", "request": 1}})
+    browser.read_until(lambda: any(said.get("said") == "no cell runs on the ranks" for said, _ in browser.told(made)))
+    browser.run("%ddp_stop")
+    assert states()[-1] == "stopped"
+    browser.run("Monitor(session)")
+    assert browser.run(THREADS).stdout == "0\n", "nothing comes any more"

@@ -43,8 +43,11 @@ def main() -> int:
     )
     if status != 0:
         return status
+    copied = options.output.with_name(options.output.name + ".new")  # a copy that is cut short is no site
+    shutil.rmtree(copied, ignore_errors=True)
+    shutil.copytree(site, copied, ignore=shutil.ignore_patterns(".buildinfo*", "_sources"))
     shutil.rmtree(options.output, ignore_errors=True)
-    shutil.copytree(site, options.output, ignore=shutil.ignore_patterns(".buildinfo*", "_sources"))
+    copied.rename(options.output)
     print(f"{(options.output / 'index.html').resolve().as_uri()}  ({time.monotonic() - began_s:.0f} s)")
     return 0
 

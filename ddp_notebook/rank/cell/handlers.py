@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -32,18 +33,20 @@ class Handlers:
 
     Args:
         on_interrupt: interrupts what the main thread does in this frame.
+        on_taken: told that a handler of the user's gets the interrupt. Returns whether it has not got this one yet.
     """
 
-    def __init__(self, on_interrupt: Callable[[FrameType | None], None]) -> None:
+    def __init__(self, on_interrupt: Callable[[FrameType | None], None], on_taken: Callable[[], bool]) -> None:
         self._interrupt = on_interrupt
+        self._on_taken = on_taken
         signal.signal(signal.SIGINT, self._on_sigint)
         _ignore_sigint()
         if INTERRUPT != signal.SIGINT:
             signal.signal(INTERRUPT, self._on_interrupt)
         self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
-        self._forks = False
-        self._mask_of_forker: set[int] = set()  # of the thread that forks: it holds the GIL, so there is one at a time
+        self._forks = self._was_missed = False
+        self._mask_of_forker: set[int] = set()  # of the thread that forks
         os.register_at_fork(
             before=self._before_fork,
             after_in_parent=self._after_fork_in_rank,
@@ -60,11 +63,18 @@ class Handlers:
         _ignore_sigint()
 
     def _on_interrupt(self, _: int, frame: FrameType | None) -> None:
-        if self._forks:  # what a hook of a fork raises is printed and lost; `INTERRUPT` is sent again
+        if self._forks:  # what a hook of a fork raises is printed and lost
+            self._was_missed = True
             return
         handler = signal.getsignal(signal.SIGINT)
-        if callable(handler) and handler is not self._ours[signal.SIGINT]:
-            handler(int(signal.SIGINT), frame)
+        if callable(handler) and handler not in (self._ours[signal.SIGINT], signal.default_int_handler):
+            if not self._on_taken():
+                return
+            is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            if is_blocked or getattr(handler, "__module__", "") == "asyncio.unix_events":  # which hears it by a pipe
+                signal.raise_signal(signal.SIGINT)
+            else:
+                handler(int(signal.SIGINT), frame)
         elif handler is not signal.SIG_IGN:
             self._interrupt(frame)
 
@@ -83,13 +93,16 @@ class Handlers:
     def _after_fork_in_rank(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
         self._forks = False
+        if self._was_missed:
+            self._was_missed = False
+            signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
 
     def _after_fork_in_child(self) -> None:
         """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
         if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
-        self._forks = False
+        self._forks = self._was_missed = False
 
 
 def begin() -> None:

@@ -63,7 +63,7 @@ class Runner:
         self._interrupted = False
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was to stop, perhaps before it began
-        self._handlers = Handlers(self._on_interrupt)
+        self._handlers = Handlers(self._on_interrupt, network.release.note_taken)
         self._file = ""  # the file name for compiling the cell under way
         self._network = network
         self._recording = recording
@@ -107,7 +107,8 @@ class Runner:
     def _stop(self, cell: int) -> None:
         """Stop a cell that has not begun, or whose interrupt came too early to be noticed."""
         self._stopped = cell
-        if self.running is not None and self.running[0] == cell and not self._interrupted:
+        was_noticed = self._interrupted or self._network.release.was_noticed
+        if self.running is not None and self.running[0] == cell and not was_noticed:
             self._network.release.ask(cell)
 
     def _begin_for_client(self) -> None:
@@ -116,6 +117,7 @@ class Runner:
 
     def _end_for_client(self) -> None:
         self._is_for_client = False
+        self._handlers.put_back()
 
     async def _deliver(self, message: Comm) -> None:
         """Runs between two cells. An interrupt ends the widget's callback as it would end a cell."""

@@ -186,7 +186,7 @@ def timeout_of(group: ProcessGroup) -> timedelta:
 
 def timeout_setter() -> tuple[Callable[..., None], list[tuple[Any, str]]]:
     """torch's function that sets the timeout of a group's operations, and the modules and the name that it has there:
-    `set_timeout` from torch 2.15 on, where the private one of before warns."""
+    `set_timeout` from torch 2.14 on, where the private one of before warns."""
     if hasattr(distributed_c10d, "set_timeout"):
         return distributed_c10d.set_timeout, [(distributed_c10d, "set_timeout"), (dist, "set_timeout")]
     return distributed_c10d._set_pg_timeout, [(distributed_c10d, "_set_pg_timeout")]

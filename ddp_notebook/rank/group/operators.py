@@ -27,7 +27,7 @@ SPECS = {
     "broadcast_": Spec("broadcast", "tensors", "tensors"),
     "reduce_": Spec("reduce", "tensors", "tensors"),
     "gather_": Spec("gather", "input_tensors", "output_tensors"),
-    "gather_into_tensor_": Spec("gather_single", "input_tensor", "output_tensor"),  # from torch 2.15 on
+    "gather_into_tensor_": Spec("gather_single", "input_tensor", "output_tensor"),  # from torch 2.14 on
     "scatter_": Spec("scatter", "input_tensors", "output_tensors", shows_output=True),
     "allgather_": Spec("all_gather", "input_tensors", "output_tensors"),
     "_allgather_base_": Spec("all_gather_single", "input_tensor", "output_tensor"),

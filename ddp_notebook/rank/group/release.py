@@ -70,6 +70,7 @@ class Release:
         self._has_interrupted = False  # the main thread has noticed
         self._resent = 0
         self._held: tuple[Any, float] = None, 0.0  # the main thread's wait, and since when
+        self._taken_s = 0.0  # by a handler of the user's
         self._has_resent = False  # it was sent again: after a first interrupt it may end nothing but a wait
         self._looking = threading.Lock()
         self._ended = threading.Event()
@@ -132,6 +133,18 @@ class Release:
                 place, call = self._place_of(call, frame)
             self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())
         return True
+
+    def note_taken(self) -> bool:
+        """A handler of the user's gets the interrupt, which is not sent again then, but for a wait. Returns whether it
+        is a new one: what was sent again just before comes once more."""
+        before_s, self._taken_s = self._taken_s, time.monotonic()
+        was_noticed, self._has_interrupted = self._has_interrupted, True
+        return not was_noticed or self._taken_s - before_s > _JUST_NOW_S
+
+    @property
+    def was_noticed(self) -> bool:
+        """Whether the interrupt has had an effect in the main thread."""
+        return self._has_interrupted
 
     def _place_of(self, call: Call | None, frame: FrameType | None) -> tuple[str, Call | None]:
         """Where the main thread is, or the thread that it waits for, and the operation there."""

@@ -187,8 +187,8 @@ class BatchMaker:
         origin, api, code, instruction, cell, module = call.site
         dtype, inputs, outputs = shapes
         key: tuple[Any, ...] = (
-            *(id(kernel), group.serial, bucket, call.thread, moment.title, id(api), id(code), instruction, module, dtype),
-            *(tuple(inputs), tuple(outputs)),
+            *(id(kernel), group.serial, bucket, call.thread, moment.title, id(api), id(code), instruction, module),
+            *(dtype, tuple(inputs), tuple(outputs)),
         )
         if cell is not None:
             key += id(cell[0]), cell[1]

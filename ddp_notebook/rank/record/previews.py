@@ -22,10 +22,10 @@ _STRETCH = 32  # elements; the first stretch is shown
 _STRETCHES = SAMPLE_OF_LARGE // _STRETCH
 _READABLE = {torch.Tensor, torch.nn.Parameter}
 _MOST_TENSORS = 8  # of a list, that are copied
-_PLAIN = frozenset(  # dtypes of real numbers that NumPy has too
-    getattr(torch, name)
+_IN_NUMPY = {  # dtypes of real numbers that NumPy has too
+    getattr(torch, name): np.dtype(name)
     for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
-)
+}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 Array = npt.NDArray[np.generic]
 
@@ -88,16 +88,14 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in NumPy's memory, where the tensor is on the CPU: a profile of torch's memory must not show it."""
+    """A copy; of a tensor on the CPU in NumPy's memory, since a profile of torch's memory must not show it. (An array
+    of the tensor's own memory would keep the user from resizing it, for ever.)"""
     if not tensor.is_cpu:
         return tensor.clone()
-    if tensor.dtype in _PLAIN and not tensor.is_neg():
-        return torch.from_numpy(tensor.numpy().copy())
-    tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.is_complex() and tensor.dtype is not torch.complex32:
-        return torch.from_numpy(tensor.numpy().copy())
-    bits = tensor.view(_BITS[tensor.element_size()])
-    return torch.from_numpy(bits.numpy().copy()).view(tensor.dtype)
+    if (dtype := _IN_NUMPY.get(tensor.dtype)) is not None:
+        return torch.from_numpy(np.empty(tensor.shape, dtype)).copy_(tensor)
+    room = torch.from_numpy(np.empty(tensor.numel() * tensor.element_size(), np.uint8))
+    return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -119,7 +117,7 @@ def has_arrived(copy: Copy) -> bool:
 
 def array_of(tensor: torch.Tensor) -> Array:
     """The elements as a flat NumPy array; of a dtype that NumPy lacks, their bits as unsigned integers."""
-    if tensor.dtype in _PLAIN and tensor.is_contiguous() and not tensor.is_neg():
+    if tensor.dtype in _IN_NUMPY and tensor.is_contiguous() and not tensor.is_neg():
         return tensor.numpy().ravel()
     flat = tensor.reshape(-1).resolve_conj().resolve_neg()
     try:
@@ -134,7 +132,7 @@ def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
     Args:
         array: `array_of(tensor)`.
     """
-    if tensor.dtype in _PLAIN:
+    if tensor.dtype in _IN_NUMPY:
         return array
     flat = tensor.reshape(-1)
     return (flat.abs() if flat.is_complex() else flat).double().numpy()

@@ -132,7 +132,7 @@ class _Checksums:
             some = rows[i : i + len(room)]
             torch.sum(torch.mul(some, numbers, out=room[: len(some)]), 1, out=sums[i : i + len(some)])
         sums[-1] = (words[rows.numel() :] * numbers[: n % _ROW]).sum()
-        return _digest(sums.cpu().numpy().tobytes() + octets[4 * n :].cpu().numpy().tobytes())
+        return _digest(sums.cpu().numpy().tobytes() + bytes(octets[4 * n :].tolist()))
 
 
 def _digest(data: Any) -> str:

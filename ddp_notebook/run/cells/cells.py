@@ -239,7 +239,7 @@ class Cells:
 
     @property
     def is_running(self) -> bool:
-        return self._cluster.is_running
+        return self._cluster.is_running and not self._closed  # a host server may wait for the next session
 
     def interrupt(self, run: CellRun) -> None:
         """Interrupt the cell on every rank that has not ended it.

@@ -20,15 +20,16 @@ _OVER = 1.5  # a bar that is so many times as high as nine of ten others is cut 
 Numbers = npt.NDArray[np.float64]
 
 
-def chart(rows: Rows, pattern: str) -> Markup:
+def chart(rows: Rows, pattern: str, most: int = MOST_BARS) -> Markup:
     """The chart of the last steps.
 
     Args:
         rows: of the feed's table `step`, of one cell, at least one.
         pattern: an id for the hatch, which nothing else on the page has.
+        most: bars.
     """
     numbers, parts = means(rows)
-    numbers, parts = numbers[-MOST_BARS:], parts[-MOST_BARS:]
+    numbers, parts = numbers[-most:], parts[-most:]
     whole = parts.sum(axis=1)
     shares = parts.sum(axis=0) / max(whole.sum(), 1e-9)
     told = [at for at in range(len(STEP_PARTS)) if shares[at] >= _TOLD]
@@ -116,6 +117,6 @@ def _swatch(part: str) -> Markup:
 def _hatch(pattern: str) -> Markup:
     """Of compute while data moves."""
     fill = FILLS["overlapped"]
-    stripe = element("path", d="M-2 2l4-4M0 12l12-12M10 14l4-4", stroke=fill.edge, stroke_width=3)
+    stripe = element("path", d="M-2 2l4-4M0 12l12-12M10 14l4-4", stroke=fill.edge, style="stroke-width:3")
     ground = element("path", d="M0 0h12v12h-12z", fill=fill.face)
     return element("pattern", ground, stripe, id=pattern, width=12, height=12, patternUnits="userSpaceOnUse")

@@ -19,6 +19,7 @@ from ddp_notebook.widgets.html.markup import Markup, element, line, shorten
 _MOST_LINES = 8
 _MOST_TOLD = 5  # further metrics
 _WORST = 3  # lines beside the range where there are more
+_MOST = 1e300  # larger values are drawn there: else the end of an axis may be no number
 _LOG_FROM = 100.0  # the largest over the smallest value from which the axis is logarithmic
 _NAME = 40  # characters of a metric's name
 _RANKS = 28  # of a set of ranks
@@ -128,7 +129,7 @@ def _key(one: _Line) -> Markup:
 def _draw(
     course: Course, steps: Values, means: Values, lines: list[_Line], band: tuple[Values, Values] | None
 ) -> list[Markup]:
-    finite = means[np.isfinite(means)]
+    finite = means[np.isfinite(means)].clip(-_MOST, _MOST)
     if not len(finite):
         return [element("text", "no value is a number", x=WIDTH // 2, y=HEIGHT // 2, text_anchor="middle")]
     low, high = float(finite.min()), float(finite.max())
@@ -163,7 +164,8 @@ def _reach(steps: Values) -> tuple[float, float]:
 
 
 def _places(axes: Axes, x: list[int], values: Values) -> list[tuple[int, int]]:
-    return [(at, axes.at_y(value)) for at, value in zip(x, values.tolist(), strict=True) if math.isfinite(value)]
+    shown, is_there = values.clip(-_MOST, _MOST).tolist(), np.isfinite(values).tolist()
+    return [(x[at], axes.at_y(shown[at])) for at in range(len(x)) if is_there[at]]
 
 
 def _of_ranks(find: Callable[..., Any], means: Values) -> Values:

@@ -14,7 +14,8 @@ from ddp_notebook.widgets.html.table import MOST_ROWS, table
 from ddp_notebook.widgets.present import Present
 
 MOST_BYTES = 20_000
-_ROWS = (MOST_ROWS, 6, 2)  # of the table: fewer where their texts are long
+# Rows of the table and bars of steps: fewer where texts are long, or lines have many corners.
+_PARTS = ((MOST_ROWS, bars.MOST_BARS), (MOST_ROWS, 24), (6, 24), (2, 12))
 _WHY = 300  # characters
 _TELLS = {"stuck": "hangs"}
 
@@ -27,16 +28,17 @@ def draw(shown: Shown, key: str) -> str:
         key: a word that no other page in the notebook has.
     """
     name, *_ = [*shown.courses, ""]
-    charts = []
+    lines = []
     if name:
         others = {other: course for other, course in shown.courses.items() if other != name}
-        charts.append(curves.chart(name, shown.courses[name], others))
-    if len(shown.steps):
-        charts.append(bars.chart(shown.steps, f"ddp-{key}"))
-    above = join(_style(), _head(shown), _alarm(shown), element("div", *charts, class_="charts"))
-    for most in _ROWS:
-        rest = join(element("div", table(shown.ranks, name, most), class_="ranks"), _foot(shown))
-        page = element("section", above, rest, class_="ddp-html", aria_label="Monitor of the ranks")
+        lines.append(curves.chart(name, shown.courses[name], others))
+    above = join(_style(), _head(shown), _alarm(shown))
+    for most_rows, most_bars in _PARTS:
+        steps = [bars.chart(shown.steps, f"ddp-{key}", most_bars)] if len(shown.steps) else []
+        charts = element("div", *lines, *steps, class_="charts")
+        ranks = element("div", table(shown.ranks, name, most_rows), class_="ranks")
+        parts = (above, charts, ranks, _foot(shown))
+        page = element("section", *parts, class_="ddp-html", aria_label="Monitor of the ranks")
         if len(page.encode()) <= MOST_BYTES:
             break
     return page

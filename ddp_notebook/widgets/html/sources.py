@@ -80,8 +80,8 @@ class Sources:
         """Its number, and the prompt by which its reader knows it, which it has when it is over."""
         if not cell:
             return ""
-        if is_over and cell not in self._prompts:
-            self._prompts[cell] = prompt_of(self._feed.recording, cell)
+        if is_over and cell not in self._prompts and (found := prompt_of(self._feed.recording, cell)):
+            self._prompts[cell] = found
         prompt = self._prompts.get(cell)
         return f"{cell} ({prompt})" if prompt else f"{cell}"
 
@@ -94,7 +94,10 @@ class Sources:
             has_places: a cell runs, so that ranks are somewhere.
         """
         text, world_size = self._feed.texts.text, self._feed.recording.world_size
-        now = self._feed.ranks if len(self._feed.ranks) else empty("rank", world_size)
+        now = self._feed.ranks
+        if not len(now):
+            now = empty("rank", world_size)
+            now["cpu"] = np.nan
         of_steps = _of_steps(steps, world_size)
         found = []
         for rank in range(world_size):
@@ -108,7 +111,7 @@ class Sources:
             )
             if has_places:
                 line, waits_for = (text(int(now[name][rank])) for name in ("line", "waits_for"))
-                row = replace(row, state=state, cpu=_known(now["cpu"][rank] / 100), line=line, waits_for=waits_for)
+                row = replace(row, state=state, cpu=_cpu(now["cpu"][rank]), line=line, waits_for=waits_for)
             elif state == "died":
                 row = replace(row, state=state)
             found.append(row)
@@ -126,6 +129,11 @@ def _of_steps(steps: Rows, world_size: int) -> dict[int, dict[str, Any]]:
         if world_size > 1:
             found[rank]["waiting"] = float(mine["waiting"].mean()) / max(duration, 1e-9)
     return found
+
+
+def _cpu(percent: Any) -> float | None:
+    """Of one core. A rank that waits uses none of it, which is known."""
+    return None if np.isnan(percent) else float(percent) / 100
 
 
 def _known(value: Any) -> float | None:

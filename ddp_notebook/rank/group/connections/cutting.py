@@ -23,7 +23,7 @@ from ddp_notebook.rank.group.guard import make_twin
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 
-NCCL = ("nccl", "nccl2")  # torch's two classes, as they call themselves
+NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
 _Ports = frozenset[tuple[int, int]]  # of both ends of each connection
 
 
@@ -133,7 +133,7 @@ class Connections:
         distributed_c10d._new_process_group_helper = make_group
         for module, name in names:
             setattr(module, name, set_timeouts)
-        for name in ("_get_backend", "_start_coalescing", "_end_coalescing"):
+        for name in ("_get_backend", "_start_coalescing", "_end_coalescing", "set_timeout"):
             setattr(ProcessGroup, name, self._at_successor(getattr(ProcessGroup, name)))
 
     def _at_successor(self, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -140,7 +140,7 @@ def _type_of(backend: str) -> Any:
 
 
 def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, name: str) -> Any:
-    """A backend of the class that the group had, which from torch 2.15 on may be one of two."""
+    """A backend of the class that the group had, which from torch 2.14 on may be one of two."""
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
@@ -150,7 +150,7 @@ def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, na
     old = group.reference()
     assert old is not None
     kind: Any = type(old._get_backend(torch.device("cuda")))
-    if kind is ProcessGroupNCCL:
+    if "device_id" not in (kind.__init__.__doc__ or ""):  # the old class, and the new one in torch 2.14
         return kind(store, rank, size, options)
     device = old.bound_device_id or torch.device("cuda", torch.cuda.current_device())
     return kind(store, rank, size, options, device)

@@ -94,7 +94,9 @@ class Hooks:
                 return
             model, name = found
             before = self._stand_ins.get(reducer)
-            if before is None:
+            if before is not None and getattr(model, "mixed_precision", None) is not None:
+                original(reducer, state, hook)  # which raises: the hook that is there is torch's own
+            elif before is None:
                 stand_in = StandIn(self._tape, name, hook, state)
                 original(reducer, state, stand_in)
                 self._stand_ins[reducer] = stand_in
