@@ -77,6 +77,7 @@ def test_a_rank_gets_what_it_needs_and_what_the_user_set_wins():
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_DIST_USE_NCCL2": "0",
     }
 
     env = rank_env({"OMP_NUM_THREADS": "3", "TORCH_NCCL_ENABLE_MONITORING": "1"}, threads=2)

@@ -138,6 +138,7 @@ def test_what_cannot_be_plotted(values, words):
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so once, to whoever makes one
 def test_a_tensor_survives(tensor):
     came = pickle.loads(bytearray(bulk.dumps(tensor)))
     assert type(came) is type(tensor) and came.dtype == tensor.dtype and came.shape == tensor.shape

@@ -47,8 +47,10 @@ def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
     """Call a function whose operators no profiler, trace or mode of the user's sees. Takes 0.6 us.
 
     Example:
-        >>> with torch.profiler.profile() as profile:  # doctest: +SKIP
-        ...     unseen(torch.ones, 3)
+        >>> with torch.autograd.profiler.profile() as profile:
+        ...     _ = unseen(torch.ones, 3)
+        >>> [event.key for event in profile.key_averages()]
+        []
     """
     _here.depth += 1
     try:

@@ -14,7 +14,7 @@ from tests.matrix.environments import Environment
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXTRAS = ("notebooks", "test")
-_NOT_NEEDED = ("mypy", "ruff", "torch")  # the first two are run once, in the repository's own environment
+_NOT_NEEDED = ("mypy", "ruff", "notebook", "torch")  # but for torch used only in the repository's own environment
 
 
 def build(environment: Environment, folder: Path) -> Path:

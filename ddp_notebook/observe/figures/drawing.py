@@ -125,9 +125,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     Args:
         ends: x and y of each line's end in data coordinates, the label, its colour. NaN is left at the bottom.
     """
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    height = axes.get_window_extent().height / figure.dpi * 72  # points
+    height = axes.get_window_extent().height / axes.figure.figure.dpi * 72  # points; the inner figure may be a part
     step = (_LABEL_PT + 1.5) / height  # in parts of the axes' height
     wanted = [_part(axes, y) for _, y, _, _ in ends]
     order = sorted(range(len(ends)), key=lambda at: wanted[at])
