@@ -39,7 +39,7 @@ def test_ipykernel_keeps_other_cells_out():
 
 def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
     assert list(inspect.signature(XCachingCompiler.get_code_name).parameters) == ["self", "raw_code", "code", "number"]
-    if IPython.version_info >= (9,):
+    if IPython.version_info >= (9, 1):
         assert "_format_exception_for_storage(" in inspect.getsource(InteractiveShell.run_cell_async)
     if ipykernel_version >= (7, 2):
         assert "self._last_traceback_during_displayhook = True" in inspect.getsource(ZMQInteractiveShell)
