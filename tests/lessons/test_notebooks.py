@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
@@ -48,6 +49,8 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_runs(path, tmp_path):
     """On four ranks, and where they compute much on two."""
+    if path.name.startswith("06") and version("torch").startswith("2.11."):
+        pytest.skip("gloo has all_to_all from torch 2.12 on")
     check_shown(execute(path, tmp_path / "executed.ipynb", 2 if path.name[:2] in COMPUTE_MUCH else 4))
 
 

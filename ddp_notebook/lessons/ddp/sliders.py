@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
-from IPython.core.display_functions import DisplayHandle
+from IPython.display import DisplayHandle
 
 from ddp_notebook.errors import DDPNotebookError
 
