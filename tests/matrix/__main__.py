@@ -53,6 +53,7 @@ def _run(environment: Environment, folder: Path) -> str:
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         return _row(environment, [environment.python, environment.torch, *["?"] * (len(_SHOWN) - 1)], str(error))
     versions = subprocess.run([python, "-c", _VERSIONS], check=True, capture_output=True, text=True).stdout.split()
+    options = {"PYTEST_ADDOPTS": "-W ignore::DeprecationWarning"} if environment.deprecates else {}
     log = folder / f"{python.parents[1].name}.txt"
     began = time.monotonic()
     print(f"{environment.name}: {log}", flush=True)
@@ -62,7 +63,7 @@ def _run(environment: Environment, folder: Path) -> str:
             cwd=ROOT,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | options,
         ).returncode
     counts = [found["counts"] or found["short"] for found in _SUMMARY.finditer(log.read_text())]
     verdict = _PASSED if status == 0 else "FAILED"

@@ -15,6 +15,7 @@ class Environment:
         torch: its exact version. PyPI's build for CUDA, which runs without a GPU too, unless the index has another.
         pins: exact versions of other packages, as pip's constraints.
         file: more of them, in a file beside this one; "": none. What is in neither is the newest.
+        deprecates: packages of it deprecate what others of it call, which is no matter of ours.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Environment:
     torch: str
     pins: tuple[str, ...] = ()
     file: str = ""
+    deprecates: bool = False
 
 
 ENVIRONMENTS = (
@@ -36,8 +38,8 @@ ENVIRONMENTS = (
             "pyparsing==3.1.2",  # newer ones warn of what matplotlib 3.9 calls
         ),
     ),
-    Environment(name="colab", python="3.13", torch="2.11.0", file="colab.txt"),
-    Environment(name="kaggle", python="3.12", torch="2.11.0", file="kaggle.txt"),
+    Environment(name="colab", python="3.13", torch="2.11.0", file="colab.txt", deprecates=True),
+    Environment(name="kaggle", python="3.12", torch="2.11.0", file="kaggle.txt", deprecates=True),
     Environment(
         name="vs-code",
         python="3.12",
