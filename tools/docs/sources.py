@@ -25,6 +25,7 @@ TEXTS = (
 _DOCS = fresh.ROOT / "docs"
 _PAGES = (".py", ".md", ".css", ".js", ".svg")
 # Sphinx gives each heading its name as an id, and wants no level left out.
+_BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?://[^)]*\)\](\([^)]*\))")  # a picture that lies elsewhere
 _GLOSSARY_HEADING = re.compile(r'^<a id="[^"]+"></a>\n\n### ', re.MULTILINE)
 
 
@@ -40,7 +41,7 @@ def lay_out(made: Path, folder: Path) -> None:
         if path.suffix in _PAGES and path.name not in replays.SCRIPTS:
             wanted[path.relative_to(_DOCS)] = path
     for path in NOTEBOOKS:
-        wanted[Path("notebooks", path.name)] = made / path.name
+        wanted[Path("notebooks", path.name)] = _BADGE.sub(r"[\1]\2", (made / path.name).read_text())
     glossary, contents = Path("notebooks/glossary.md"), Path("notebooks/README.md")
     wanted[glossary] = _GLOSSARY_HEADING.sub("## ", (fresh.ROOT / glossary).read_text())
     wanted[contents] = (fresh.ROOT / contents).read_text() + _toctree()

@@ -31,9 +31,10 @@ export function scene(el, link) {
   const lesson = make(document, "p", { class: "ddpl-lesson" });
   const code = make(document, "code", {});
   const picture = make(document, "div", { class: "ddpl-scroll", tabIndex: 0, role: "region", "aria-label": "what happened" });
-  const said = make(document, "ul", { class: "ddpl-said", role: "status" });
+  const said = make(document, "ul", { class: "ddpl-said" });
+  const status = make(document, "div", { role: "status" }, said); // a list must stay one
   const message = make(document, "pre", { class: "ddpl-message" });
-  el.append(controls, lesson, make(document, "pre", { class: "ddpl-code", "aria-label": "what runs on every rank" }, code), picture, said, message);
+  el.append(controls, lesson, make(document, "pre", { class: "ddpl-code", "aria-label": "what runs on every rank" }, code), picture, status, message);
 
   async function play() {
     await link.ask({ do: "play", name });
