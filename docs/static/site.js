@@ -12,3 +12,17 @@ addEventListener("DOMContentLoaded", () => {
   follow();
   new MutationObserver(follow).observe(root, { attributes: true, attributeFilter: ["data-theme"] });
 });
+
+// Sphinx writes a signature of several lines as definitions without terms, which no list may be.
+addEventListener("DOMContentLoaded", () => {
+  for (const list of document.querySelectorAll(".sig > dl")) {
+    const lines = document.createElement("div");
+    lines.className = "sig-lines";
+    for (const one of list.children) {
+      const line = document.createElement("div");
+      line.append(...one.childNodes);
+      lines.append(line);
+    }
+    list.replaceWith(lines);
+  }
+});
