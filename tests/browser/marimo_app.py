@@ -42,11 +42,11 @@ class Marimo:
 
     def run_all(self) -> None:
         """Run all cells that never ran, through the button. A page that has only just come may not hear it."""
-        stop = self.page.locator(f"{_CONTROLS} [data-testid='interrupt-button']")
-        for _ in range(5):
-            self.page.locator(f"{_CONTROLS} [data-testid='run-button']").click()
+        button = self.page.locator(f"{_CONTROLS} [data-testid='run-button']")
+        for _ in range(10):
+            button.click()
             with suppress(AssertionError):
-                expect(stop).to_be_enabled(timeout=3_000)
+                expect(button).to_be_disabled(timeout=3_000)  # no cell is left that never ran
                 return
         raise AssertionError("no cell starts")
 
@@ -106,7 +106,7 @@ def open_marimo(notebook: Path, mode: Literal["edit", "run"] = "edit") -> Iterat
                 browser = playwright.chromium.launch(
                     executable_path=executable, args=list(chromium.ARGUMENTS), env={**os.environ, "HOME": home}
                 )
-                page = browser.new_page(viewport={"width": 1280, "height": 1600})
+                page = browser.new_context(viewport={"width": 1280, "height": 1600}).new_page()
                 try:
                     page.goto(f"http://127.0.0.1:{port}/?access_token={token}")
                     yield Marimo(page, server)
