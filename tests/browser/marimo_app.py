@@ -10,6 +10,7 @@ It comes from the folder that DDP_NOTEBOOK_TEST_MARIMO names, over the packages 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
 _START_S = 60.0
+_INACTIVE = re.compile("inactive-button")
 _CONTROLS = "[data-testid='chrome-controls-bottom-right']"
 
 
@@ -43,10 +45,11 @@ class Marimo:
     def run_all(self) -> None:
         """Run all cells that never ran, through the button. A page that has only just come may not hear it."""
         button = self.page.locator(f"{_CONTROLS} [data-testid='run-button']")
+        expect(button).not_to_have_class(_INACTIVE, timeout=30_000)  # the cells are there
         for _ in range(10):
             button.click()
             with suppress(AssertionError):
-                expect(button).to_be_disabled(timeout=3_000)  # no cell is left that never ran
+                expect(button).to_have_class(_INACTIVE, timeout=3_000)  # none is left that never ran
                 return
         raise AssertionError("no cell starts")
 
