@@ -157,6 +157,7 @@ class Recorder:
         self.by_work: dict[int, Call] = {}  # by id of the work
         self.unwaited: dict[int, Call] = {}  # by thread: a synchronous call that was issued and is not waited for yet
         self.prune_at = _PRUNE_AT
+        self._kept: list[Any] = []
         self._twins: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()  # of the guard
         self.groups: dict[int, Group] = {}  # by id of the process group
         self._libraries: list[Any] = []
@@ -201,7 +202,9 @@ class Recorder:
         return dict(sorted(groups.items(), key=lambda item: (not item[0].isdigit(), len(item[0]), item[0])))
 
     def retire(self, why: str) -> None:
-        """No group of today can be used any more: operations raise these words."""
+        """In a forked child: no group can be used any more, and operations raise these words. Nothing of a group may
+        be freed here, since gloo would join threads that this process does not have."""
+        self._kept += [*self.groups.values(), *self._twins.values()]
         for group in self.registered().values():
             group.retired = why
 
