@@ -107,7 +107,7 @@ class Runner:
     def _stop(self, cell: int) -> None:
         """Stop a cell that has not begun, or whose interrupt came too early to be noticed."""
         self._stopped = cell
-        was_noticed = self._interrupted or self._network.release.was_noticed
+        was_noticed = self._interrupted or self._network.release.was_taken
         if self.running is not None and self.running[0] == cell and not was_noticed:
             self._network.release.ask(cell)
 

@@ -90,6 +90,7 @@ class Release:
         self.doing = None
         self._has_interrupted = self._has_resent = False
         self._resent = 0
+        self._taken_s = 0.0
         self._held = None, 0.0
         self._recorder.forget_failure()
         self._ended.clear()
@@ -142,9 +143,9 @@ class Release:
         return not was_noticed or self._taken_s - before_s > _JUST_NOW_S
 
     @property
-    def was_noticed(self) -> bool:
-        """Whether the interrupt has had an effect in the main thread."""
-        return self._has_interrupted
+    def was_taken(self) -> bool:
+        """Whether a handler of the user's has got an interrupt of this cell."""
+        return self._taken_s > 0
 
     def _place_of(self, call: Call | None, frame: FrameType | None) -> tuple[str, Call | None]:
         """Where the main thread is, or the thread that it waits for, and the operation there."""
