@@ -84,16 +84,22 @@ def _result(made: Tensors, result: str) -> np.ndarray[Any, Any]:
 
 
 def barrier(call: Callable[[Tensors, Any, int, int], Any], made: Tensors, ranks: Sequence[int], is_whole: bool) -> Any:
-    """Come to it as late as the input says, in milliseconds, and tell after how many milliseconds the rank has left."""
+    """Come to it as late as the input says, in milliseconds.
+
+    Returns:
+        When this rank began to wait for its own time to come, and when it left the barrier: (2,), ns of its clock.
+    """
+    began_and_left_ns = np.zeros(2, np.int64)
 
     def late(made: Tensors, group: Any, rank: int, size: int) -> None:
-        dist.barrier(group=group)  # the start of the time that is measured
-        began_s = time.perf_counter()
+        dist.barrier(group=group)  # all begin at about the same time
+        began_and_left_ns[0] = time.monotonic_ns()
         time.sleep(float(made.x[0]) / 1000)
         call(made, group, rank, size)
-        made.x[0] = (time.perf_counter() - began_s) * 1000
+        began_and_left_ns[1] = time.monotonic_ns()
 
-    return collective(late, made, "x", ranks, is_whole)
+    took_part = collective(late, made, "", ranks, is_whole) is not None
+    return began_and_left_ns if took_part else None
 
 
 # ---- algorithms

@@ -172,7 +172,7 @@ def run_and_compare(explorer: Lesson, op: str) -> None:
     state, (before, after) = explorer.state, explorer.numbers
     assert state["op"] == op and state["agrees"] is True
     if op == "barrier":
-        assert all(abs(float(one[0].split()[0]) - 40 * (len(after) - 1)) < 120 for one in after)
+        assert all(float(one[0].split()[0]) >= 40 * (len(after) - 1) - 1 for one in after), after
         return
     inputs = {rank: [float(x) for x in one] for rank, one in enumerate(before)}
     ranks, sizes = state["group"], state["sizes"]

@@ -115,7 +115,35 @@ def test_a_prediction_is_marked_cell_by_cell(ranks):
 def test_all_leave_a_barrier_when_the_last_one_has_come(ranks):
     explorer = Explorer("barrier", inputs={rank: [150 if rank == ranks - 1 else 0] for rank in range(ranks)})
     left = explorer.run()
-    assert all(140 < values[0] < 400 for values in left.values()), left
+    assert explorer.agrees and all(values[0] >= 150 for values in left.values()), left
+
+
+def test_a_barrier_is_judged_by_its_promise_however_late_a_rank_begins(session):
+    """Rank 0 comes out of the first barrier 100 ms after the others, as on a busy machine."""
+    session.run(
+        "import time\n"
+        "plain, is_first = dist.barrier, True\n"
+        "def late(*args, **kwargs):\n"
+        "    global is_first\n"
+        "    plain(*args, **kwargs)\n"
+        "    if is_first and rank == 0: time.sleep(0.1)\n"
+        "    is_first = False\n"
+        "dist.barrier = late"
+    )
+    last = session.world_size - 1
+    explorer = Explorer("barrier", inputs={rank: [150 if rank == last else 0] for rank in range(last + 1)})
+    explorer.predict({rank: [150] for rank in range(last + 1)})
+    left = explorer.run()
+    session.run("dist.barrier = plain")
+    assert explorer.agrees and all(values[0] >= 150 for values in left.values()), left
+    assert all(all(marks) for marks in explorer.right.values())
+
+
+def test_leaving_a_barrier_early_is_no_barrier():
+    call = theory.Call(op="barrier", world_size=2, sizes=(1,))
+    assert theory.agree(call, np.array([80.0]), np.array([300.0])) == [True]
+    assert theory.agree(call, np.array([80.0]), np.array([50.0])) == [False]
+    assert theory.is_right(call, np.array([300.0]), np.array([300.0]), np.array([80.0])) == [False]
 
 
 @pytest.mark.parametrize(
