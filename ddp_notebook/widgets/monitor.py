@@ -92,7 +92,7 @@ class Monitor(anywidget.AnyWidget):
         hear_at_once(self.comm)
         self.on_msg(self._on_message)
         # At once, not when the browser asks: its question may be heard only after the cell.
-        publisher.add(self._tell)
+        publisher.add(self._tell, may_miss=True)
 
     def __repr__(self) -> str:
         cell = "" if self._cell is None else f", cell {self._cell}"
@@ -119,6 +119,7 @@ class Monitor(anywidget.AnyWidget):
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
         """Answer the browser. In the main thread; in another one where it has sent this to a subshell."""
         try:
+            self._publisher.heard(self._tell)
             match content:
                 case {"kind": "here"}:
                     if when := self._answering.heard(is_last=bool(content.get("last"))):

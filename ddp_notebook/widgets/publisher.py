@@ -17,6 +17,9 @@ PERIOD_S = 0.1
 _IDLE_S = 0.5  # between two looks at a session in which nothing is recorded
 _QUIET = {"resource"}  # tables that need no message of their own
 _CLOSE_S = 2.0
+# After so long a view of which nothing was heard gets a snapshot again. What is sent before its JavaScript runs may be
+# lost (marimo keeps none of it), and where the kernel hears it only after the cell, it cannot ask.
+_AGAIN_S = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Sink = Callable[[FeedMessage], None]
@@ -34,6 +37,7 @@ class Publisher:
         self._feed = feed
         self._present = present
         self._sinks: list[Sink] = []
+        self._unheard: dict[Sink, list[float]] = {}  # when each gets a snapshot again
         self._lock = threading.Lock()  # around the feed and the sinks: so messages leave in the order of their numbers
         self._news = threading.Event()
         self._closing = threading.Event()
@@ -47,12 +51,18 @@ class Publisher:
     def feed(self) -> Feed:
         return self._feed
 
-    def add(self, sink: Sink) -> None:
-        """Add a view. It gets a snapshot, and from then on what is new."""
+    def add(self, sink: Sink, *, may_miss: bool = False) -> None:
+        """Add a view. It gets a snapshot, and from then on what is new.
+
+        Args:
+            may_miss: it may not listen yet: it gets a snapshot again some times, until `heard`.
+        """
         with self._lock:
             sink(self.snapshot())
             if sink not in self._sinks:
                 self._sinks.append(sink)
+                if may_miss:
+                    self._unheard[sink] = [time.monotonic() + after_s for after_s in _AGAIN_S]
             if self._thread is None and not self._closing.is_set() and self._feed.is_live:
                 self._feed.recording.listeners.append(self._on_batch)
                 self._thread = threading.Thread(target=self._run, name="ddp-monitor", daemon=True)
@@ -62,8 +72,14 @@ class Publisher:
     def remove(self, sink: Sink) -> None:
         """Remove a view."""
         with self._lock:
+            self._unheard.pop(sink, None)
             if sink in self._sinks:
                 self._sinks.remove(sink)
+
+    def heard(self, sink: Sink) -> None:
+        """A view has said something, so it listens, and asks for what it lacks."""
+        with self._lock:
+            self._unheard.pop(sink, None)
 
     def head(self) -> dict[str, Any]:
         """What a message's header says of the session now."""
@@ -126,8 +142,15 @@ class Publisher:
         ranks = self._present.look(now_s) if self._sinks else None
         message = self._feed.delta(time.monotonic_ns(), self._present.head(), ranks)
         if message is not None:
-            for sink in list(self._sinks):
-                try:
-                    sink(message)
-                except Exception:  # the other views must have it
-                    _log.exception("a view was not told something")
+            self._send(message, self._sinks)
+        if due := [sink for sink, times_s in self._unheard.items() if times_s and now_s >= times_s[0]]:
+            for sink in due:
+                self._unheard[sink] = [at_s for at_s in self._unheard[sink] if at_s > now_s]
+            self._send(self.snapshot(), due)
+
+    def _send(self, message: FeedMessage, sinks: list[Sink]) -> None:
+        for sink in list(sinks):
+            try:
+                sink(message)
+            except Exception:  # the other views must have it
+                _log.exception("a view was not told something")

@@ -30,7 +30,7 @@ monitor
 """
 TRAIN = f"""
 _ = monitor
-trained = session.run("import time\\nfor step in range({STEPS}): log(loss=1 / (step + 1)); time.sleep(0.1)")
+trained = session.run("import time\\nfor step in range({STEPS}): log(loss=(rank + 1) / (step + 1)); time.sleep(0.1)")
 print("logged", session.recording.metrics["loss"].of_rank(1)[1].tolist()[-1])
 """
 HANG = """
@@ -60,14 +60,15 @@ def test_output_comes_and_the_monitor_is_live_and_knows_when_a_cell_is_over(tmp_
         view = View(marimo)
         view.wait_for("state.panels.loss?.x.length > 5")
         assert view.state()["status"].startswith("Cell 2"), "it comes while the cell runs"
-        view.wait_for("state.status == 'No cell is running.'")
-        marimo.wait_for_text(f"logged {1 / STEPS}")
+        view.wait_for("state.status == 'No cell is running; the last one was 2.'")
+        marimo.wait_for_text(f"logged {2 / STEPS}")
         lines = view.wait_for(f"state.panels.loss.x.length == {STEPS}")["panels"]["loss"]["lines"]
-        assert lines["rank 1"]["values"][-1] == pytest.approx(1 / STEPS)
+        assert lines["rank 1"]["values"][-1] == pytest.approx(2 / STEPS)
         [started] = set(re.findall(r"started \[\d+, \d+\]", marimo.text()))
 
+        marimo.page.locator(".ddpm").evaluate("root => { root.dataset.before = 'yes'; }")
         marimo.run_cell(0)  # and what depends on it
-        expect(marimo.page.locator(".ddpm")).to_have_count(0)
+        expect(marimo.page.locator(".ddpm[data-before]")).to_have_count(0, timeout=20_000)
         expect(marimo.page.locator(".ddpm")).to_have_count(1, timeout=20_000)
         assert set(re.findall(r"started \[\d+, \d+\]", marimo.text())) == {started}, "the same ranks"
         assert "SessionExistsError" not in marimo.text()

@@ -48,6 +48,7 @@ test("who has seen everything takes nothing from a snapshot, and an old message 
 test("a view that is opened late is complete with the snapshot", () => {
   const store = new Store();
   assert.equal(deliver(store, { seq: 57, texts: TEXTS }), true);
+  assert.equal(store.missed, 0, "what came before it was not lost");
   deliver(store, { kind: "snapshot", seq: 57 }, { step: [step(0, 3), step(1, 3)] });
   assert.equal(deliver(store, { seq: 58 }, { step: [step(0, 4), step(1, 4)] }), false);
   assert.deepEqual(store.steps().map((entry) => entry.step), [3, 4]);

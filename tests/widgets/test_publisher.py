@@ -144,3 +144,28 @@ def test_a_sink_that_fails_does_not_end_it():
         assert [rows["value"].tolist() for _, rows in logged(view)] == [[1.0], [2.0]]
     finally:
         publisher.close()
+
+
+def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
+    """What was sent before its JavaScript ran is lost in marimo, and it cannot ask while a cell runs."""
+    monkeypatch.setattr("ddp_notebook.widgets.publisher._AGAIN_S", (0.3, 0.9, 30.0))
+    recording = Recording(1)
+    rank = Rank(0)
+    recording.feed(rank.batch(rank.row("metric", name="loss", value=3.0, time_ns=time.monotonic_ns())))
+    feed = Feed(recording)
+    publisher = Publisher(feed, Present(feed, None, ""))
+    silent, heard, sure = [], [], []
+    publisher.add(silent.append, may_miss=True)
+    publisher.add(heard.append, may_miss=True)
+    publisher.add(sure.append)
+    publisher.heard(heard.append)
+
+    def snapshots(messages):
+        return [message for message in messages if message.header["kind"] == "snapshot"]
+
+    try:
+        wait_until(lambda: len(snapshots(silent)) == 3, 10, "two more snapshots")
+        assert unpack(silent[-1].header, silent[-1].data)["metric"]["value"].tolist() == [3.0]
+    finally:
+        publisher.close()
+    assert len(snapshots(heard)) == len(snapshots(sure)) == 1

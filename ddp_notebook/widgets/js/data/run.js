@@ -98,7 +98,7 @@ export class Run {
     }
     if (seq < expected) return false; // it was in a snapshot
     if (seq > expected) {
-      this.missed += seq - expected;
+      if (this.seq) this.missed += seq - expected; // else this view came late
       this.catchingUp = true;
     }
     this.seq = seq;

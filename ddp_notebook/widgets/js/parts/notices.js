@@ -51,7 +51,8 @@ export function stateOf(store, interrupt) {
   const cell = store.cellName(store.cell);
   const chip = STATES[state] ?? state;
   if (interrupt) return { chip, words: interrupt };
-  if (store.catchingUp) return { chip, words: `Catching up: ${plural(store.missed, "message")} did not arrive.` };
+  const lacks = store.missed ? `${plural(store.missed, "message")} did not arrive` : "this view has come late";
+  if (store.catchingUp) return { chip, words: `Catching up: ${lacks}.` };
   const alarm = alarmOf(store);
   if (alarm) return { chip, words: `Cell ${cell} hangs. ${alarm}` };
   /** @type {Record<string, string>} */
