@@ -43,7 +43,10 @@ class WidgetView:
         self.cell = cell
         self.is_live = is_live
         self.monitor = monitor
-        self.handle = display(monitor, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+        # Not `display(monitor)`: ipywidgets 7, as Colab has it, shows a widget by itself, without the id of the display.
+        shown = monitor._repr_mimebundle_()
+        data = shown[0] if isinstance(shown, tuple) else shown
+        self.handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
         self.shown_s = time.monotonic()
 
     def look(self, _: float) -> None:
