@@ -43,7 +43,7 @@ class WidgetView:
         self.cell = cell
         self.is_live = is_live
         self.monitor = monitor
-        # Not `display(monitor)`: ipywidgets 7, as Colab has it, shows a widget by itself, without the id of the display.
+        # Not `display(monitor)`: ipywidgets 7, as Colab has it, shows a widget itself, without the display's id.
         shown = monitor._repr_mimebundle_()
         data = shown[0] if isinstance(shown, tuple) else shown
         self.handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
