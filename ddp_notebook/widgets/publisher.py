@@ -19,7 +19,7 @@ _QUIET = {"resource"}  # tables that need no message of their own
 _CLOSE_S = 2.0
 # After so long a view of which nothing was heard gets a snapshot again. What is sent before its JavaScript runs may be
 # lost (marimo keeps none of it), and where the kernel hears it only after the cell, it cannot ask.
-_AGAIN_S = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_AGAIN_S = (0.5, 1.5, 2.5, 4.0, 6.0, 9.0)
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Sink = Callable[[FeedMessage], None]

@@ -10,6 +10,7 @@ import pytest
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.conftest import wait_until
@@ -154,7 +155,9 @@ def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
     recording.feed(rank.batch(rank.row("metric", name="loss", value=3.0, time_ns=time.monotonic_ns())))
     feed = Feed(recording)
     publisher = Publisher(feed, Present(feed, None, ""))
-    silent, heard, sure = [], [], []
+    silent: list[FeedMessage] = []
+    heard: list[FeedMessage] = []
+    sure: list[FeedMessage] = []
     publisher.add(silent.append, may_miss=True)
     publisher.add(heard.append, may_miss=True)
     publisher.add(sure.append)
