@@ -169,7 +169,7 @@ def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monk
     began_s = time.monotonic()
     waiting_host_server()
     waiting_host().facts()  # a host server imports torch, and one that spawns is started anew: a stage too
-    timeout_s = 3.0 + 3 * (time.monotonic() - began_s)
+    timeout_s = 2.0 + 2 * (time.monotonic() - began_s)
     with pytest.raises(StartTimeoutError, match=r"waiting for the processes to say hello, and ranks 0-1 did not"):
         ddp_notebook.start(2, timeout_s=timeout_s)
 

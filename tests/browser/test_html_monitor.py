@@ -16,7 +16,7 @@ from tests.browser.test_jupyterlab import write_notebook
 from tests.browser.test_monitor import View, is_running, use_theme
 
 START, SET_UP, TRAIN, STOP = range(4)
-STEPS = 120
+STEPS = 60
 CELLS = [
     "%load_ext ddp_notebook\n%ddp_start 2 --backend gloo --live html",
     "%%on_all_ranks\n"
@@ -85,33 +85,29 @@ def test_html_is_redrawn_while_the_cell_runs_and_stays_in_the_notebook(tmp_path)
 
 
 @pytest.mark.browser
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("hears", [True, False], ids=["by subshells", "after the cell"])
-def test_the_monitor_says_whether_it_is_heard_while_a_cell_runs(tmp_path, monkeypatch, hears):
-    """A front end that sends nothing to subshells, as VS Code, is heard after the cell, whatever the kernel has."""
-    if not hears:
-        settings = {"commsOverSubshells": "disabled"}
-        monkeypatch.setitem(jupyterlab.SETTINGS, "apputils-extension/kernels-settings", settings)
+def test_the_monitor_says_that_it_is_heard_after_the_cell(tmp_path, monkeypatch):
+    """A front end that sends nothing to subshells, as VS Code, is heard after the cell, whatever the kernel has. (What
+    the monitor says in one that does is in test_monitor.)"""
+    settings = {"commsOverSubshells": "disabled"}
+    monkeypatch.setitem(jupyterlab.SETTINGS, "apputils-extension/kernels-settings", settings)
     path = tmp_path / "heard.ipynb"
     cells = ["%load_ext ddp_notebook\n%ddp_start 2 --backend gloo", "%ddp_monitor"]
-    cells += ["%%on_all_ranks\nimport time\ntime.sleep(8 if rank else 0)", "%ddp_stop"]
+    cells += ["%%on_all_ranks\nimport time\ntime.sleep(60 if rank else 0)", "%ddp_stop"]
     write_notebook(path, cells)
     with open_notebook(path) as lab:
         for cell in range(2):
             lab.run_cell(cell)
             lab.wait_until_done(cell)
         view = View(lab)
-        words = "answers while a cell runs" if hears else "answers after the cell"
-        view.wait_for(f"state.notes.includes('{words}')")
+        view.wait_for("state.notes.includes('answers after the cell')")
         lab.run_cell(2)
         view.wait_for("state.status.includes('is running')")
         view.root.get_by_role("button", name="Interrupt ranks").click()
-        if hears:
-            lab.wait_for_text(2, "KeyboardInterrupt", timeout_s=6)
-        else:
-            view.wait_for('state.status.includes("press the notebook\'s stop button")')
-            assert is_running(lab, 2)
-            lab.press_stop()
+        view.wait_for('state.status.includes("press the notebook\'s stop button")')
+        assert is_running(lab, 2)
+        lab.press_stop()
         lab.wait_until_done(2)
         lab.run_cell(3)
         lab.wait_until_done(3)
