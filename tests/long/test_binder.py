@@ -34,7 +34,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-NOT_COPIED = (".git", ".venv*", "*.executed.ipynb", "__pycache__", "node_modules", ".*_cache")
+NOT_COPIED = (".git", ".venv*", ".matrix", "site", "*.executed.ipynb", "__pycache__", "node_modules", ".*_cache")
 # mybinder.org guarantees 1 GB, and ends what takes more than 2.
 # Measured: 650 to 790 MiB in 03 to 08, 840 in 01; of it JupyterLab and a kernel 200, ipyparallel's controller 250.
 BUDGET_MIB = 900
