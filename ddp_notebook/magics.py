@@ -132,7 +132,9 @@ class DDPMagics(Magics):
         elif line.strip():
             self._run(cell_options.CellOptions(), line)
         else:
-            raise UsageError("%on_all_ranks needs something to run: %on_all_ranks x.sum()")
+            raise UsageError(
+                "%on_all_ranks needs something to run: %on_all_ranks x.sum(), or %%on_all_ranks above a whole cell"
+            )
 
     @cell_magic
     def on_ranks(self, line: str, cell: str) -> None:
@@ -257,7 +259,8 @@ def _session() -> sessions.Session:
 
 def _refuse_arguments(magic: str, line: str) -> None:
     if line.strip():
-        raise UsageError(f"{magic} takes no {line.strip()!r}; write {magic} alone")
+        other = ", or %ddp_stop and %ddp_start with other options" if magic == "%ddp_restart" else ""
+        raise UsageError(f"{magic} takes no {line.strip()!r}; write {magic} alone{other}")
 
 
 def load(shell: object) -> None:

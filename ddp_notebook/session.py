@@ -85,7 +85,7 @@ def start(
         backend=backend,
         gpus=gpus,
         share_gpus=share_gpus,
-        env=dict(env or {}),
+        env={} if env is None else env,
         timeout_s=timeout_s,
         grace_s=grace_s,
         hang_after_s=hang_after_s,

@@ -97,6 +97,8 @@ def test_status_and_the_words_for_mistakes(ranks):
     for code, ename, words in [
         ("%ddp_start 2", "SessionExistsError", "2 ranks"),
         ("%ddp_status now", "UsageError", "%ddp_status takes no 'now'"),
+        ("%ddp_restart --live html", "UsageError", "write %ddp_restart alone, or %ddp_stop and %ddp_start with"),
+        ("%on_all_ranks\nx = 1", "UsageError", "or %%on_all_ranks above a whole cell"),
         ("%%on_all_ranks --fast\n1", "UsageError", "unrecognized arguments: --fast\nusage: %%on_all_ranks [--ranks"),
     ]:
         reply = ranks.run(code)

@@ -61,12 +61,17 @@ def test_all_options_go_together():
         ("--backend ucc", "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
         ("--timeout 0", "--timeout 0 is no time to wait; give seconds, e.g. --timeout 60"),
         ("--timeout -5", "--timeout -5 is no time to wait; give seconds, e.g. --timeout 60"),
+        ("--hang-after 0", "--hang-after 0 is no time to wait; give seconds, e.g. --hang-after 5, or off"),
         ("--timeout soon", f"--timeout is 'soon', which is no number of seconds\nusage: {USAGE}"),
         ("--gpus ''", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
         ("--gpus ,", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
         ("--env A", f"--env takes NAME=VALUE, not 'A' (the number of ranks comes first)\nusage: {USAGE}"),
         ("--env A=1 2", f"--env takes NAME=VALUE, not '2' (the number of ranks comes first)\nusage: {USAGE}"),
         ("--env =1", f"--env takes NAME=VALUE, not '=1' (the number of ranks comes first)\nusage: {USAGE}"),
+        (
+            "--env RANK=1 A=2 WORLD_SIZE=2",
+            "env sets RANK, WORLD_SIZE, which every rank gets from the session; leave it out",
+        ),
         ("--env", f"argument --env: expected at least one argument\nusage: {USAGE}"),
         ("--gpus", f"argument --gpus: expected one argument\nusage: {USAGE}"),
         ("--nodes 2", f"unrecognized arguments: --nodes\nusage: {USAGE}"),
@@ -87,6 +92,19 @@ def test_options_made_in_a_script_check_themselves():
         StartOptions(world_size=0)
     with pytest.raises(ValueError, match=r"^unknown backend 'NCCL'; choose one of auto, nccl, gloo, mpi$"):
         StartOptions(backend="NCCL")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"env": ["A=1"]}, r"^env is \['A=1'\]; give names and values, e\.g\. env="),
+        ({"timeout_s": "5"}, r"^--timeout '5' is no time to wait; give seconds"),
+        ({"grace_s": "off"}, r"^--grace 'off' is no time to wait; give seconds"),
+    ],
+)
+def test_a_script_is_told_of_a_value_of_another_type(options, words):
+    with pytest.raises(UsageError, match=words):
+        StartOptions(**options)
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])

@@ -197,6 +197,13 @@ def test_no_name_of_a_variable(session, name):
         session[name] = 1
 
 
+def test_what_has_no_names_cannot_be_pushed_and_a_timeout_is_a_number(session):
+    with pytest.raises(UsageError, match=r"^push takes names and values, not 1: push\(x=1\) or push"):
+        session.push(1)
+    with pytest.raises(UsageError, match=r"^timeout is '5', which is no number of seconds"):
+        session.run("1", timeout="5")
+
+
 def test_what_the_notebook_cannot_unpickle_is_named(session):
     session.run(
         "import sys, types\nmodule = sys.modules['only_there'] = types.ModuleType('only_there')\n"

@@ -12,11 +12,14 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from email.parser import BytesParser
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("lab", "notebooks")
@@ -76,10 +79,23 @@ def _run(*module: str) -> str:
     return done.stdout
 
 
+def _supported(python_version: str) -> str:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        asked = tomllib.load(file)["project"]["requires-python"]
+    try:
+        is_supported = python_version in SpecifierSet(asked)
+    except InvalidVersion:
+        is_supported = False
+    if not is_supported:
+        raise argparse.ArgumentTypeError(f"{python_version!r} is no version of Python for it; it needs {asked}")
+    return python_version
+
+
 def main() -> int:
+    here = ".".join(map(str, sys.version_info[:2]))
     parser = argparse.ArgumentParser(description="Gather the wheels for a machine without a network, all but torch.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python-version", default=".".join(map(str, sys.version_info[:2])), metavar="3.12")
+    parser.add_argument("--python-version", type=_supported, default=here, metavar="3.12")
     given = parser.parse_args()
     try:
         wheels = gather(given.folder, given.python_version)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.environment import OF_EACH_RANK
 from ddp_notebook.run.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
@@ -46,7 +47,7 @@ class StartOptions:
     backend: str = "auto"
     gpus: str | Sequence[str | int] | None = None
     share_gpus: bool = False
-    env: dict[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 120.0
     grace_s: float | None = 3.0
     hang_after_s: float | None = 10.0
@@ -60,18 +61,25 @@ class StartOptions:
         if self.gpus is not None:  # scripts may give numbers, and one string as on the magic's line
             gpus = self.gpus.split(",") if isinstance(self.gpus, str) else self.gpus
             object.__setattr__(self, "gpus", tuple(name for gpu in gpus if (name := str(gpu).strip())))
+        if not isinstance(self.env, Mapping):
+            raise UsageError(f"env is {self.env!r}; give names and values, e.g. env={{'OMP_NUM_THREADS': '2'}}")
         object.__setattr__(self, "env", {str(name): str(value) for name, value in self.env.items()})
+        if fixed := [name for name in self.env if name in OF_EACH_RANK]:
+            raise UsageError(f"env sets {', '.join(fixed)}, which every rank gets from the session; leave it out")
         if self.world_size is not None and self.world_size < 1:
             raise UsageError(f"{self.world_size} ranks cannot be started; give a number from 1 up: %ddp_start 2")
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
         if self.live not in LIVE:
             raise UsageError(f"unknown live mode {self.live!r}; choose one of {', '.join(LIVE)}, as in --live html")
-        if not 0 < self.timeout_s <= _LONGEST_S:
-            raise UsageError(f"--timeout {self.timeout_s:g} is no time to wait; give seconds, e.g. --timeout 60")
+        if not (_is_number(self.timeout_s) and 0 < self.timeout_s <= _LONGEST_S):
+            raise UsageError(
+                f"--timeout {_written(self.timeout_s)} is no time to wait; give seconds, e.g. --timeout 60"
+            )
         for name, seconds in (("--grace", self.grace_s), ("--hang-after", self.hang_after_s)):
-            if seconds is not None and not 0 <= seconds <= _LONGEST_S:
-                raise UsageError(f"{name} {seconds:g} is no time to wait; give seconds, e.g. {name} 5, or off")
+            is_time = seconds is None or (_is_number(seconds) and 0 <= seconds <= _LONGEST_S)
+            if not is_time or (name == "--hang-after" and seconds == 0):  # every wait would be a hang
+                raise UsageError(f"{name} {_written(seconds)} is no time to wait; give seconds, e.g. {name} 5, or off")
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
 
@@ -125,6 +133,14 @@ def parse(line: str) -> StartOptions:
         heal=given.heal,
         live=given.live,
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _written(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def _seconds_or_off(parser: LineParser, name: str, text: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import anywidget
 import traitlets
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets import bundles
 from ddp_notebook.widgets.answering import Answering
@@ -60,6 +62,7 @@ class Monitor(anywidget.AnyWidget):
         answering: learns from what the view says; None: one of its own.
 
     Raises:
+        UsageError: it is nothing that a monitor could show.
         MissingBuildError: the JavaScript was not built.
     """
 
@@ -77,6 +80,7 @@ class Monitor(anywidget.AnyWidget):
         interrupt: Callable[[], str] | None = None,
         answering: Answering | None = None,
     ) -> None:
+        _check(recording)
         self._cell = cell
         self._answering = answering or Answering()
         self._is_own = publisher is None and not isinstance(recording, Watchable)
@@ -100,6 +104,8 @@ class Monitor(anywidget.AnyWidget):
 
     def leave(self) -> None:
         """Tell it nothing more; what it says is still heard. Doing it twice is no error."""
+        if not hasattr(self, "_publisher"):  # the making has failed, and Python closes what it drops
+            return
         self._publisher.remove(self._tell)
         if self._is_own:
             self._publisher.close()
@@ -141,6 +147,16 @@ class Monitor(anywidget.AnyWidget):
             self._tell(FeedMessage({"kind": "answer", "request": content.get("request"), "error": str(error)}, b""))
             if not isinstance(error, LookupError | ValueError | TypeError):
                 raise
+
+
+def _check(recording: object) -> None:
+    if recording is None:
+        raise UsageError("there is no recording to show: no ranks are running; start(2) gives a session for Monitor")
+    if isinstance(recording, str | os.PathLike):
+        path = os.fspath(recording)
+        raise UsageError(f"{path!r} is a path; load it: Monitor(ddp_notebook.load({path!r}))")
+    if not isinstance(recording, RecordedTables | Watchable) and not hasattr(recording, "recording"):
+        raise UsageError(f"a monitor shows a session or a recording, not {type(recording).__name__}")
 
 
 def _publisher_of(recording: RecordedTables | Simulation, cell: int | None, live: bool) -> Publisher:

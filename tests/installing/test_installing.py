@@ -102,6 +102,14 @@ def test_a_wheelhouse_has_all_but_torch(wheel):
     assert not any(";" in text for text in requirements(wheel, "3.12"))
 
 
+@pytest.mark.parametrize("version", ["3.10", "3.15", "three"])
+def test_a_wheelhouse_for_another_python_is_refused(tmp_path, version):
+    command = [sys.executable, str(ROOT / "tools" / "wheelhouse.py"), str(tmp_path / "wheels")]
+    refused = subprocess.run([*command, "--python-version", version], capture_output=True, text=True)
+    assert refused.returncode and not (tmp_path / "wheels").exists()
+    assert f"{version!r} is no version of Python for it; it needs >=3.11,<3.15" in refused.stderr
+
+
 # ---- the address
 
 

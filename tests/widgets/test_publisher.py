@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
 import pytest
 
-from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
+from ddp_notebook.widgets.monitor import Monitor
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.conftest import wait_until
@@ -172,3 +174,19 @@ def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
     finally:
         publisher.close()
     assert len(snapshots(heard)) == len(snapshots(sure)) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (None, r"^there is no recording to show: no ranks are running"),
+        ("run.npz", r"^'run.npz' is a path; load it: Monitor\(ddp_notebook.load\('run.npz'\)\)"),
+        (3, r"^a monitor shows a session or a recording, not int"),
+    ],
+)
+def test_what_a_monitor_cannot_show_is_named(wrong, words):
+    with pytest.raises(UsageError, match=words):
+        Monitor(wrong)
+    with pytest.raises(TypeError):
+        Monitor()  # type: ignore[call-arg]
+    gc.collect()  # what Python says of a widget that it cannot close is an error in tests

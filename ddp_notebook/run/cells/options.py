@@ -105,6 +105,8 @@ def check_timeout(seconds: float) -> float:
     Raises:
         UsageError: no such time.
     """
+    if not isinstance(seconds, int | float):
+        raise UsageError(f"timeout is {seconds!r}, which is no number of seconds; give e.g. timeout=60")
     if not seconds > 0:
         raise UsageError(f"a timeout of {seconds:g} s is no time to wait; give seconds above 0, e.g. 60")
     return seconds

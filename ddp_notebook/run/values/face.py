@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.values import RankValues
@@ -61,6 +62,8 @@ class ValueFace(Assembled):
             >>> session.push(lr=0.1, words=["a", "b"])
             >>> session.push({"ranks": 4}, ranks="0")
         """
+        if variables is not None and not isinstance(variables, Mapping):
+            raise UsageError(f"push takes names and values, not {variables!r:.60}: push(x=1) or push({{'x': 1}})")
         self._parts.exchange.push({**(variables or {}), **values}, ranks, force=force)
 
     def __getitem__(self, name: str) -> RankValues:
