@@ -36,7 +36,7 @@ PYTEST := env -u PYTHONUNBUFFERED -u PYTHONDONTWRITEBYTECODE DDP_NOTEBOOK_TEST_I
     DDP_NOTEBOOK_TEST_MARIMO="$(CURDIR)/$(MARIMO)" $(BIN)/python -m pytest
 
 # Tests run in as many workers; those that must be alone run behind them, one by one.
-WORKERS ?= 3
+WORKERS ?= 4
 ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
 # Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \

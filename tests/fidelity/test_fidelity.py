@@ -56,7 +56,7 @@ def _on_bare_ranks() -> list[str]:
         for rank in range(2)
     ]  # fmt: skip
     said = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-3000:] for _, error in said)
     return [text for text, _ in said]
 
 
