@@ -183,6 +183,27 @@ def test_the_stop_button_calls_a_handler_of_the_users(kernel):
     assert kernel.finish(message).stdout == "[0-1] [(2, '<module>')]\n"
 
 
+AGAIN = """
+import ddp_notebook.wire.signals as signals_
+calls, real = [], signal.getsignal
+def getsignal(number):
+    signal.getsignal = real
+    os.kill(os.getpid(), signals_.INTERRUPT)
+    return real(number)
+exec(compile(inspect.getsource(getsignal), signal.__file__, "exec"))  # as if it were that module's
+before = signal.signal(signal.SIGINT, lambda number, frame: calls.append(frame.f_code.co_name))
+signal.getsignal = getsignal
+os.kill(os.getpid(), signals_.INTERRUPT)
+while not calls: pass
+signal.signal(signal.SIGINT, before)
+print(calls, signal.getsignal is real)
+"""
+
+
+def test_a_handler_of_the_users_sees_its_own_code_where_an_interrupt_is_sent_again_at_once(kernel):
+    assert kernel.run(f"%%on_all_ranks\nimport inspect, os, signal{AGAIN}").stdout == "[0-1] ['<module>'] True\n"
+
+
 def test_a_start_goes_on(make_kernel):
     """While a host server imports torch and ranks begin, somebody stops a cell, or VS Code seems to close."""
     kernel, is_up, got = make_kernel(), threading.Event(), set()

@@ -103,7 +103,9 @@ def test_a_bundle_is_made_once_anew_when_a_source_changes_and_always_the_same(cl
 def test_wheel_and_sdist_carry_it_and_the_sdist_installs_without_npm(clone, tmp_path):
     sdist = build("sdist", clone, tmp_path)
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "sdist", filter="data")
+        if hasattr(tarfile, "data_filter"):  # not in Python 3.11.2
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(tmp_path / "sdist")
     (folder,) = (tmp_path / "sdist").iterdir()
     assert not (folder / "node_modules").exists()
     bare = without_node(tmp_path / "empty") | NO_NETWORK

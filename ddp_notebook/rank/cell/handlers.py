@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from ddp_notebook.rank.cell.where import OURS
 from ddp_notebook.wire.signals import END, INTERRUPT
 
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
@@ -74,7 +75,7 @@ class Handlers:
             if is_blocked or getattr(handler, "__module__", "") == "asyncio.unix_events":  # which hears it by a pipe
                 signal.raise_signal(signal.SIGINT)
             else:
-                handler(int(signal.SIGINT), frame)
+                handler(int(signal.SIGINT), _interrupted(frame))
         elif handler is not signal.SIG_IGN:
             self._interrupt(frame)
 
@@ -103,6 +104,17 @@ class Handlers:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
         self._forks = self._was_missed = False
+
+
+def _interrupted(frame: FrameType | None) -> FrameType | None:
+    """What a handler of the user's has interrupted. An interrupt that is sent again may come while our handler of the
+    first one asks which handler that is."""
+    outer = frame
+    while outer is not None and outer.f_code.co_filename.startswith((OURS, signal.__file__)):
+        if outer.f_code is Handlers._on_interrupt.__code__:
+            frame = outer.f_back
+        outer = outer.f_back
+    return frame
 
 
 def begin() -> None:
