@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import ipyparallel
 import psutil
@@ -87,3 +89,29 @@ def test_without_a_controller_all_else_goes_on(make_session_alone):
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
     assert session.client[:].apply_sync(os.getpid) == session.pids()
     assert session.run("x")[0].result == "tensor([2.])"
+
+
+def _binds(listener: socket.socket, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        return True
+    return False
+
+
+def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_meanwhile(make_session_alone):
+    """Schedulers of one that was killed have its sockets until the last of their threads has ended."""
+    session = make_session_alone(2)
+    url = session.client._config["registration"]
+    os.kill(session.pids("controller")[0], signal.SIGKILL)
+    wait_until(lambda: not session.pids("controller"))
+    with socket.socket() as other, ThreadPoolExecutor() as pool:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wait_until(lambda: _binds(other, int(url.rpartition(":")[2])))
+        client = pool.submit(lambda: session.client)
+        wait_until(lambda: session.pids("controller"))
+        [first] = session.pids("controller")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: session.pids("controller") not in ([], [first]), 10, "another controller")
+        other.close()
+        assert client.result(20)[:].apply_sync(os.getpid) == session.pids()

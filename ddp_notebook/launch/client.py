@@ -16,36 +16,34 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CONNECT_S = 20.0
-_ENGINES_S = 2.0  # after which the client is taken for one that has missed an engine
+_ATTEMPT_S = 3.0  # after which the controller may have ended, and the client is taken for one that has missed an engine
 _ANSWER_S = 0.5
 _FAIL_S = 2.0
 _WHY = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
 
 
-def connect(file: str, world_size: int) -> ipyparallel.Client:
+def connect(file: str, world_size: int, until: float) -> ipyparallel.Client:
     """A client that knows the engines of all ranks, each of which has answered.
 
     Args:
         file: the controller's connection file.
+        until: what the engines get to answer, on the monotonic clock.
 
     Raises:
-        TimeoutError: the controller or an engine does not answer.
+        TimeoutError: the controller or an engine does not answer. At the next attempt it may: an engine that registers
+            while the client connects may be neither in the list that the client is given, nor in what it is told once
+            it has subscribed, and it never hears of it then.
     """
     import ipyparallel
 
-    until = time.monotonic() + _CONNECT_S
-    while True:
-        client = ipyparallel.Client(connection_info=file, timeout=_CONNECT_S)
-        try:
-            # An engine that registers while the client connects may be neither in the list that the client is given,
-            # nor in what it is told once it has subscribed. It never hears of it then.
-            client.wait_for_engines(world_size, timeout=_ENGINES_S, interactive=False)
-            _wait_for_answers(client, until)
-            return client
-        except BaseException as error:
-            client.close(linger=0)
-            if not isinstance(error, TimeoutError) or time.monotonic() > until:
-                raise
+    client = ipyparallel.Client(connection_info=file, timeout=_ATTEMPT_S)
+    try:
+        client.wait_for_engines(world_size, timeout=_ATTEMPT_S, interactive=False)
+        _wait_for_answers(client, until)
+    except BaseException:
+        client.close(linger=0)
+        raise
+    return client
 
 
 def _wait_for_answers(client: ipyparallel.Client, until: float) -> None:
@@ -104,20 +102,25 @@ class SharedClient:
         Raises:
             ClientError: the controller cannot be reached.
         """
-        file, pid = self._file()
-        if self._made is not None and self._made[1] == pid:
-            self._made[0].wait_for_engines(self._world_size, timeout=_CONNECT_S, interactive=False)  # one may be new
-            return self._made[0]
-        self.close()
-        try:
-            client = connect(file, self._world_size)
-        except Exception as error:
-            raise ClientError(
-                f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
-                "%ddp_restart brings it back"
-            ) from error
-        self._made = (client, pid)
-        return client
+        until = time.monotonic() + _CONNECT_S
+        while True:
+            file, pid = self._file()  # another one, where it has ended since the last attempt
+            if self._made is not None and self._made[1] == pid:
+                # one of them may be new
+                self._made[0].wait_for_engines(self._world_size, timeout=_CONNECT_S, interactive=False)
+                return self._made[0]
+            self.close()
+            try:
+                client = connect(file, self._world_size, until)
+            except Exception as error:
+                if isinstance(error, TimeoutError) and time.monotonic() < until:
+                    continue
+                raise ClientError(
+                    f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
+                    "%ddp_restart brings it back"
+                ) from error
+            self._made = (client, pid)
+            return client
 
     def on_controller_ended(self) -> None:
         """Its controller has ended. In an I/O thread."""

@@ -337,7 +337,8 @@ class Cluster:
 
     def pids(self, kind: str) -> list[int]:
         """Ids of the living processes of a kind: "rank" (in their order), "store" or "controller"."""
-        return [process.pid for process in self._processes.living(kind)]
+        # without those that are just being started: a signal to "0" would reach the caller and all around it
+        return [process.pid for process in self._processes.living(kind) if process.pid]
 
     # ---- ending
 

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from traitlets.config import Config
 
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 7 and 3
 _POOLS = ("engine_ports", "client_ports", "ports")
+_PORTS_S = 10.0
 
 
 def make_spec(directory: str) -> dict[str, Any]:
@@ -44,16 +46,29 @@ def find_ports(count: int, attempts: int = 200) -> int:
     blocks = (high - low) // count
     for attempt in range(attempts):  # by process id: two notebooks that start together look at different blocks
         first = low + count * ((os.getpid() + attempt * attempt) % blocks)
-        with ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    listener = stack.enter_context(socket.socket())
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if _are_free(first, count):
             return first
     raise OSError(f"found no {count} free ports in a row between {low} and {high}")
+
+
+def _are_free(first: int, count: int) -> bool:
+    with ExitStack() as stack:
+        try:
+            for port in range(first, first + count):
+                listener = stack.enter_context(socket.socket())
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _wait_for_ports(first: int, count: int) -> None:
+    """Wait until nobody has them, or too long. The schedulers of a controller that was killed have its sockets too, and
+    one that looks dead has them until the last of its threads has ended."""
+    until = time.monotonic() + _PORTS_S
+    while not _are_free(first, count) and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def _first_ephemeral_port() -> int:
@@ -102,6 +117,8 @@ def main(spec: dict[str, Any]) -> None:
         def init_signal(self) -> None:
             """Leave SIGINT and SIGTERM ignored, which would end it: the host server ends it without them."""
 
+    if spec["restore"]:
+        _wait_for_ports(spec["first_port"], _BLOCK * len(_POOLS))
     os.umask(0o077)  # ipyparallel writes its connection files first and restricts them then
     public, secret = spec["curve"]
     blocks = range(spec["first_port"], spec["first_port"] + _BLOCK * len(_POOLS), _BLOCK)
