@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import sys
+from types import ModuleType
 
 import IPython
 import torch
@@ -17,12 +19,15 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.client.client import Client
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
+from traitlets.config import Config
 
 from ddp_notebook.rank.cell import kernel_api
+from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.run.output.comms import _comm_maker
 
@@ -46,6 +51,24 @@ def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
     assert all(hasattr(kind, "transform") for kind in TransformerManager().token_transformers)
     for kind in (InteractiveShell, DisplayHook):
         assert "_oh" in inspect.getsource(kind)
+
+
+def test_ipython_tells_which_statement_it_compiles():
+    """An interrupt may come there, after the statements above it have run."""
+    where, places = Where(), []
+
+    class Compiler(CachingCompiler):
+        def __call__(self, *args, **named):
+            places.append(where.of_frame(sys._getframe()))
+            return super().__call__(*args, **named)
+
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}), user_module=ModuleType("cells"))
+    shell.compile = Compiler()
+    assert shell.run_cell("a = 1\n\nif a:\n    b = a + 1\nb;").success
+    shell.showtraceback = lambda *_, **__: places.append(where.of_frame(sys._getframe()))  # type: ignore[method-assign]
+    shell.run_cell("1 / 0")
+    assert places == ["cell line 1", "cell line 3", "cell line 5", "cell line 1", ""]
+    assert where.of_frame(sys._getframe()) == ""
 
 
 def test_session_send_takes_what_we_pass_on():

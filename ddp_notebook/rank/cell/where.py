@@ -97,7 +97,7 @@ class Where:
         while frame is not None:
             calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back
-        return self.of_calls(calls)
+        return self.of_calls(calls) or _of_statement(innermost)
 
     def _of_task(self) -> str:
         """Where the cell awaits something."""
@@ -140,3 +140,17 @@ class Where:
             elif function not in _WRAPPERS:
                 called = function
         return ""
+
+
+def _of_statement(innermost: FrameType) -> str:
+    """The line of the statement that IPython is about to run: it compiles each one before it runs it."""
+    frame: FrameType | None = innermost
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "IPython.core.interactiveshell":
+            if frame.f_code.co_name == "run_ast_nodes":
+                line = getattr(frame.f_locals.get("node"), "lineno", None)
+                return "" if line is None else f"cell line {line}"
+            if frame is not innermost and frame.f_code.co_name == "run_code":  # what it calls beside the statement
+                return ""
+        frame = frame.f_back
+    return ""

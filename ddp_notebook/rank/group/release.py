@@ -227,7 +227,9 @@ class Release:
     def _look(self, for_s: float) -> None:
         waits = bool(self._recorder.waiting or self._recorder.operations())
         if self.doing is None and (waits or for_s > _PATIENCE_S):
-            self.doing = self.now()
+            doing = self.now()
+            if self.doing is None:  # else the main thread has noticed meanwhile, and knows best
+                self.doing = doing
         if waits or self._connections.is_connecting:
             self._cut_off(self._connections.cut_groups)
         if for_s > _PATIENCE_S:
