@@ -1,10 +1,11 @@
-"""What this process is: a notebook's kernel, with somebody at its front end or run by a program, or neither; and which
-of its threads is the user's."""
+"""What this process is: a notebook's kernel, with somebody at its front end or run by a program, or neither; which of
+its threads is the user's; and when the next cell begins."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 
@@ -25,6 +26,19 @@ def has_front_end() -> bool:
         return False
     content = (running.get_parent() or {}).get("content") or {}
     return bool(content.get("allow_stdin", True))
+
+
+def before_next_cell(act: Callable[[], object]) -> None:
+    """Do something once, in the main thread, before IPython runs the next cell; at once where there is no IPython."""
+    if (shell := ipython()) is None:
+        act()
+        return
+
+    def do() -> None:
+        shell.events.unregister("pre_execute", do)
+        act()
+
+    shell.events.register("pre_execute", do)
 
 
 def is_users_thread() -> bool:

@@ -23,7 +23,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.run.kernel import before_next_cell, has_front_end
 from ddp_notebook.widgets.answering import ANSWER_S, Answering
 from ddp_notebook.widgets.under_cell import UnderCell
 from ddp_notebook.widgets.views import StillView, View, WidgetView
@@ -106,13 +106,12 @@ class Placing:
     def end(self, cell: int) -> None:
         """The cell is over."""
         view, self._under = self._under, None
-        if self._importing is not None:  # two threads that import matplotlib find it half made
-            self._importing.join()
-            self._importing = None
         if view is not None:
             self._freeze(view, cell)
         else:
             self._close_publisher()  # there is one if a view could not be made
+            if self._importing is not None:
+                before_next_cell(self._await_import)
         if self._shown is not None:
             self._look_later(_SETTLE_S)
 
@@ -238,7 +237,14 @@ class Placing:
         feed = Feed(self._recording, cell, is_live=self._cells.is_running)  # behind the session's end nothing comes
         return Publisher(feed, Present(feed, self._cells, self._title))
 
+    def _await_import(self) -> None:
+        """Let the import of what a picture needs end: two threads that import matplotlib find it half made."""
+        if self._importing is not None:
+            self._importing.join()
+            self._importing = None
+
     def _freeze(self, view: View, cell: int | None) -> None:
+        self._await_import()
         view.freeze(self._recording_now(), cell)
         self._close_publisher(but_for=view)
 
