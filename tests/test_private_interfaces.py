@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import os
 import sys
 from types import ModuleType
 
@@ -40,6 +41,17 @@ def test_ipykernel_keeps_other_cells_out():
     """7.x by a lock, 6.x by a queue; `run_in_turn` knows both."""
     source = inspect.getsource(IPythonKernel.__mro__[1])
     assert "_main_asyncio_lock" in source or hasattr(IPythonKernel, "schedule_dispatch")
+
+
+def test_a_shells_variables_are_set_without_one(monkeypatch):
+    """A rank has them before its group forms."""
+    monkeypatch.setattr(os, "environ", {})
+    kernel_api.settle_environment()
+    before = dict(os.environ)
+
+    ZMQInteractiveShell.init_environment(ZMQInteractiveShell.__new__(ZMQInteractiveShell))
+
+    assert before["PAGER"] == "cat" and before == os.environ
 
 
 def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():

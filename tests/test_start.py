@@ -146,6 +146,36 @@ def test_a_session_whose_host_server_is_gone_is_not_reused(make_session):
         assert fresh is not session and fresh.run("rank").ok
 
 
+_TELLS_ABOUT_NEW_VARIABLES = """
+import os, sys, threading
+
+def tell(event, args):
+    # Whoever connects has its place in the environment: behind it no variable may be new, and in no other thread.
+    if event != "os.putenv" or os.fsdecode(args[0]) in os.environ:
+        return
+    is_late = "TORCHELASTIC_MAX_RESTARTS" in os.environ or threading.current_thread() is not threading.main_thread()
+    with open({path!r}, "a") as file:
+        print(os.fsdecode(args[0]), "late" if is_late else "in time", file=file)
+
+sys.addaudithook(tell)
+"""
+
+
+def test_no_variable_is_added_while_a_group_forms(make_session, monkeypatch, tmp_path):
+    """C code of the thread that connects reads the environment meanwhile, and would crash now and then."""
+    seen = tmp_path / "seen"
+    (tmp_path / "sitecustomize.py").write_text(_TELLS_ABOUT_NEW_VARIABLES.format(path=str(seen)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for name in ("TERM", "PAGER", "MPLBACKEND", "PYDEVD_DISABLE_FILE_VALIDATION", "PYDEVD_USE_FRAME_EVAL"):
+        monkeypatch.delenv(name, raising=False)  # some of those that an engine adds
+
+    make_session(2, cold=True)
+
+    lines = seen.read_text().splitlines()
+    assert {"RANK in time", "PAGER in time", "PYDEVD_USE_FRAME_EVAL in time"} <= set(lines)
+    assert [line for line in lines if line.endswith("late")] == []
+
+
 def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeypatch):
     """A sitecustomize of the user's that breaks the rank: the spawned process ends before its first word."""
     (tmp_path / "sitecustomize.py").write_text(

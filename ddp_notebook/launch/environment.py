@@ -31,6 +31,13 @@ def working_directory() -> str:
 
 # From torch 2.15 on "nccl" is another class, which our stop button has not been tried on; this asks for the old one.
 _OLD_NCCL = {"TORCH_DIST_USE_NCCL2": "0"}
+# What ipykernel, ipyparallel and debugpy add where it is missing, while the group forms: too late, see
+# `rank.cell.kernel_api.settle_environment`.
+_OF_ENGINES = {
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    "PYDEVD_USE_FRAME_EVAL": "NO",
+}
 
 
 def import_time(env: Mapping[str, str]) -> dict[str, str]:
@@ -68,6 +75,7 @@ def rank_env(env: Mapping[str, str], *, threads: int) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, which placed the ranks; CUDA's own is by speed
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        **_OF_ENGINES,
         **_OLD_NCCL,  # a rank that is not forked imports torch itself
     }
     return {**defaults, **env}

@@ -28,6 +28,7 @@ from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.rank.cell.runner import Runner
 from ddp_notebook.rank.cell.streams import Streams
+from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import RankRecording
@@ -59,13 +60,13 @@ from ddp_notebook.wire.signals import END, INTERRUPT, STACK
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 _UNREGISTER_MS = 5000  # what the controller gets to forget an engine
-_FIGURES = "module://matplotlib_inline.backend_inline"
 
 
 class Rank:
     """One rank: its place in the group, its agent, and its engine once it has one."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
+        kernel_api.settle_environment()
         self.place: Form | None = None
         self.runner: Runner | None = None
         self._streams = Streams(spec["mark_token"])
@@ -174,8 +175,7 @@ class Rank:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
         meanwhile (64 ranks on two cores: 8 s instead of 13)."""
         self.place = place
-        if place.device != "cpu":
-            torch.cuda.set_device(place.device)  # per thread: cells run in this one
+        join.enter(place)
         if self.runner is not None:
             self._name_place()
         threading.Thread(target=self._form, args=(place,), name="ddp-form", daemon=True).start()
@@ -300,7 +300,6 @@ class RankEngine(IPEngine):
     def _complete_registration(self, *args: Any) -> None:
         """Of ipyparallel 8, which takes the standard streams by itself, and does not ask `redirect_output`."""
         before = sys.stdout, sys.stderr
-        os.environ.setdefault("MPLBACKEND", _FIGURES)  # which later versions set as ipykernel does
         super()._complete_registration(*args)
         sys.stdout, sys.stderr = before
         self.redirect_output(self.kernel.iopub_socket)

@@ -15,10 +15,16 @@ from ddp_notebook.wire.events import Form
 
 
 def enter(place: Form) -> None:
-    """Take the place: its variables, and its device in this thread."""
+    """Take the place: its variables, and its device in this thread. For the main thread, where cells run, before
+    another one connects: see `kernel_api.settle_environment`."""
     os.environ.update(_environment(place))
+    use_device(place)
+
+
+def use_device(place: Form) -> None:
+    """Make the place's GPU, if it has one, the present one of this thread."""
     if place.device != "cpu":
-        torch.cuda.set_device(place.device)  # for this thread; the engine sets the main thread's
+        torch.cuda.set_device(place.device)
 
 
 def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | None = None, **options: Any) -> None:

@@ -84,7 +84,7 @@ class Network:
         Raises:
             whatever torch raises when a group does not form.
         """
-        join.enter(place)
+        join.use_device(place)
         self._store_port = place.store_port
         notes: list[str] = []
         self.release.forms()
