@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.errors import CellTimeoutError
+from ddp_notebook.errors import CellTimeoutError, RankError
 
 # As the main thread waits, and as another one does, which calls torch's own.
 _BOTH_WAYS = """
@@ -109,6 +109,32 @@ def test_what_computes_after_a_stop_is_not_interrupted_again(session):
     with pytest.raises(CellTimeoutError):
         session.run(code, timeout=0.3)
     assert session.run("print(saved)")[0].stdout == "whole, then left\n"
+
+
+_SAVES = """
+import os, threading, time
+from ddp_notebook.rank.engine import RankEngine
+from ddp_notebook.wire.signals import INTERRUPT
+of_rank, saves = RankEngine.instance()._rank, threading.Event()
+def agent():  # it has read the stop's message, and not seen yet that the signal was noticed
+    saves.wait()
+    of_rank._network.release.ask(of_rank.runner.running[0])
+threading.Thread(target=agent).start()
+try:
+    os.kill(os.getpid(), INTERRUPT)
+    time.sleep(60)
+finally:
+    saves.set()
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until: saved = "half"
+    saved = "whole"
+"""
+
+
+def test_what_computes_after_a_stop_is_not_interrupted_by_its_message(session):
+    with pytest.raises(RankError, match="KeyboardInterrupt"):
+        session.run(_SAVES)
+    assert session.run("print(saved)")[0].stdout == "whole\n"
 
 
 def test_a_command_after_a_stop_is_not_interrupted_again(session):

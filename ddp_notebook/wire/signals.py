@@ -22,6 +22,8 @@ _FIRST: int | None = getattr(signal, "SIGRTMIN", None)
 RELEASE = None if _FIRST is None else _FIRST + 5
 STACK = None if _FIRST is None else _FIRST + 6  # write where every thread is, even while one holds the GIL
 INTERRUPT: int = signal.SIGINT if _FIRST is None else _FIRST + 7  # do what SIGINT does in a notebook of its own
+# The same once more, from the rank's own threads: it ends nothing but a wait where the main thread has noticed already.
+AGAIN: int = signal.SIGURG if _FIRST is None else _FIRST + 9
 END: int = signal.SIGTERM if _FIRST is None else _FIRST + 8  # end, in order: a rank
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from ddp_notebook.rank.cell.where import OURS
-from ddp_notebook.wire.signals import END, INTERRUPT
+from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT
 
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
 _ASKED_TO_END = (
@@ -33,20 +33,22 @@ class Handlers:
     back after a cell that has changed them.
 
     Args:
-        on_interrupt: interrupts what the main thread does in this frame.
+        on_interrupt: interrupts what the main thread does in this frame; told whether it is `AGAIN`.
         on_taken: told that a handler of the user's gets the interrupt. Returns whether it has not got this one yet.
     """
 
-    def __init__(self, on_interrupt: Callable[[FrameType | None], None], on_taken: Callable[[], bool]) -> None:
+    def __init__(self, on_interrupt: Callable[[FrameType | None, bool], None], on_taken: Callable[[], bool]) -> None:
         self._interrupt = on_interrupt
         self._on_taken = on_taken
         signal.signal(signal.SIGINT, self._on_sigint)
         _ignore_sigint()
+        signal.signal(AGAIN, self._on_interrupt)
         if INTERRUPT != signal.SIGINT:
             signal.signal(INTERRUPT, self._on_interrupt)
         self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
-        self._forks = self._was_missed = False
+        self._forks = False
+        self._missed = 0  # signal, while this process forked
         self._mask_of_forker: set[int] = set()  # of the thread that forks
         os.register_at_fork(
             before=self._before_fork,
@@ -63,9 +65,9 @@ class Handlers:
                 signal.signal(number, handler)
         _ignore_sigint()
 
-    def _on_interrupt(self, _: int, frame: FrameType | None) -> None:
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._forks:  # what a hook of a fork raises is printed and lost
-            self._was_missed = True
+            self._missed = number if self._missed != INTERRUPT else INTERRUPT
             return
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and handler not in (self._ours[signal.SIGINT], signal.default_int_handler):
@@ -77,14 +79,14 @@ class Handlers:
             else:
                 handler(int(signal.SIGINT), _interrupted(frame))
         elif handler is not signal.SIG_IGN:
-            self._interrupt(frame)
+            self._interrupt(frame, number == AGAIN)
 
     def _on_sigint(self, _: int, frame: FrameType | None) -> None:
         """The system ignores SIGINT, so this is Python's own `_thread.interrupt_main`, which programs use to limit how
         long something takes. Or a program has put this handler back by itself, and SIGINT has come: then it is not
         ours, and no further one comes."""
         if _ignore_sigint():
-            self._interrupt(frame)
+            self._interrupt(frame, False)
 
     def _before_fork(self) -> None:
         self._forks = True
@@ -94,16 +96,16 @@ class Handlers:
     def _after_fork_in_rank(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
         self._forks = False
-        if self._was_missed:
-            self._was_missed = False
-            signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
+        missed, self._missed = self._missed, 0
+        if missed:
+            signal.pthread_kill(threading.main_thread().ident or 0, missed)
 
     def _after_fork_in_child(self) -> None:
         """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
         if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
-        self._forks = self._was_missed = False
+        self._forks, self._missed = False, 0
 
 
 def _interrupted(frame: FrameType | None) -> FrameType | None:
@@ -121,7 +123,8 @@ def begin() -> None:
     """The first step of a rank, which has nothing yet that would have to be ended in order."""
     end_by(lambda *_: os._exit(0))
     if INTERRUPT != signal.SIGINT:
-        signal.signal(INTERRUPT, lambda *_: None)  # its default action ends the process
+        for number in (INTERRUPT, AGAIN):
+            signal.signal(number, lambda *_: None)  # its default action ends the process
 
 
 def end_by(handler: Callable[[int, FrameType | None], object]) -> None:

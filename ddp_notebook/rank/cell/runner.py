@@ -268,14 +268,14 @@ class Runner:
         if self._interrupted:
             raise KeyboardInterrupt
 
-    def _on_interrupt(self, frame: FrameType | None) -> None:
+    def _on_interrupt(self, frame: FrameType | None, is_again: bool) -> None:
         """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
         if self._is_for_client:
             raise KeyboardInterrupt
         if self._tracebacks.is_formatting:
             self._tracebacks.stop_formatting()
         self._interrupted = True
-        if not self._network.release.note_interrupt(frame):
+        if not self._network.release.note_interrupt(frame, is_again):
             return
         if self._task is None:
             if self._may_raise:

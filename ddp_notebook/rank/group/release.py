@@ -23,7 +23,7 @@ from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.wire.signals import INTERRUPT, RELEASE, send, wait_for_release
+from ddp_notebook.wire.signals import AGAIN, RELEASE, send, wait_for_release
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
@@ -71,7 +71,6 @@ class Release:
         self._resent = 0
         self._held: tuple[Any, float] = None, 0.0  # the main thread's wait, and since when
         self._taken_s = 0.0  # by a handler of the user's
-        self._has_resent = False  # it was sent again: after a first interrupt it may end nothing but a wait
         self._looking = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
@@ -88,7 +87,7 @@ class Release:
     def begin(self) -> None:
         """A cell begins."""
         self.doing = None
-        self._has_interrupted = self._has_resent = False
+        self._has_interrupted = False
         self._resent = 0
         self._taken_s = 0.0
         self._held = None, 0.0
@@ -115,10 +114,13 @@ class Release:
             self._cut_off(self._connections.cut_stores)
             time.sleep(_LOOK_S)
 
-    def note_interrupt(self, frame: FrameType | None) -> bool:
-        """An interrupt has reached the main thread in this frame. Returns whether to raise there."""
-        was_resent, self._has_resent = self._has_resent, False  # several that are pending arrive as one
-        if self._has_interrupted and was_resent:
+    def note_interrupt(self, frame: FrameType | None, is_again: bool) -> bool:
+        """An interrupt has reached the main thread in this frame. Returns whether to raise there.
+
+        Args:
+            is_again: a thread of the rank has sent it, which did not see that the first one was noticed.
+        """
+        if self._has_interrupted and is_again:
             return self._where.waits(frame) is not None  # else it has gone on to the user's own clean-up
         self._has_interrupted = True
         if self.doing is None:
@@ -235,14 +237,10 @@ class Release:
         if for_s > _PATIENCE_S:
             if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
                 self._resent += 1  # another thread took the signal and did not wake the main one
-                self._resend()
+                signal.pthread_kill(self._main, AGAIN)
             self._cut_off(self._connections.cut_stores)
         if self._has_interrupted and self._is_held_again():
-            self._resend()
-
-    def _resend(self) -> None:
-        self._has_resent = True
-        signal.pthread_kill(self._main, INTERRUPT)
+            signal.pthread_kill(self._main, AGAIN)
 
     def _cut_off(self, cut: Callable[[], int]) -> None:
         self.was_cut = True
@@ -264,11 +262,11 @@ class Release:
     def ask(self, cell: int) -> None:
         """End this cell: both signals came before it began. From another thread than the main one.
 
-        `INTERRUPT` alone could be lost: Python checks for signals before a call, but not between that check and a
+        `AGAIN` alone could be lost: Python checks for signals before a call, but not between that check and a
         sleep, and while this thread holds the GIL the main one can be just there. `go` repeats it until it has had an
         effect.
         """
-        signal.pthread_kill(self._main, INTERRUPT)
+        signal.pthread_kill(self._main, AGAIN)  # it may be noticed just now, after all
         if RELEASE is not None:
             send(os.getpid(), RELEASE, cell)
         else:
