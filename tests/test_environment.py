@@ -78,9 +78,13 @@ def test_a_rank_gets_what_it_needs_and_what_the_user_set_wins():
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_DIST_USE_NCCL2": "0",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "PYDEVD_USE_FRAME_EVAL": "NO",
     }
 
-    env = rank_env({"OMP_NUM_THREADS": "3", "TORCH_NCCL_ENABLE_MONITORING": "1"}, threads=2)
+    env = rank_env({"OMP_NUM_THREADS": "3", "TORCH_NCCL_ENABLE_MONITORING": "1", "MPLBACKEND": "agg"}, threads=2)
     assert env["OMP_NUM_THREADS"] == "3"
+    assert env["MPLBACKEND"] == "agg"
     assert env["TORCH_NCCL_ENABLE_MONITORING"] == "1"
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"

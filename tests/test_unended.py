@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankError, SessionBrokenError
@@ -100,9 +101,12 @@ def test_what_cannot_be_ended_is_replaced_on_demand(session):
 
 def test_a_cell_of_another_thread_loses_variables_only_on_demand(session):
     session.run("before = 1")
-    future = session.run(DEAF, wait=False)
-    wait_until(lambda: session._cells.busy == [1])
     pids = session.pids()
+    rank_1 = psutil.Process(pids[1])
+    used_s = rank_1.cpu_times().user
+    future = session.run(DEAF, wait=False)
+    # It is in its call: before that an interrupt would end it.
+    wait_until(lambda: session._cells.busy == [1] and rank_1.cpu_times().user > used_s + 0.2)
     for _ in range(2):  # the second one comes later than presses that count as one
         assert session.interrupt()[0].startswith("rank 1 has not ended yet: no answer")
         time.sleep(ONE_PRESS_S)
