@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankError
+from tests.conftest import wait_until
 
 # As the main thread waits, and as another one does, which calls torch's own.
 _BOTH_WAYS = """
@@ -158,4 +159,5 @@ def test_a_stop_that_was_sent_again_leaves_the_next_one_its_effect(session):
     )
     with pytest.raises(CellTimeoutError):
         session.run(code + "raise KeyboardInterrupt", ranks=0, timeout=0.3)
+    wait_until(lambda: not session._cells.busy, 30.0, "the end of the call in C")
     assert session.run("print(heard)", ranks=0)[0].stdout == "2\n"
