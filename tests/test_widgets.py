@@ -68,7 +68,8 @@ class FrontEnd:
             try:
                 self.read(until - time.monotonic())
             except queue.Empty:
-                raise AssertionError(f"not within {timeout_s:g} s; models: {self.models}") from None
+                names = {comm_id: model.get("_model_name") for comm_id, model in self.models.items()}
+                raise AssertionError(f"not within {timeout_s:g} s; models: {names}") from None
 
     def say(
         self,
@@ -302,22 +303,6 @@ def test_a_page_that_is_loaded_again_finds_the_widgets(front_end):
 
     front_end.read_until(lambda: len(answers()) == 2)
     assert answers() == asked
-
-
-def test_many_widgets_cost_nothing(front_end):
-    def fastest() -> float:
-        reply = front_end.run(
-            "import time\ntimes = []\nfor _ in range(30):\n"
-            "    began = time.perf_counter(); session.run('pass'); times.append(time.perf_counter() - began)\n"
-            "print(sorted(times)[10] * 1e3)"
-        )
-        return float(reply.stdout)
-
-    front_end.run("import ddp_notebook\nsession = ddp_notebook.current()")
-    before = fastest()
-    front_end.run("%%on_all_ranks\nimport ipywidgets as widgets\nmany = [widgets.IntText() for _ in range(500)]")
-    assert len(front_end.of("IntTextModel")) > 1000
-    assert fastest() < 2 * before + 0.5  # ms
 
 
 def test_stop_leaves_widgets_on_the_page(front_end):

@@ -3,6 +3,7 @@
 One real kernel, seen by a Jupyter client. At first only our ranks run, and two cells take turns:
     local           `pass` in the notebook itself
     ours            `%%on_all_ranks`
+Then the ranks make widgets, and close them; with and without them take turns, block by block.
 Then a default `ipp.Cluster(4)` is started beside them, whose idle processes and client slow the kernel a little
 (measured: ours 1.73 of local instead of 1.65), and three cells take turns:
     ours            as before
@@ -24,10 +25,16 @@ from tests.benchmarks.results import Figure, moment, table
 from tests.kernels import NotebookKernel
 
 WORLD_SIZE = 4
-BAR_PX, BAR_LOCAL = 0.45, 1.6  # ratios
+BAR_PX, BAR_LOCAL, BAR_WIDGETS = 0.45, 1.6, 1.2  # ratios
+WIDGETS = 500  # of a rank
 _OURS = {"ours": "%%on_all_ranks\npass"}
 _BESIDE_LOCAL = {"local": "pass", **_OURS}
 _BESIDE_PX = {**_OURS, "px, default": "%%px_default\npass", "px, our ranks": "%%px_ours\npass"}
+_MAKE_WIDGETS = f"""%%on_all_ranks
+import ipywidgets as widgets
+many = [widgets.IntText() for _ in range({WIDGETS})]
+"""
+_CLOSE_WIDGETS = "%%on_all_ranks\nwidgets.Widget.close_all()\ndel many"
 _START_CLUSTER = f"""
 import ddp_notebook
 import ipyparallel as ipp
@@ -48,6 +55,7 @@ def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
         front_end.set_up(WAIT_UNTIL_WARM)
         front_end.set_up(f"%ddp_start {WORLD_SIZE}")
         local = front_end.alternate_ms(_BESIDE_LOCAL, blocks=blocks, per_block=per_block)
+        bare, full = _with_widgets_ms(front_end, blocks, per_block)
         front_end.set_up(_START_CLUSTER)
         try:
             px = front_end.alternate_ms(_BESIDE_PX, blocks=blocks, per_block=per_block)
@@ -57,7 +65,27 @@ def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
     return [
         _figure(px, "px, default", f"`%%px` on `ipp.Cluster({WORLD_SIZE})`", BAR_PX),
         _figure(local, "local", "local `pass`", BAR_LOCAL),
+        Figure(
+            what=f"`pass` on {WORLD_SIZE} ranks that have {WIDGETS} widgets each",
+            value=median(chain(*full)),
+            unit="ms",
+            bar=BAR_WIDGETS,
+            baseline=median(chain(*bare)),
+            against="`pass` without them",
+            blocks=tuple(median(block) for block in full),
+        ),
     ]
+
+
+def _with_widgets_ms(front_end: FrontEnd, blocks: int, per_block: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Blocks of `pass` without widgets, and blocks with them."""
+    bare, full = [], []
+    for _ in range(blocks):
+        bare.append([front_end.run_s(_OURS["ours"]) * 1000 for _ in range(per_block)])
+        front_end.set_up(_MAKE_WIDGETS)
+        full.append([front_end.run_s(_OURS["ours"]) * 1000 for _ in range(per_block)])
+        front_end.set_up(_CLOSE_WIDGETS)
+    return bare, full
 
 
 def _figure(taken: dict[str, list[list[float]]], against: str, words: str, bar: float) -> Figure:

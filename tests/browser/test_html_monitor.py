@@ -56,7 +56,7 @@ def test_html_is_redrawn_while_the_cell_runs_and_stays_in_the_notebook(tmp_path)
             if ended and max(ended) not in seen:
                 seen.append(max(ended))
                 if len(seen) == 3:
-                    view.screenshot(path=SCREENSHOTS / "html_monitor_running.png")
+                    lab.screenshot(SCREENSHOTS / "html_monitor_running.png")  # of the page: the view is redrawn
             time.sleep(0.05)
         assert len(seen) >= 3 and seen == sorted(seen), "it goes on while the cell runs"
 

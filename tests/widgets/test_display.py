@@ -35,17 +35,21 @@ if not bundles.MONITOR.exists():  # what is drawn is the browser tests' business
 
 @dataclass
 class Browser(FrontEnd):
-    """A front end that keeps what monitors are told, and answers for each that it is there."""
+    """A front end that keeps what monitors are told, and says for each that it is there.
 
-    answers: bool = True
+    Once, when a monitor was told something: what comes sooner may find nobody yet who takes it. A real view says it
+    again until it is answered.
+    """
+
     subshell: str | None = None  # through which widgets are heard while a cell runs, as JupyterLab makes one
 
     def read(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """The next message, kept as it came: what shows it changes it."""
         message = super().read(timeout_s)
         self.messages[-1] = {**message, "content": copy.deepcopy(message["content"])}
-        if self.answers and self.monitors([message]):
-            self.tell(message["content"]["comm_id"], {"kind": "here", "last": True})
+        told = message["content"].get("comm_id")
+        if told in self.monitors() and len(self._said(told)) == 1 and self._said(told, [message]):
+            self.tell(told, {"kind": "here", "last": True})
         return message
 
     def tell(self, comm_id: str, content: dict[str, Any]) -> None:
@@ -63,10 +67,10 @@ class Browser(FrontEnd):
         """When what a monitor says is answered, each time that it was told that."""
         return [header["answers"] for header, _ in self._said(comm_id) if header["kind"] == "heard"]
 
-    def _said(self, comm_id: str) -> list[tuple[dict[str, Any], bytes]]:
+    def _said(self, comm_id: str, messages: list[dict[str, Any]] | None = None) -> list[tuple[dict[str, Any], bytes]]:
         return [
             (message["content"]["data"]["content"], b"".join(bytes(one) for one in message["buffers"]))
-            for message in self.messages
+            for message in (self.messages if messages is None else messages)
             if message["msg_type"] == "comm_msg"
             and message["content"]["comm_id"] == comm_id
             and message["content"]["data"].get("method") == "custom"
