@@ -41,6 +41,7 @@ class Browser(FrontEnd):
     again until it is answered.
     """
 
+    answers: bool = True  # else it says nothing
     subshell: str | None = None  # through which widgets are heard while a cell runs, as JupyterLab makes one
 
     def read(self, timeout_s: float = 10.0) -> dict[str, Any]:
@@ -48,7 +49,7 @@ class Browser(FrontEnd):
         message = super().read(timeout_s)
         self.messages[-1] = {**message, "content": copy.deepcopy(message["content"])}
         told = message["content"].get("comm_id")
-        if told in self.monitors() and len(self._said(told)) == 1 and self._said(told, [message]):
+        if self.answers and told in self.monitors() and len(self._said(told)) == 1 and self._said(told, [message]):
             self.tell(told, {"kind": "here", "last": True})
         return message
 
