@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ipyparallel
 import psutil
 import pytest
+import zmq
 
 from tests.conftest import wait_until
 
@@ -39,6 +40,23 @@ def test_px_text_goes_to_its_client_and_ours_to_us(session):
     assert sorted(theirs.stdout) == ["theirs 0\n", "theirs 1\n"]
     assert ours[0].stdout == "ours\n"
     assert session.run("print('ours again')")[1].stdout == "ours again\n"
+
+
+def test_a_client_hears_what_engines_publish_before_it_is_used(session, monkeypatch):
+    """Or what its first call prints could be lost, and with it that call's end, for which ipyparallel waits."""
+
+    class Slow(ipyparallel.Client):
+        """Its subscription takes a while, as on a busy machine."""
+
+        def _setup_streams(self) -> None:
+            self._iopub_socket.setsockopt(zmq.UNSUBSCRIBE, b"")
+            super()._setup_streams()
+            self._io_loop.call_later(1.0, self._iopub_socket.setsockopt, zmq.SUBSCRIBE, b"")
+
+    monkeypatch.setattr(ipyparallel, "Client", Slow)
+    theirs = session.client[:].execute("print('theirs', rank)", block=False)
+    assert theirs.wait_for_output(10)
+    assert sorted(theirs.stdout) == ["theirs 0\n", "theirs 1\n"]
 
 
 def test_px_waits_while_our_cell_awaits(session):

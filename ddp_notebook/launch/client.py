@@ -47,12 +47,12 @@ def connect(file: str, world_size: int, until: float) -> ipyparallel.Client:
 
 
 def _wait_for_answers(client: ipyparallel.Client, until: float) -> None:
-    """Wait until every engine answers. A controller that was started again knows them from its file before their
-    connections are back, and drops what is sent to them until then."""
+    """Wait until every engine answers, and what it says besides is heard. A controller that was started again knows
+    engines from its file before their connections are back, and drops what is sent to them until then. And a client
+    that has only just subscribed to what they publish may miss it: then a call with output, `%%px` say, would wait for
+    its end for ever."""
     while True:
-        answers = client[:].apply_async(int)
-        answers.wait(_ANSWER_S)
-        if answers.ready():
+        if client[:].apply_async(int).wait_for_output(_ANSWER_S):
             return
         if time.monotonic() > until:
             raise TimeoutError("its engines do not answer")

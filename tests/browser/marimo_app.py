@@ -120,7 +120,7 @@ def open_marimo(notebook: Path, mode: Literal["edit", "run"] = "edit") -> Iterat
                 finally:
                     browser.close()
         finally:
-            _end(server)
+            _end(server, log)
 
 
 def _listens(port: int) -> bool:
