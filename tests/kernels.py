@@ -20,6 +20,12 @@ from jupyter_client.manager import KernelManager
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def _client_of(connection_file: str) -> BlockingKernelClient:
+    client = BlockingKernelClient(connection_file=connection_file)
+    client.load_connection_file()
+    return client
+
+
 @dataclass
 class Reply:
     """What a cell showed and how it ended."""
@@ -93,17 +99,18 @@ class NotebookKernel:
         self._cwd = cwd
         self.manager: KernelManager | None = None
         self.pid = pid
-        if connection_file:
-            self.client = BlockingKernelClient(connection_file=connection_file)
-            self.client.load_connection_file()
-            self._connect()
-            return
-        self.client = self._launch(env, pythonpath)
+
+        def make() -> BlockingKernelClient:
+            return _client_of(connection_file) if connection_file else self._launch(env, pythonpath)
+
+        self.client = make()
         try:
             self._connect()
-        except RuntimeError:  # its ports were chosen before they were bound, and one was taken meanwhile
+        except RuntimeError:
+            # Its ports were chosen before they were bound, and one was taken meanwhile; or it imported something for
+            # more than a second, and jupyter_client takes it for dead.
             self.close()
-            self.client = self._launch(env, pythonpath)
+            self.client = make()
             self._connect()
 
     def _connect(self) -> None:
