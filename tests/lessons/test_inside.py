@@ -166,9 +166,10 @@ def test_powersgd_sends_little_and_its_ranks_agree(ddp, plain):
 
 
 def test_the_others_wait_for_a_straggler(ddp, plain):
-    found = ddp.run(straggler=1, straggler_ms=60)
+    found = ddp.run(straggler=1, straggler_ms=150)
 
-    assert found.ms_of(0)["waiting"] > 40 > found.ms_of(1)["waiting"]
+    # Where others have the cores, rank 0 may be late itself: it waits for less than the whole.
+    assert found.ms_of(0)["waiting"] > 75 > found.ms_of(1)["waiting"]
     assert found.losses == plain.losses
     assert any(text.get_text() == "asleep" for text in found.picture().axes[0].texts)
 
