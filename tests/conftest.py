@@ -162,16 +162,21 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def nothing_is_left() -> Iterator[None]:
     """After every test: no process, socket or directory that was not there before (module fixtures were).
 
-    The session of a module may have ranks that were replaced, as long as it has no more than before.
+    The session of a module may have ranks that were replaced, as long as it has no more than before, and a controller,
+    which the first test that asks for it starts.
     """
     before, directories, sockets = _processes(), _directories(), _sockets()
     had_session = _current() is not None
     yield
+    from ddp_notebook.launch.processes import descendants
 
     def left() -> set[psutil.Process]:
         session = _current() if had_session else None
-        ranks = set() if session is None else set(session.pids())
-        return {process for process in _processes() - before if process.pid not in ranks}
+        if session is None:
+            return _processes() - before
+        controllers = [p.pid for pid in session.pids("controller") for p in descendants(pid)]
+        known = {*session.pids(), *controllers}
+        return {process for process in _processes() - before if process.pid not in known}
 
     wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, f"processes are left: {left()}")
     wait_until(lambda: not (_directories() - directories), what="directories are left")

@@ -133,3 +133,16 @@ def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_mea
         wait_until(lambda: session.pids("controller") not in ([], [first]), 10, "another controller")
         other.close()
         assert client.result(20)[:].apply_sync(os.getpid) == session.pids()
+
+
+def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_before(make_session_alone):
+    session = make_session_alone(2)
+    assert session.pids("controller") == []
+    for replaced, controllers in ((1, 0), (0, 1), (1, 1)):  # ranks, and how many controllers there are then
+        pid = session.pids()[replaced]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: pid not in session.pids())
+        session.heal()
+        assert len(session.pids("controller")) == controllers
+        assert session.client.ids == [0, 1]
+        assert session.client[:].apply_sync(os.getpid) == session.pids()

@@ -160,8 +160,8 @@ def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
     kill(session, 1)
     call = Cluster._call_engines
 
-    def call_and_kill(cluster, ranks, *, replace=False):
-        call(cluster, ranks, replace=replace)
+    def call_and_kill(cluster, ranks):
+        call(cluster, ranks)
         os.kill(cluster.process(1).pid, signal.SIGKILL)
 
     with monkeypatch.context() as patch:

@@ -74,10 +74,14 @@ def test_the_interrupt_reaches_every_rank(ranks, code):
     assert reply.stdout == "[0-1] 1\n"
 
 
-def test_an_interrupt_before_the_cell_began(ranks):
+@pytest.fixture(scope="module")
+def px(ranks):
+    """`%px` and `%%px`, and with them a controller."""
+    assert ranks.run("import ddp_notebook; ddp_notebook.current().client.activate()").status == "ok"
+
+
+def test_an_interrupt_before_the_cell_began(ranks, px):
     """A `%%px` cell holds the rank; ours waits behind it and is stopped there."""
-    setup = "import ddp_notebook; ddp_notebook.current().client.activate()"
-    assert ranks.run(setup).status == "ok"
     ranks.run("%px ran = False")
     ranks.run(
         "%%px --noblock\nimport time\n"

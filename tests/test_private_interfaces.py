@@ -6,8 +6,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import json
 import os
+import re
 import sys
+import tempfile
 from types import ModuleType
 
 import IPython
@@ -29,6 +32,7 @@ from traitlets.config import Config
 
 from ddp_notebook.rank.cell import kernel_api
 from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.run.output.comms import _comm_maker
 
@@ -283,12 +287,32 @@ def test_torchs_log_can_be_quietened():
     assert level.value == before
 
 
-def test_an_engine_takes_a_dead_one_from_the_controllers_list():
-    from ipyparallel.controller.hub import Hub
+def test_an_engine_is_made_before_there_is_a_controller():
+    """As after a registration: `complete_registration` needs the reply's `id` and `hb_period`, and connects its sockets
+    by what it is given. (What is done where it cannot be is in test_start.)"""
+    assert can_wait()
+    complete = getattr(IPEngine, "_complete_registration", IPEngine.complete_registration)
+    source = inspect.getsource(complete)
+    assert "connect(control_s" in source and "connect(iopub_socket, iopub_addr)" in source
+    assert set(re.findall(r"content\['(\w+)'\]", source.replace('"', "'"))) == {"status", "id", "hb_period"}
+    assert "def connect(s, url, curve_serverkey=None)" in inspect.getsource(IPEngine.init_connector)
+    assert len(inspect.signature(IPEngine.start_heartbeat).parameters) == 5
+    registration = inspect.getsource(IPEngine.register).replace('"', "'")
+    assert "registration_request" in registration and "content = dict(uuid=self.ident)" in registration
 
-    source = inspect.getsource(IPEngine.register)
-    assert "self.init_connector()" in source and "connect(reg, self.registration_url)" in source
-    assert callable(Hub.unregister_engine) and callable(Hub.connection_request)
+
+def test_a_controller_adopts_connection_files():
+    """Those that it would have written itself."""
+    from ddp_notebook.launch import controller
+
+    written = inspect.getsource(IPController.init_hub)
+    with tempfile.TemporaryDirectory() as directory:
+        controller.make_spec(directory)
+        for side in ("engine", "client"):
+            for name in json.loads(controller.connection_file(directory, side).read_text()):
+                assert f"'{name}'" in written or name == "broadcast"
+    assert "self.load_config_from_json()" in inspect.getsource(IPController.load_secondary_config)
+    assert IPController.broadcast_scheduler_depth.default_value == 1
 
 
 def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys):

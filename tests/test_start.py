@@ -81,9 +81,25 @@ def test_a_host_server_that_waits_and_has_seen_another_variable_is_replaced(make
     assert session.run("str(dist.get_debug_level())")[0].result == "'DebugLevel.DETAIL'"
 
 
+def test_where_engines_cannot_wait_the_controller_comes_with_them(make_session, tmp_path, monkeypatch):
+    """Another ipyparallel, whose registration is made of other parts."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from ipyparallel.engine.app import IPEngine\n"
+        "complete = IPEngine.complete_registration\n"
+        "IPEngine.complete_registration = lambda self, *parts: complete(self, *parts)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    session = make_session(2)
+    assert len(session.pids("controller")) == 1
+    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert session.run("dist.barrier()").ok
+
+
 def test_stop_twice(make_session):
     session = make_session(1)
+    assert session.client.ids == [0]
     pids = [*session.pids(), *session.pids("store"), *session.pids("controller")]
+    assert len(pids) == 3
     session.stop()
     session.stop()
     assert not any(psutil.pid_exists(pid) for pid in pids)

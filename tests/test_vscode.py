@@ -64,6 +64,7 @@ def kernel(waiting_host_server) -> Iterator[NotebookKernel]:
     with closing(NotebookKernel()) as kernel:
         assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2 --hang-after off").status == "ok"
         assert kernel.run(SETUP).status == "ok"
+        assert kernel.run("import ddp_notebook\nddp_notebook.current().client.ids").status == "ok"  # and a controller
         yield kernel
 
 
@@ -217,10 +218,11 @@ def test_a_start_goes_on(make_kernel):
     thread.start()
     try:
         started = kernel.run("%load_ext ddp_notebook\n%ddp_start 2")
+        client = kernel.run("import ddp_notebook\nddp_notebook.current().client.ids")
     finally:
         is_up.set()
         thread.join()
-    assert started.status == "ok", started
+    assert started.status == client.status == "ok", (started, client)
     assert len(got) > 10, "host server, watchdog, ranks, store, and nine processes of a controller"
     assert kernel.run("%%on_all_ranks\ndist.barrier()").status == "ok"
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -27,7 +27,19 @@ from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Proces
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Comm, Engine, Formed, Hello, Listening, Lost, Message, Ready, RunCell
+from ddp_notebook.wire.events import (
+    Comm,
+    Engine,
+    Formed,
+    Hello,
+    Listening,
+    Lost,
+    Message,
+    Ready,
+    Register,
+    Registered,
+    RunCell,
+)
 from ddp_notebook.wire.keys import Keyring
 
 __all__ = ["Check", "Cluster", "Listener"]
@@ -75,6 +87,8 @@ class Cluster:
         self._listener = listener
         self.directory = tempfile.mkdtemp(prefix="session-", dir=self._home.directory)
         self._controller_spec = controller.make_spec(self.directory)
+        self._asking = threading.Lock()  # for the controller
+        self._registered: set[str] = set()  # names of processes whose engines were told that there is one
         self._processes = Processes()
         self._has_ended = False
         self._keyring = Keyring()
@@ -103,13 +117,13 @@ class Cluster:
             StartError: a process ended or could not do its part.
             StartTimeoutError: the deadline passed; names the stage and the ranks that it waits for.
         """
-        self._start_process(CONTROLLER, self._home, self._controller_spec)
         for rank in range(self._placement.world_size):
             self._start_rank(rank)
         self._forming.wait_for("the processes to say hello", "Hello", deadline, check)
         report("processes")
         self._call_to_form()
-        self._wait_for_controller(deadline, check)
+        if not self._home.facts()["engines_wait"]:
+            self.client_file()
         self._call_engines(self.ranks)
         self._forming.wait(deadline, check)
         report("group")
@@ -138,14 +152,20 @@ class Cluster:
         for process in self._processes.by_rank.values():
             process.error = ""  # of a forming that failed
         try:
-            self.client_file(check=check)  # a controller, for their engines
+            if self._controller_spec["restore"]:
+                self.client_file()  # a controller that knows the engines of those that have died
             for rank in ranks:
                 self._start_rank(rank)
             self._forming.wait_for("the new processes to say hello", "Hello", deadline, check)
             self._call_to_form()
-            self._call_engines(ranks, replace=True)
+            self._call_engines(ranks)
             notes = self._forming.wait(deadline, check)
             self._forming.wait_for("the engines", "Ready", deadline, check)
+            with self._asking:
+                if has_controller := self._controller_spec["restore"]:
+                    self._register(replace=True)
+            if has_controller:
+                self._forming.wait_for("the engines to register", "Registered", deadline, check, ranks)
         except BaseException as error:
             self._end_again(ranks)
             if isinstance(error, StartError | ClientError):
@@ -167,10 +187,18 @@ class Cluster:
         spec = {"mark_token": self.mark_token, "threads": self._placement.threads}
         self._processes.by_rank[rank] = self._start_process(RANK, host, spec, rank)
 
-    def _call_engines(self, ranks: list[int], *, replace: bool = False) -> None:
+    def _call_engines(self, ranks: list[int]) -> None:
         connection_file = str(controller.connection_file(self.directory, "engine"))
         for rank in ranks:
-            self.send(rank, Engine(connection_file=connection_file, engine_id=rank, replaces=replace))
+            self.send(rank, Engine(connection_file=connection_file, engine_id=rank))
+
+    def _register(self, *, replace: bool) -> None:
+        """Let engines register with the controller that have not yet."""
+        for rank in self.alive:
+            process = self.process(rank)
+            if "Ready" in process.said and process.name not in self._registered:
+                self._registered.add(process.name)
+                self.send(rank, Register(replaces=replace))
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
@@ -197,15 +225,6 @@ class Cluster:
         process.pid = reply["pid"]
         process.port = reply.get("port", 0)
         return process
-
-    def _wait_for_controller(self, deadline: float, check: Check) -> None:
-        while not controller.is_up(self.directory):
-            check()
-            with self._processes.changed:
-                self._forming.raise_failures("the controller")
-            if time.monotonic() > deadline:
-                raise StartTimeoutError("the start took too long: ipyparallel's controller did not come up")
-            time.sleep(0.005)
 
     # ---- the ranks
 
@@ -309,31 +328,28 @@ class Cluster:
 
     # ---- ipyparallel
 
-    def client_file(self, timeout_s: float = 20.0, check: Check = lambda: None) -> tuple[str, int]:
-        """The connection file for `ipp.Client`, and the controller's process id. A controller that is gone is
-        started again in its old place.
+    def client_file(self) -> tuple[str, int]:
+        """The connection file for `ipp.Client`, and the controller's process id. The controller is started at the first
+        call, and one that is gone again in its old place.
 
         Raises:
-            ClientError: it does not come up.
+            ClientError: it cannot be started.
         """
-        try:
-            [*_, running] = self._processes.living(CONTROLLER) or [
-                self._start_process(CONTROLLER, self._home, {**self._controller_spec, "restore": True})
-            ]
-            until = time.monotonic() + timeout_s
-            while not controller.is_up(self.directory):
-                check()
-                if not running.is_alive or time.monotonic() > until:
-                    raise StartError(
-                        running.how_it_ended() if not running.is_alive else f"no answer in {timeout_s:g} s"
-                    )
-                time.sleep(0.01)
-        except StartError as error:
-            raise ClientError(
-                f"ipyparallel's controller is gone and did not start again ({error}); cells go on without it, "
-                "and %ddp_restart brings it back"
-            ) from error
-        return str(controller.connection_file(self.directory, "client")), running.pid
+        with self._asking:
+            has_been = self._controller_spec["restore"]
+            if running := self._processes.living(CONTROLLER):
+                pid = running[-1].pid
+            else:
+                try:
+                    pid = self._start_process(CONTROLLER, self._home, self._controller_spec).pid
+                except StartError as error:
+                    raise ClientError(
+                        f"ipyparallel's controller did not start ({error}); cells go on without it, and %ddp_restart "
+                        "brings it back"
+                    ) from error
+                self._controller_spec["restore"] = True
+            self._register(replace=has_been)
+        return str(controller.connection_file(self.directory, "client")), pid
 
     def pids(self, kind: str) -> list[int]:
         """Ids of the living processes of a kind: "rank" (in their order), "store" or "controller"."""
@@ -361,7 +377,7 @@ class Cluster:
         process = self._processes.all.get(peer)
         if process is None:
             return
-        if isinstance(message, Hello | Formed | Ready):
+        if isinstance(message, Hello | Formed | Ready | Registered):
             self._forming.on_said(process, message)
         elif isinstance(message, Listening):
             if epoch == self.epoch:

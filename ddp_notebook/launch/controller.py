@@ -1,7 +1,8 @@
 """ipyparallel's controller of a session: what `ipp.Client` and `%%px` talk to. Our cells do not pass through it.
 
-It has its own CURVE keys and its own blocks of ports. A controller that was killed is started again with the same
-ones: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
+It is started when somebody asks for it. It has its own CURVE keys and its own blocks of ports, which the files that
+engines and clients connect by hold from the session's start on. A controller that was killed is started again with the
+same ones: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
 """
 
 from __future__ import annotations
@@ -18,22 +19,45 @@ from typing import Any
 
 from traitlets.config import Config
 
-_BLOCK = 20  # ports per pool: ipyparallel needs 8, 7 and 3
+_IP = "127.0.0.1"
+_BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3
 _POOLS = ("engine_ports", "client_ports", "ports")
+_OF_ENGINES = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong", "broadcast")  # the last has several
+_LEAVES = 2  # of ipyparallel's tree of broadcast schedulers
+_OF_CLIENTS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 _PORTS_S = 10.0
 
 
 def make_spec(directory: str) -> dict[str, Any]:
-    """The specification of a controller in `directory` (mode 700), for its first start and for later ones."""
+    """The specification of a controller in `directory` (mode 700), for its first start and for later ones. Writes the
+    files that engines and clients connect by: engines are ready before there is a controller."""
     import zmq
 
     public, secret = zmq.curve_keypair()
-    return {
-        "directory": directory,
-        "first_port": find_ports(_BLOCK * len(_POOLS)),
-        "curve": [public.decode(), secret.decode()],
-        "restore": False,
+    first = find_ports(_BLOCK * len(_POOLS))
+    everyone = {
+        "ssh": "",
+        "interface": f"tcp://{_IP}",
+        "registration": first,
+        "key": "",  # nothing is signed where all is encrypted
+        "curve_serverkey": public.decode(),
+        "location": _IP,
+        "pack": "json",
+        "unpack": "json",
+        "signature_scheme": "hmac-sha256",
     }
+    sides: dict[str, dict[str, Any]] = {
+        "engine": dict(zip(_OF_ENGINES, range(first + 1, first + _BLOCK), strict=False)),
+        "client": dict(zip(_OF_CLIENTS, range(first + _BLOCK, first + 2 * _BLOCK), strict=False)),
+    }
+    sides["engine"]["broadcast"] = [first + len(_OF_ENGINES) + leaf for leaf in range(_LEAVES)]
+    sides["client"]["task_scheme"] = "leastload"
+    for side, ports in sides.items():
+        file = connection_file(directory, side)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            json.dump({**everyone, **ports}, opened)
+    return {"directory": directory, "first_port": first, "curve": [public.decode(), secret.decode()], "restore": False}
 
 
 def find_ports(count: int, attempts: int = 200) -> int:
@@ -57,7 +81,7 @@ def _are_free(first: int, count: int) -> bool:
             for port in range(first, first + count):
                 listener = stack.enter_context(socket.socket())
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", port))
+                listener.bind((_IP, port))
         except OSError:
             return False
     return True
@@ -82,16 +106,6 @@ def _first_ephemeral_port() -> int:
 def connection_file(directory: str, side: str) -> Path:
     """The file that `side` ("client" or "engine") connects by."""
     return Path(directory) / "profile" / "security" / f"ipcontroller-{side}.json"
-
-
-def is_up(directory: str) -> bool:
-    """Whether the controller has written its connection files, whole."""
-    try:
-        for side in ("client", "engine"):
-            json.loads(connection_file(directory, side).read_text())
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _end_with_a_child(*_: object) -> None:
@@ -119,7 +133,7 @@ def main(spec: dict[str, Any]) -> None:
 
     if spec["restore"]:
         _wait_for_ports(spec["first_port"], _BLOCK * len(_POOLS))
-    os.umask(0o077)  # ipyparallel writes its connection files first and restricts them then
+    os.umask(0o077)
     public, secret = spec["curve"]
     blocks = range(spec["first_port"], spec["first_port"] + _BLOCK * len(_POOLS), _BLOCK)
     config = Config()
@@ -127,7 +141,8 @@ def main(spec: dict[str, Any]) -> None:
     config.IPController.curve_publickey = public.encode()
     config.IPController.curve_secretkey = secret.encode()
     config.IPController.db_class = "nodb"
-    config.IPController.reuse_files = True
+    config.IPController.broadcast_scheduler_depth = _LEAVES.bit_length() - 1
+    config.IPController.reuse_files = True  # those of `make_spec`
     config.IPController.restore_engines = spec["restore"]
     for pool, first in zip(_POOLS, blocks, strict=True):
         config.IPController[pool] = list(range(first, first + _BLOCK))

@@ -16,7 +16,7 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Form, Formed, Hello, Peers, Ready
+from ddp_notebook.wire.events import Form, Formed, Hello, Peers, Ready, Registered
 
 Check = Callable[[], None]
 
@@ -110,8 +110,10 @@ class Forming:
         notes = [note for process in self._processes.by_rank.values() for note in process.notes]
         return list(dict.fromkeys(notes))
 
-    def wait_for(self, stage: str, said: str, deadline: float, check: Check) -> None:
-        """Wait until every rank has sent the message `said`.
+    def wait_for(
+        self, stage: str, said: str, deadline: float, check: Check, ranks: Sequence[int] | None = None
+    ) -> None:
+        """Wait until every rank, or each of some, has sent the message `said`.
 
         Raises:
             StartError: a process ended or could not do its part.
@@ -121,7 +123,8 @@ class Forming:
             while True:
                 check()
                 self.raise_failures(stage)
-                missing = [rank for rank, process in self._processes.by_rank.items() if said not in process.said]
+                waited_for = self._processes.ranks if ranks is None else ranks
+                missing = [rank for rank in waited_for if said not in self._processes.by_rank[rank].said]
                 if not missing:
                     return
                 if time.monotonic() >= deadline:
@@ -147,7 +150,7 @@ class Forming:
 
     # ---- I/O threads
 
-    def on_said(self, process: Process, message: Hello | Formed | Ready) -> None:
+    def on_said(self, process: Process, message: Hello | Formed | Ready | Registered) -> None:
         """A process has taken a step of its start."""
         if isinstance(message, Formed) and message.epoch != self.epoch:
             return  # an answer to an earlier attempt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import inspect
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,12 +56,16 @@ from ddp_notebook.wire.events import (
     Pushed,
     Ready,
     Recorded,
+    Register,
+    Registered,
     RunCell,
 )
 from ddp_notebook.wire.signals import END, INTERRUPT, STACK
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
+_OF_REGISTRATION = ["self", "msg", "connect", "maybe_tunnel"]
 _UNREGISTER_MS = 5000  # what the controller gets to forget an engine
+_LINGER_MS = 20_000  # what the controller gets to hear that an engine registers
 
 
 class Rank:
@@ -95,7 +101,7 @@ class Rank:
         while not isinstance(message, Engine):
             self._handle(message)
             message = self._to_do.get()
-        app = RankEngine.instance(rank=self, replaces=message.replaces)
+        app = RankEngine.instance(rank=self)
         app.initialize(
             [
                 f"--profile-dir={os.path.dirname(os.path.dirname(message.connection_file))}",
@@ -170,6 +176,9 @@ class Rank:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
         elif isinstance(message, Check) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
+        elif isinstance(message, Register):
+            RankEngine.instance().enroll(replaces=message.replaces)
+            self.agent.send(Registered())
 
     def _take(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
@@ -257,12 +266,15 @@ class Rank:
 
 
 class RankEngine(IPEngine):
-    """An engine that lets `%%px` and our cells live side by side."""
+    """An engine that lets `%%px` and our cells live side by side, and needs no controller until somebody asks for one:
+    its kernel is made as ipyparallel makes it after a registration, but its sockets are connected by `enroll`."""
 
-    def __init__(self, *, rank: Rank | None = None, replaces: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, rank: Rank | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._rank = rank
-        self._replaces = replaces
+        self._connect: Callable[..., Any] | None = None  # a socket to an address, in ipyparallel's way
+        self._unconnected: list[tuple[Any, str, dict[str, Any]]] = []  # socket, address, and what its connection needs
+        self._heart: tuple[Any, ...] = ()
 
     @default("work_dir")
     def _where_the_rank_is(self) -> str:
@@ -281,21 +293,52 @@ class RankEngine(IPEngine):
         handlers.end_by(stop)
 
     def register(self) -> Any:
-        """Register with the controller. The engine of a rank that has died is taken from the list first, as its nanny
-        process would do: the controller would take minutes to miss it, and give us another id.
+        """Make the kernel as if the controller had answered.
 
         Returns:
             From ipyparallel 9 on a coroutine.
         """
-        if self._replaces:
-            connect, _ = self.init_connector()
-            with self.context.socket(zmq.DEALER) as socket:
-                socket.linger = 3000
-                connect(socket, self.registration_url)
-                self.session.send(socket, "unregistration_request", content={"id": self.id})
-                self.session.send(socket, "connection_request")  # which is answered, and after that one
-                socket.poll(_UNREGISTER_MS)
-        return super().register()
+        if not can_wait():
+            return super().register()
+        self._connect, maybe_tunnel = self.init_connector()
+        reply = self.session.msg("registration_reply", content={"status": "ok", "id": self.id, "hb_period": 0})
+        return self.complete_registration(self.session.serialize(reply), self._connect_later, maybe_tunnel)
+
+    def _connect_later(self, socket: Any, address: str, **options: Any) -> None:
+        self._unconnected.append((socket, address, options))
+
+    def start_heartbeat(self, *heart: Any) -> None:
+        """Not before there is a controller."""
+        if self._connect is None:
+            super().start_heartbeat(*heart)
+        else:
+            self._heart = heart
+
+    def enroll(self, *, replaces: bool) -> None:
+        """There is a controller: connect to it, and register. A socket is connected by the thread that uses it.
+
+        Args:
+            replaces: take the engine of a rank that has died from its list first, as its nanny process would do: the
+                controller would take minutes to miss it, and give us another id.
+        """
+        if self._connect is None:  # it has registered in ipyparallel's own way
+            return
+        in_thread = {str(self.connection_info[name]): call for name, call in _threads(self.kernel).items()}
+        for socket, address, options in self._unconnected:
+            call = in_thread.get(address.rpartition(":")[2], _here)
+            call(partial(self._connect, socket, address, **options))
+        self._unconnected.clear()
+        if self._heart:
+            super().start_heartbeat(*self._heart)
+            self._heart = ()
+        with self.context.socket(zmq.DEALER) as registrar:
+            registrar.linger = _LINGER_MS
+            self._connect(registrar, self.registration_url)
+            if replaces:
+                self.session.send(registrar, "unregistration_request", content={"id": self.id})
+                self.session.send(registrar, "connection_request")  # which is answered, and after that one
+                registrar.poll(_UNREGISTER_MS)
+            self.session.send(registrar, "registration_request", content={"uuid": self.ident, "id": self.id})
 
     def _complete_registration(self, *args: Any) -> None:
         """Of ipyparallel 8, which takes the standard streams by itself, and does not ask `redirect_output`."""
@@ -327,6 +370,23 @@ class RankEngine(IPEngine):
         number = getattr(signal, sent) if isinstance(sent, str) else sent
         os.kill(os.getpid(), {signal.SIGINT: INTERRUPT, signal.SIGTERM: END}.get(number, number))
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
+
+
+def can_wait() -> bool:
+    """Whether engines of this ipyparallel can be made before there is a controller."""
+    return list(inspect.signature(IPEngine.complete_registration).parameters) == _OF_REGISTRATION
+
+
+def _here(call: Callable[[], object]) -> None:
+    call()
+
+
+def _threads(kernel: Any) -> dict[str, Callable[[Callable[[], object]], object]]:
+    """What calls a function in the thread of a kernel's socket, for those that are not the main thread's."""
+    threads: dict[str, Callable[[Callable[[], object]], object]] = {"iopub": kernel.iopub_socket.schedule}
+    if (control := getattr(kernel, "control_thread", None)) is not None:
+        threads["control"] = control.io_loop.add_callback
+    return threads
 
 
 class _TextOfPx(OutStream):

@@ -8,6 +8,7 @@ module; it imports neither.
     ----------------                               ----------------
     Form       take this place in a group          Hello        I exist: process, host, versions
     Engine     become an ipyparallel engine        Formed       I am in the group of that epoch (or why not)
+    Register   there is a controller               Registered   it was told of this engine
     RunCell    run this code                       Ready        my shell can run a cell
     Interrupt  stop that cell                      Display      something that a cell displayed
     Pull       pickle this variable                CellDone     the cell ended
@@ -111,10 +112,16 @@ class Form(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Message):
-    """Become an ipyparallel engine of the controller that this connection file describes."""
+    """Become an ipyparallel engine, of the controller that this connection file describes once there is one."""
 
     connection_file: str
     engine_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Register(Message):
+    """There is a controller: the engine connects to it, and registers."""
+
     replaces: bool = False  # an engine that has died and is still registered under this id
 
 
@@ -253,6 +260,11 @@ class Listening(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Message):
     """The rank's shell exists: it can run a cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered(Message):
+    """The controller was told of this engine, and has forgotten the one that it replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

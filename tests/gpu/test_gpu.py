@@ -183,8 +183,9 @@ def test_the_host_server_has_no_cuda_context(make_session):
     assert all(map(has_cuda, ranks)), "else the next line would prove nothing"
     assert not has_cuda(server)
     assert not has_cuda(os.getpid())
+    assert session.client.ids == list(range(session.world_size))
     others = [*session.pids("store"), *session.pids("controller")]
-    assert not any(map(has_cuda, others))
+    assert len(others) == 2 and not any(map(has_cuda, others))
     known = {int(line) for line in driver_says("--query-compute-apps=pid") if line.strip().isdigit()}
     assert not known & {server, os.getpid(), *others}
 

@@ -47,8 +47,7 @@ def preload() -> dict[str, Any]:
     import torch.distributed as dist
     import torch.nn.parallel
 
-    import ddp_notebook.launch.controller
-    import ddp_notebook.rank.engine  # noqa: F401
+    from ddp_notebook.rank.engine import can_wait
 
     gpus = devices.finish_query(query) if torch.version.cuda else []
     return {
@@ -59,6 +58,7 @@ def preload() -> dict[str, Any]:
         "gpus": [gpu.to_json() for gpu in gpus],
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "engines_wait": can_wait(),  # for a controller
         "backends": [
             name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()
         ],

@@ -26,7 +26,7 @@ class GroupFace(Assembled):
     def client(self) -> ipyparallel.Client:
         """A plain `ipp.Client` of the same engines, for `%%px`, views and ipyparallel's own tools.
 
-        A controller that is gone is started again at the next use.
+        Its controller is started at the first use, and one that is gone again at the next.
 
         Raises:
             ClientError: it cannot be reached.
