@@ -162,8 +162,10 @@ class NotebookKernel:
         return reply
 
     def run(self, code: str, timeout_s: float = 60.0) -> Reply:
-        """Run a cell to its end."""
-        return self.finish(self.start(code), timeout_s)
+        """Run a cell to its end. An older ipykernel takes one that follows a failed one at once for one that was queued
+        behind it, and does not run it: then it is sent again, as by a user, who is slower."""
+        reply = self.finish(self.start(code), timeout_s)
+        return self.finish(self.start(code), timeout_s) if reply.status == "aborted" else reply
 
     def interrupt(self) -> None:
         """The stop button."""
