@@ -138,6 +138,38 @@ def test_what_computes_after_a_stop_is_not_interrupted_by_its_message(session):
     assert session.run("print(saved)")[0].stdout == "whole\n"
 
 
+_GUARDED = """
+import os, threading
+from ddp_notebook.wire.signals import INTERRUPT
+class Guarded:
+    lock = threading.Lock()
+    def __enter__(self):
+        self.lock.acquire()
+        os.kill(os.getpid(), INTERRUPT)
+        for _ in range(10): pass
+    def __exit__(self, *_):
+        for _ in range(10): pass
+        self.lock.release()
+with Guarded():
+    reached = "body"
+    os.kill(os.getpid(), INTERRUPT)
+    for _ in range(10): pass
+"""
+
+
+def test_a_stop_leaves_no_lock_taken(session):
+    """As it would between the acquiring in an `__enter__` and the block of the `with`."""
+    with pytest.raises(RankError, match="KeyboardInterrupt"):
+        session.run(_GUARDED)
+    assert session.run("print(reached, Guarded.lock.locked())")[0].stdout == "body False\n"
+
+
+def test_a_stop_ends_the_wait_for_a_lock(session):
+    code = "import threading\ntaken = threading.Condition(threading.Lock())\ntaken.acquire()\nwith taken: pass"
+    with pytest.raises(CellTimeoutError, match="at cell line 4"):
+        session.run(code, timeout=0.3)
+
+
 def test_a_command_after_a_stop_is_not_interrupted_again(session):
     code = (
         "import subprocess, threading\n"

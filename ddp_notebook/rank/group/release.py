@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 _JUST_NOW_S = 0.3
 _MOST_RESENT = 3
+_MOST_PUT_OFF = 2  # of an interrupt and those that are sent again
 _PATIENCE_S = 0.1  # then everything else is tried too: the recorder does not see a wait at a store
 _HELD_S = 0.25  # then a wait that was entered after the interrupt is interrupted too
 _MAKERS_S = 1.0  # given to threads that make groups, after the cell
@@ -122,6 +123,8 @@ class Release:
         """
         if self._has_interrupted and is_again:
             return self._where.waits(frame) is not None  # else it has gone on to the user's own clean-up
+        if self._resent < _MOST_PUT_OFF and _may_hold_a_lock(frame):
+            return False  # `go` sends it again
         self._has_interrupted = True
         if self.doing is None:
             call = self._recorder.waits_in(self._main)
@@ -283,6 +286,13 @@ class Release:
                 self.go(cell)
             except Exception:  # this thread has to free later cells too
                 _log.exception("a cell could not be freed")
+
+
+def _may_hold_a_lock(frame: FrameType | None) -> bool:
+    """Whether this is the code by which a `with` takes a lock or gives it back. What is raised after the one and before
+    the other leaves the lock taken for ever: seen once in some thousand stops, in the queue of a DataLoader, which the
+    next cell then waited for. Code that waits there for a lock is there for long, and is interrupted in the end."""
+    return frame is not None and frame.f_code.co_name in ("__enter__", "__exit__")
 
 
 def _stop(_: Group | None) -> BaseException:
