@@ -178,3 +178,68 @@ def test_the_message_alone_ends_what_no_signal_of_python_ends(session):
     with pytest.raises(RankError, match="KeyboardInterrupt"):
         future.result(5)
     assert session.run(f"{SUM}, 'kept' in globals()")[0].result == "(3, True)"
+
+
+# The rank sends itself what the host server would.
+INTERRUPTED_IN_ITS_BEGIN = """
+import gc, os
+from ddp_notebook.rank.cell.runner import Runner
+from ddp_notebook.wire.signals import INTERRUPT, RELEASE, send
+
+runner = next(one for one in gc.get_objects() if type(one) is Runner)
+
+def interrupt():
+    os.kill(os.getpid(), INTERRUPT)
+    if RELEASE is not None:
+        send(os.getpid(), RELEASE, runner.running[0])
+
+def interrupt_at_the_end_of(owner, step):
+    do = getattr(owner, step)
+
+    def do_once(*arguments, **options):
+        setattr(owner, step, do)
+        try:
+            return do(*arguments, **options)
+        finally:
+            interrupt()
+
+    setattr(owner, step, do_once)
+
+def interrupt_in_a_hook():
+    def hook(_):
+        get_ipython().events.unregister("pre_run_cell", hook)
+        interrupt()
+
+    get_ipython().events.register("pre_run_cell", hook)
+
+"""
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "interrupt_at_the_end_of(runner._network, 'begin_cell')",
+        "interrupt_at_the_end_of(runner._streams, 'begin')",
+        "interrupt_at_the_end_of(runner._kernel, 'set_parent')",
+        "interrupt_at_the_end_of(runner._tracebacks, 'begin')",
+        "interrupt_at_the_end_of(runner._recording, 'begin_cell')",
+        "interrupt_at_the_end_of(runner._shell, 'transform_cell')",
+        "interrupt_in_a_hook()",  # IPython prints what it raises, and would go on with the cell
+        "interrupt_at_the_end_of(runner._shell.history_manager, 'store_inputs')",
+        "interrupt_at_the_end_of(runner._shell.compile, 'cache')",
+    ],
+)
+def test_an_interrupt_while_the_cell_begins_is_not_lost(session, when):
+    session.run(INTERRUPTED_IN_ITS_BEGIN + when, ranks=0)
+    future = session.run("import time; time.sleep(60)", ranks=0, wait=False)
+
+    def is_past_its_begin() -> bool:
+        run = session._cells.under_way
+        return future.done() or (run is not None and "sleep" in session._cells.look(run)[0].doing)
+
+    wait_until(is_past_its_begin)
+    if not future.done():  # the message comes last
+        session._cluster.send(0, Interrupt(cell=session._cells.under_way.number))
+    with pytest.raises(RankError, match="KeyboardInterrupt"):
+        future.result(5)
+    assert session.run(SUM)[1].result == "3"

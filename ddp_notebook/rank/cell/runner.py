@@ -64,7 +64,7 @@ class Runner:
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was to stop, perhaps before it began
         self._handlers = Handlers(self._on_interrupt, network.release.note_taken)
-        self._file = ""  # the file name for compiling the cell under way
+        self._file: str | None = None  # the file name for compiling the cell under way, which is not yet compiled
         self._network = network
         self._recording = recording
         self._where = network.where
@@ -107,8 +107,7 @@ class Runner:
     def _stop(self, cell: int) -> None:
         """Stop a cell that has not begun, or whose interrupt came too early to be noticed."""
         self._stopped = cell
-        was_noticed = self._interrupted or self._network.release.was_taken
-        if self.running is not None and self.running[0] == cell and not was_noticed:
+        if self.running is not None and self.running[0] == cell and not self._network.release.was_noticed:
             self._network.release.ask(cell)
 
     def _begin_for_client(self) -> None:
@@ -140,6 +139,7 @@ class Runner:
     async def _run(self, cell: RunCell) -> None:
         pid = os.getpid()
         self.running = (cell.cell, time.monotonic())
+        self._interrupted = False  # before the next line: what comes from there on is this cell's, and is not lost
         self._network.begin_cell(cell.cell)
         self._streams.begin()
         try:
@@ -168,7 +168,6 @@ class Runner:
         kernel.set_parent([], _parent_message(cell.cell))
         shell.execution_count = cell.execution_count
         self._tracebacks.begin()
-        self._interrupted = False
         self._uneventful = True
         self._file = cell.file
         result: ExecutionResult | None = None
@@ -257,7 +256,9 @@ class Runner:
         ours, all_ranks = f"ipykernel_{os.getpid()}", f"ipykernel_{os.getppid()}"
 
         def get_code_name(raw_code: str, code: str, number: int) -> str:
-            name, self._file = self._file, ""  # once, for the cell itself: code that it compiles gets other names
+            name, self._file = self._file, None  # once, for the cell itself: code that it compiles gets other names
+            if name is not None and self._task is None:
+                self._raise_if_interrupted()  # in a hook before the cell, where IPython prints it and goes on
             name = name or name_code(raw_code, code, number).replace(ours, all_ranks)
             self._where.enter(name, number)
             return name

@@ -148,9 +148,9 @@ class Release:
         return not was_noticed or self._taken_s - before_s > _JUST_NOW_S
 
     @property
-    def was_taken(self) -> bool:
-        """Whether a handler of the user's has got an interrupt of this cell."""
-        return self._taken_s > 0
+    def was_noticed(self) -> bool:
+        """Whether the main thread, or a handler of the user's, has got an interrupt of this cell."""
+        return self._has_interrupted
 
     def _place_of(self, call: Call | None, frame: FrameType | None) -> tuple[str, Call | None]:
         """Where the main thread is, or the thread that it waits for, and the operation there."""
