@@ -146,3 +146,15 @@ def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_b
         assert len(session.pids("controller")) == controllers
         assert session.client.ids == [0, 1]
         assert session.client[:].apply_sync(os.getpid) == session.pids()
+        hear_late(session.client, "unregistration_notification")  # of the next one
+
+
+def hear_late(client, notification: str) -> None:
+    """Have a client take in notifications of a kind as late as on a busy machine."""
+    hear = client._notification_handlers[notification]
+
+    def late(message):
+        time.sleep(0.5)
+        hear(message)
+
+    client._notification_handlers[notification] = late

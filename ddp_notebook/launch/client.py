@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -18,15 +20,18 @@ _log = logging.getLogger(__name__)
 _CONNECT_S = 20.0
 _ATTEMPT_S = 3.0  # after which the controller may have ended, and the client is taken for one that has missed an engine
 _ANSWER_S = 0.5
+_HEALED_S = 2.0
+_LOOK_S = 0.02
 _FAIL_S = 2.0
 _WHY = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
 
 
-def connect(file: str, world_size: int, until: float) -> ipyparallel.Client:
-    """A client that knows the engines of all ranks, each of which has answered.
+def connect(file: str, pids: Callable[[], list[int]], until: float) -> tuple[ipyparallel.Client, set[int]]:
+    """A client that knows the engines of all ranks, each of which has answered, and the ranks' process ids.
 
     Args:
         file: the controller's connection file.
+        pids: tells the process ids of the ranks that live.
         until: what the engines get to answer, on the monotonic clock.
 
     Raises:
@@ -38,24 +43,34 @@ def connect(file: str, world_size: int, until: float) -> ipyparallel.Client:
 
     client = ipyparallel.Client(connection_info=file, timeout=_ATTEMPT_S)
     try:
-        client.wait_for_engines(world_size, timeout=_ATTEMPT_S, interactive=False)
-        _wait_for_answers(client, until)
+        client.wait_for_engines(len(pids()), timeout=_ATTEMPT_S, interactive=False)
+        return client, _hear_all(client, pids, until)
     except BaseException:
         client.close(linger=0)
         raise
-    return client
 
 
-def _wait_for_answers(client: ipyparallel.Client, until: float) -> None:
-    """Wait until every engine answers, and what it says besides is heard. A controller that was started again knows
-    engines from its file before their connections are back, and drops what is sent to them until then. And a client
-    that has only just subscribed to what they publish may miss it: then a call with output, `%%px` say, would wait for
-    its end for ever."""
+def _hear_all(client: ipyparallel.Client, pids: Callable[[], list[int]], until: float) -> set[int]:
+    """Wait until the engine of every rank answers, and what it says besides is heard. Returns the ranks' process ids.
+
+    A controller that was started again knows engines from its file before their connections are back, and drops what is
+    sent to them until then. A client that has only just subscribed to what they publish may miss it: then a call with
+    output, `%%px` say, would wait for its end for ever. And one that has not heard yet that a rank was replaced sends
+    to the engine that has died.
+    """
     while True:
-        if client[:].apply_async(int).wait_for_output(_ANSWER_S):
-            return
+        asked = []
+        with contextlib.suppress(IndexError):  # it has heard just now that one has died
+            asked = [client[engine].apply_async(os.getpid) for engine in client.ids]
+        ask_until = time.monotonic() + _ANSWER_S
+        heard = [one for one in asked if one.wait_for_output(max(0.0, ask_until - time.monotonic()))]
+        answers = {one.get() for one in heard if one.successful()}
+        known = set(pids())
+        if known <= answers:
+            return known
         if time.monotonic() > until:
             raise TimeoutError("its engines do not answer")
+        time.sleep(_LOOK_S)
 
 
 def give_up(client: ipyparallel.Client) -> None:
@@ -87,14 +102,15 @@ class SharedClient:
     """The client of a session, made at the first use, and anew where its controller has been started again.
 
     Args:
-        world_size: number of engines.
+        pids: tells the process ids of the ranks that live.
         file: gives the controller's connection file and process id, and starts one where there is none.
     """
 
-    def __init__(self, world_size: int, file: Callable[[], tuple[str, int]]) -> None:
-        self._world_size = world_size
+    def __init__(self, pids: Callable[[], list[int]], file: Callable[[], tuple[str, int]]) -> None:
+        self._pids = pids
         self._file = file
         self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
+        self._known: set[int] = set()  # process ids of the ranks that it has heard
 
     def get(self) -> ipyparallel.Client:
         """A client that knows all engines.
@@ -105,13 +121,15 @@ class SharedClient:
         until = time.monotonic() + _CONNECT_S
         while True:
             file, pid = self._file()  # another one, where it has ended since the last attempt
-            if self._made is not None and self._made[1] == pid:
-                # one of them may be new
-                self._made[0].wait_for_engines(self._world_size, timeout=_CONNECT_S, interactive=False)
-                return self._made[0]
-            self.close()
             try:
-                client = connect(file, self._world_size, until)
+                if self._made is None or self._made[1] != pid:
+                    self.close()
+                    client, self._known = connect(file, self._pids, until)
+                    self._made = client, pid
+                else:
+                    client = self._made[0]
+                    self._hear_new(client, until)
+                return client
             except Exception as error:
                 if isinstance(error, TimeoutError) and time.monotonic() < until:
                     continue
@@ -119,8 +137,17 @@ class SharedClient:
                     f"ipyparallel's controller (pid {pid}) does not answer: {error}. Cells go on without it; "
                     "%ddp_restart brings it back"
                 ) from error
-            self._made = (client, pid)
-            return client
+
+    def on_healed(self) -> None:
+        """Ranks were replaced: a call that follows at once is to reach the new ones."""
+        made = self._made
+        if made is not None:
+            with contextlib.suppress(Exception):  # `get` tries again, and says why not
+                self._hear_new(made[0], time.monotonic() + _HEALED_S)
+
+    def _hear_new(self, client: ipyparallel.Client, until: float) -> None:
+        if not self._known.issuperset(self._pids()):
+            self._known = _hear_all(client, self._pids, until)
 
     def on_controller_ended(self) -> None:
         """Its controller has ended. In an I/O thread."""

@@ -61,7 +61,8 @@ class Parts:
         self.checking = Checking(cells, questions, living)
         self.observer = Observer(world_size, cluster.send, lambda: cluster.alive)
         self.recordings = Recordings(self.observer, questions, cells, living, lambda: cluster.directory)
-        self.client = SharedClient(world_size, cluster.client_file)
+        self.client = SharedClient(lambda: cluster.pids("rank"), cluster.client_file)
+        cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget)
         dispatch.add(self.observer.handlers)
         dispatch.add(questions.handlers)

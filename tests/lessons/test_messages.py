@@ -23,7 +23,7 @@ def test_a_send_waits_for_its_receiver(ranks):
     assert blocked(scene, 1) < 100
     assert scene.values[1] == [0.0] * 4
     assert [(scene.events[a].what, scene.events[b].what) for a, b in scene.arrows] == [("send", "recv")]
-    assert scene.waits == [f"rank 0 waited {blocked(scene, 0):.0f} ms for rank 1"]
+    assert f"rank 0 waited {blocked(scene, 0):.0f} ms for rank 1" in scene.waits
 
 
 def test_isend_and_irecv_let_the_ranks_work_meanwhile(ranks):

@@ -31,6 +31,7 @@ class Mend:
         self, cluster: Cluster, questions: Questions, on_replaced: Callable[[int], None], *, heals: bool
     ) -> None:
         self.replaced: list[int] = []  # by the last healing
+        self.on_healed: Callable[[], None] = lambda: None
         self._cluster = cluster
         self._questions = questions
         self._on_replaced = on_replaced
@@ -122,6 +123,7 @@ class Mend:
         notes = self._cluster.replace(gone, time.monotonic() + _FORM_S, check)
         self.replaced = gone
         self._is_due = False
+        self.on_healed()
         return notes
 
     def _states(self, result: CellResult) -> dict[int, dict[str, Any]]:
