@@ -155,17 +155,17 @@ def test_a_cell_that_waited_for_its_turn_while_a_rank_died(session):
 
 
 def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
-    from ddp_notebook.launch.cluster import Cluster
+    from ddp_notebook.launch.engines import Engines
 
     kill(session, 1)
-    call = Cluster._call_engines
+    call = Engines.call
 
-    def call_and_kill(cluster, ranks):
-        call(cluster, ranks)
-        os.kill(cluster.process(1).pid, signal.SIGKILL)
+    def call_and_kill(engines, ranks):
+        call(engines, ranks)
+        os.kill(session._cluster.process(1).pid, signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "_call_engines", call_and_kill)
+        patch.setattr(Engines, "call", call_and_kill)
         with pytest.raises(StartError, match="no new process for rank 1"):
             session.heal()
     assert session.heal()[0].startswith("rank 1 was replaced")
@@ -176,16 +176,16 @@ def press_stop(after_s: float = 0.0) -> None:
     threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-def press_after(patch, cluster, name: str) -> None:
+def press_after(patch, owner, name: str) -> None:
     """Press stop when this step of it has been taken."""
-    step = getattr(cluster, name)
+    step = getattr(owner, name)
 
     def step_and_press(*args, **kwargs):
         done = step(*args, **kwargs)
         os.kill(os.getpid(), signal.SIGINT)
         return done
 
-    patch.setattr(cluster, name, step_and_press)
+    patch.setattr(owner, name, step_and_press)
 
 
 SLOW = """
@@ -202,15 +202,16 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     """One press ends it, nothing is left half done, and what was done is said."""
     from ddp_notebook.launch import forming
     from ddp_notebook.launch.cluster import Cluster
+    from ddp_notebook.launch.engines import Engines
     from ddp_notebook.run.groups.mend import Mend
 
     session.run(SLOW, ranks=0)
     kill(session, 1)
     others = [session.pids()[0], session.pids()[1]]
-    for step in ("_start_rank", "_call_to_form", "_call_engines"):
+    for owner, step in ((Cluster, "_start_rank"), (Cluster, "_call_to_form"), (Engines, "call")):
         with monkeypatch.context() as patch:
             patch.setattr(forming, "_FORM_TIMEOUT_S", 60.0)  # the others wait for the new process until the next call
-            press_after(patch, Cluster, step)
+            press_after(patch, owner, step)
             began = time.monotonic()
             with pytest.raises(KeyboardInterrupt) as caught:
                 session.heal()

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -167,6 +168,18 @@ def test_these_tests_would_see_every_kind_of_import():
     assert parts_imported("import torch, os.path\nfrom ddp_notebooks import session", "ddp_notebook.rank.x") == set()
 
 
+# ---- no room is too full
+
+
+def test_no_file_has_more_than_400_lines_and_no_folder_more_than_14_modules():
+    modules = [file for kind in ("*.py", "*.js") for file in PACKAGE.rglob(kind) if "static" not in file.parts]
+    folders = Counter(file.parent for file in modules if file.stem != "__init__")
+
+    assert len(modules) > 200, "they were found"
+    assert {file.relative_to(ROOT) for file in modules if len(file.read_text().splitlines()) > 400} == set()
+    assert {folder.relative_to(ROOT): count for folder, count in folders.items() if count > 14} == {}
+
+
 # ---- what an import brings with it
 
 
@@ -230,7 +243,7 @@ def test_the_package_alone_imports_nearly_nothing():
 
 
 def test_a_rank_imports_nothing_of_the_notebooks_side():
-    modules = loaded_by("import torch, ddp_notebook.rank.engine")
+    modules = loaded_by("import torch, ddp_notebook.rank.process")
     parts = {name.split(".")[1] for name in modules if name.startswith("ddp_notebook.")}
 
     assert parts <= {
@@ -240,7 +253,7 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
         "errors",
     }  # errors: the package itself imports it
     assert not modules & {"ipywidgets", "anywidget"}
-    assert {"torch", "ddp_notebook.rank.engine"} <= heavy(modules), "and the check for heavy imports sees them"
+    assert {"torch", "ddp_notebook.rank.process"} <= heavy(modules), "and the check for heavy imports sees them"
 
 
 # ---- the package's names

@@ -11,7 +11,8 @@
     host/        the process on each host that forks ranks, and its owner's side
     ways/        how a host is reached: this machine; ssh, Slurm or MPI would be files there
     store        the rendezvous store, a process of its own
-    controller   ipyparallel's controller
+    engines      ipyparallel's side: the ranks' engines, and a controller once somebody asks for it
+    controller   that controller, nine processes
     client       ipyparallel's client
     processes    identity of processes, and how to end them
 

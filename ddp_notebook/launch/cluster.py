@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ddp_notebook.errors import ClientError, HostError, StartError, StartTimeoutError
-from ddp_notebook.launch import controller, environment
+from ddp_notebook.launch import environment
+from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import LOOPBACK, Check, Forming
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
@@ -29,14 +29,12 @@ from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import (
     Comm,
-    Engine,
     Formed,
     Hello,
     Listening,
     Lost,
     Message,
     Ready,
-    Register,
     Registered,
     RunCell,
 )
@@ -86,9 +84,6 @@ class Cluster:
             self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
         self._listener = listener
         self.directory = tempfile.mkdtemp(prefix="session-", dir=self._home.directory)
-        self._controller_spec = controller.make_spec(self.directory)
-        self._asking = threading.Lock()  # for the controller
-        self._registered: set[str] = set()  # names of processes whose engines were told that there is one
         self._processes = Processes()
         self._has_ended = False
         self._keyring = Keyring()
@@ -97,6 +92,9 @@ class Cluster:
             self._processes, hosts, placement, self._endpoint, store_prefix=self.mark_token, guard=guard
         )
         self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
+        self._engines = Engines(
+            self.directory, self._processes, partial(self._start_process, CONTROLLER, self._home), self.send
+        )
         self._endpoint.start()
         for host in hosts:
             host.attach(partial(self._on_text, host), partial(self._on_ended, host), self._on_gone)
@@ -124,7 +122,7 @@ class Cluster:
         self._call_to_form()
         if not self._home.facts()["engines_wait"]:
             self.client_file()
-        self._call_engines(self.ranks)
+        self._engines.call(self.ranks)
         self._forming.wait(deadline, check)
         report("group")
         self._forming.wait_for("the engines", "Ready", deadline, check)
@@ -152,19 +150,16 @@ class Cluster:
         for process in self._processes.by_rank.values():
             process.error = ""  # of a forming that failed
         try:
-            if self._controller_spec["restore"]:
-                self.client_file()  # a controller that knows the engines of those that have died
+            if self._engines.have_had_controller:
+                self.client_file()  # it knows the engines of those that have died
             for rank in ranks:
                 self._start_rank(rank)
             self._forming.wait_for("the new processes to say hello", "Hello", deadline, check)
             self._call_to_form()
-            self._call_engines(ranks)
+            self._engines.call(ranks)
             notes = self._forming.wait(deadline, check)
             self._forming.wait_for("the engines", "Ready", deadline, check)
-            with self._asking:
-                if has_controller := self._controller_spec["restore"]:
-                    self._register(replace=True)
-            if has_controller:
+            if self._engines.replace():
                 self._forming.wait_for("the engines to register", "Registered", deadline, check, ranks)
         except BaseException as error:
             self._end_again(ranks)
@@ -186,19 +181,6 @@ class Cluster:
         host = self._hosts[self._placement.hosts[rank]]
         spec = {"mark_token": self.mark_token, "threads": self._placement.threads}
         self._processes.by_rank[rank] = self._start_process(RANK, host, spec, rank)
-
-    def _call_engines(self, ranks: list[int]) -> None:
-        connection_file = str(controller.connection_file(self.directory, "engine"))
-        for rank in ranks:
-            self.send(rank, Engine(connection_file=connection_file, engine_id=rank))
-
-    def _register(self, *, replace: bool) -> None:
-        """Let engines register with the controller that have not yet."""
-        for rank in self.alive:
-            process = self.process(rank)
-            if "Ready" in process.said and process.name not in self._registered:
-                self._registered.add(process.name)
-                self.send(rank, Register(replaces=replace))
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
@@ -326,8 +308,6 @@ class Cluster:
         """Put bulk data into a rank. Returns the number of the transfer, for `Push` or `drop`."""
         return self._bulk.put(self.process(rank).name, data, check)
 
-    # ---- ipyparallel
-
     def client_file(self) -> tuple[str, int]:
         """The connection file for `ipp.Client`, and the controller's process id. The controller is started at the first
         call, and one that is gone again in its old place.
@@ -335,21 +315,7 @@ class Cluster:
         Raises:
             ClientError: it cannot be started.
         """
-        with self._asking:
-            has_been = self._controller_spec["restore"]
-            if running := self._processes.living(CONTROLLER):
-                pid = running[-1].pid
-            else:
-                try:
-                    pid = self._start_process(CONTROLLER, self._home, self._controller_spec).pid
-                except StartError as error:
-                    raise ClientError(
-                        f"ipyparallel's controller did not start ({error}); cells go on without it, and %ddp_restart "
-                        "brings it back"
-                    ) from error
-                self._controller_spec["restore"] = True
-            self._register(replace=has_been)
-        return str(controller.connection_file(self.directory, "client")), pid
+        return self._engines.client_file()
 
     def pids(self, kind: str) -> list[int]:
         """Ids of the living processes of a kind: "rank" (in their order), "store" or "controller"."""

@@ -1,6 +1,7 @@
 """All that runs inside a rank. Imports nothing of the notebook's side.
 
-engine      the rank's process: an ipyparallel engine whose main thread forms groups and runs cells
+process     the rank's process: its main thread forms groups and runs cells
+engine      that main thread's kernel, ipyparallel's, made before there is a controller
 agent       a thread that answers the notebook even while the main thread is stuck
 unseen      what is ours does not show in the user's profiles and traces
 

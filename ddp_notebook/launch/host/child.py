@@ -50,7 +50,7 @@ def main(spec: Spec) -> None:
     elif spec["kind"] == "controller":
         from ddp_notebook.launch.controller import main as run
     else:
-        from ddp_notebook.rank.engine import main as run
+        from ddp_notebook.rank.process import main as run
     run(spec)
 
 

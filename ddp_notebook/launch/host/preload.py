@@ -47,7 +47,7 @@ def preload() -> dict[str, Any]:
     import torch.distributed as dist
     import torch.nn.parallel
 
-    from ddp_notebook.rank.engine import can_wait
+    from ddp_notebook.rank import engine, process  # noqa: F401  # what a rank is
 
     gpus = devices.finish_query(query) if torch.version.cuda else []
     return {
@@ -58,7 +58,7 @@ def preload() -> dict[str, Any]:
         "gpus": [gpu.to_json() for gpu in gpus],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "engines_wait": can_wait(),  # for a controller
+        "engines_wait": engine.can_wait(),  # for a controller
         "backends": [
             name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()
         ],

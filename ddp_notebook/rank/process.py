@@ -1,0 +1,270 @@
+"""The rank's process: its main thread forms groups, and runs the notebook's cells as an ipyparallel engine."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddp_notebook.rank.agent import Agent
+from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
+from ddp_notebook.rank.cell.inbox import Inbox
+from ddp_notebook.rank.cell.runner import Runner
+from ddp_notebook.rank.cell.streams import Streams
+from ddp_notebook.rank.engine import RankEngine
+from ddp_notebook.rank.group import join
+from ddp_notebook.rank.group.network import Network
+from ddp_notebook.rank.record.metrics import is_log
+from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.variables import check, copying, values
+from ddp_notebook.records import logs
+from ddp_notebook.wire.bulk import INLINE_BYTES
+from ddp_notebook.wire.events import (
+    Check,
+    Checked,
+    Comm,
+    Engine,
+    Form,
+    Formed,
+    InputReply,
+    Interrupt,
+    Lost,
+    Message,
+    Peers,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Ready,
+    Recorded,
+    Register,
+    Registered,
+    RunCell,
+)
+from ddp_notebook.wire.signals import STACK
+
+_MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
+
+
+class Rank:
+    """One rank: its place in the group, its agent, and its engine once it has one."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        kernel_api.settle_environment()
+        self.place: Form | None = None
+        self.runner: Runner | None = None
+        self._streams = Streams(spec["mark_token"])
+        self._inbox = Inbox(spec["inbox"], self._handle)
+        self._calling = threading.Lock()
+        self._forming = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
+        self.agent = Agent(
+            spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, flush=self._flush
+        )
+        self._network = Network(self.agent.send)
+        self._recording = RankRecording(
+            self._network.recorder,
+            self._network.where,
+            rank=lambda: -1 if self.place is None else self.place.rank,
+            send=lambda data: self.agent.send(Recorded(data=data)),
+            is_busy=lambda: self.agent.endpoint.waiting() > _MOST_WAITING,
+        )
+        logs.install(self._recording.metrics.log)
+        self.agent.start()
+
+    def serve(self) -> None:
+        """The main thread's life: be told the place, then be an engine until the end."""
+        message = self._to_do.get()
+        while not isinstance(message, Engine):
+            self._handle(message)
+            message = self._to_do.get()
+        app = RankEngine.instance(rank=self)
+        app.initialize(
+            [
+                f"--profile-dir={os.path.dirname(os.path.dirname(message.connection_file))}",
+                f"--file={message.connection_file}",
+                f"--IPEngine.id={message.engine_id}",
+                "--IPEngine.enable_nanny=False",  # the host server is our parent: it knows when we die
+                "--IPEngine.max_heartbeat_misses=0",  # a lost controller must not end us
+                "--IPEngine.timeout=60",
+                "--log-level=50",
+            ]
+        )
+        app.start()
+
+    def adopt(self, app: RankEngine) -> None:
+        """The engine has its kernel: cells can run from now on."""
+        assert self.place is not None
+        self.runner = Runner(app.kernel, self._streams, self._network, self._recording, self.agent.send)
+        runner = self.runner
+        tutorials.install(lambda: self.place, lambda: runner.running)
+        self._loop = asyncio.get_running_loop()
+        self._name_place()
+        self._loop.add_reader(self._inbox.fileno(), self._read_inbox)
+        while not self._to_do.empty():
+            self._on_message(self._to_do.get())
+        self._loop.call_soon(self.agent.send, Ready())
+
+    # ---- the agent's thread
+
+    def _on_message(self, message: Message) -> None:
+        """What the main thread cannot do, which may be stuck, is done here; the rest it does in its turn."""
+        if isinstance(message, Peers | Lost):
+            self._network.on_message(message)
+        elif isinstance(message, Interrupt | InputReply):
+            if self.runner is not None:
+                self.runner.on_message(message)
+        elif self._loop is None:
+            self._to_do.put(message)
+        else:
+            self._loop.call_soon_threadsafe(self._handle, message)
+
+    def _flush(self) -> None:
+        self._recording.drain.flush()
+
+    def _vitals(self) -> dict[str, Any]:
+        cell, since = (self.runner and self.runner.running) or (0, time.monotonic())
+        # The current device of this thread is always the first.
+        device = None if self.place is None or self.place.device == "cpu" else self.place.device
+        return {
+            "device_bytes": torch.cuda.memory_reserved(device) if torch.cuda.is_initialized() else 0,
+            "running_cell": cell,
+            "running_s": time.monotonic() - since,
+            **self._network.vitals(),
+        }
+
+    # ---- the main thread
+
+    def _read_inbox(self) -> None:
+        assert self._loop is not None
+        if not self._inbox.read():
+            self._loop.remove_reader(self._inbox.fileno())
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Form):
+            self._take(message)
+        elif isinstance(message, RunCell) and self.runner is not None:
+            self.runner.submit(message)
+        elif isinstance(message, Pull) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
+        elif isinstance(message, Comm) and self.runner is not None:
+            self.runner.deliver(message)
+        elif isinstance(message, Push) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
+        elif isinstance(message, Check) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
+        elif isinstance(message, Register):
+            RankEngine.instance().enroll(replaces=message.replaces)
+            self.agent.send(Registered())
+
+    def _take(self, place: Form) -> None:
+        """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
+        meanwhile (64 ranks on two cores: 8 s instead of 13)."""
+        self.place = place
+        join.enter(place)
+        if self.runner is not None:
+            self._name_place()
+        threading.Thread(target=self._form, args=(place,), name="ddp-form", daemon=True).start()
+
+    def _form(self, place: Form) -> None:
+        with self._calling:  # a call that is over cuts nothing of a later one
+            self._network.take_over(self._forming)
+        try:
+            if self.place is not place:
+                return  # a later epoch has been called meanwhile
+            notes = self._network.form(place)
+        except Exception as error:
+            self.agent.send(Formed(epoch=place.epoch, error=f"{type(error).__name__}: {error}"))
+        else:
+            self.agent.send(Formed(epoch=place.epoch, notes=notes))
+        finally:
+            self._forming.release()
+
+    def _name_place(self) -> None:
+        """The names that every cell finds."""
+        assert self.place is not None and self.runner is not None
+        place = self.place
+        self.runner.names = {
+            "rank": place.rank,
+            "local_rank": place.local_rank,
+            "world_size": place.world_size,
+            "device": torch.device(place.device),
+            "torch": torch,
+            "dist": dist,
+        }
+        log = self._recording.metrics.log
+        names = RankEngine.instance().kernel.shell.user_ns
+        names.update(self.runner.names)
+        if "log" not in names or is_log(names["log"]):  # else it is the user's, from math for example
+            names["log"] = log
+        self.runner.names["log"] = log
+
+    async def _pull(self, message: Pull) -> None:
+        shell = RankEngine.instance().kernel.shell
+        try:
+            if message.names is None:
+                data, about = unseen(values.read, shell.user_ns, message.name, force=message.force)
+            else:
+                data, names, left = unseen(copying.read, shell.user_ns, message.names, shell.user_ns_hidden)
+                about = json.dumps({"names": names, "left": left})
+        except values.CannotSendError as error:
+            self.agent.send(Pulled(request=message.request, error=str(error)))
+            return
+        except Exception as error:  # of a user's object; the notebook waits for an answer
+            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+            return
+        answer = Pulled(request=message.request, about=about, nbytes=len(data))
+        if len(data) <= INLINE_BYTES:
+            self.agent.send(replace(answer, pickle=data))
+        else:
+            self.agent.send(replace(answer, transfer=self.agent.bulk.hold(data)))
+
+    async def _push(self, message: Push) -> None:
+        namespace = RankEngine.instance().kernel.shell.user_ns
+        try:
+            namespace.update(unseen(pickle.loads, message.pickle or self.agent.bulk.take(message.transfer)))
+        except Exception as error:
+            self.agent.send(Pushed(request=message.request, error=f"{type(error).__name__}: {error}"))
+        else:
+            self.agent.send(Pushed(request=message.request))
+
+    async def _check(self, message: Check) -> None:
+        namespace = RankEngine.instance().kernel.shell.user_ns
+        facts: dict[str, Any]
+        try:
+            if message.entries:
+                facts = unseen(check.samples, namespace, message.entries)
+            else:
+                facts = unseen(check.fingerprints, namespace, message.names)
+        except Exception as error:
+            self.agent.send(Checked(request=message.request, error=f"{type(error).__name__}: {error}"))
+        else:
+            self.agent.send(Checked(request=message.request, facts=facts))
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Be a rank, from the first step after the fork (or spawn) to the end."""
+    faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
+    if STACK is not None:  # also while the main thread holds the GIL: the handler is in C
+        faulthandler.register(STACK, file=open(spec["stack_file"], "a"), all_threads=True)  # noqa: SIM115  # for good
+    handlers.begin()
+    torch.set_num_threads(spec["threads"])
+    if spec["threads"] > 1:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(limits=spec["threads"], user_api="blas")  # NumPy's pool was made with one thread
+    sys.argv = ["rank"]
+    Rank(spec).serve()
