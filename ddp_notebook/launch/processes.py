@@ -132,12 +132,13 @@ def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psu
 
 
 def _runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(ChildProcessError, OSError):
-        os.waitpid(process.pid, os.WNOHANG)
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        runs = bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
-        return False
+        runs = False
+    with contextlib.suppress(ChildProcessError, OSError):
+        os.waitpid(process.pid, os.WNOHANG)  # behind the look, or what ends between the two is left a zombie
+    return runs
 
 
 def die_with_parent(parent: int) -> None:
