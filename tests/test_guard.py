@@ -151,13 +151,13 @@ def test_where_only_some_wait_all_are_told(session):
 def test_ddp_is_not_looked_at(session):
     """Its buckets overlap with the backward: nobody may wait for a comparison there."""
     session.run(
-        "from ddp_notebook.rank.group.guard import Guard\n"
+        "from ddp_notebook.rank.group.guard import guard\n"
         "seen = []\n"
-        "begin = Guard._begin\n"
-        "Guard._begin = lambda self, *rest: (seen.append(rest[1].kernel.spec.name), begin(self, *rest))[1]\n"
+        "mark = guard._mark\n"
+        "guard._mark = lambda call: (seen.append(call.kernel.spec.name), mark(call))[1]\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
         "for _ in range(3): model(torch.ones(2, 4)).sum().backward()\n"
-        "before = list(seen); dist.all_reduce(torch.ones(2)); Guard._begin = begin",
+        "before = list(seen); dist.all_reduce(torch.ones(2)); guard._mark = mark",
         timeout=20,
     )
     assert session.run("before, seen")[0].result == "([], ['all_reduce'])"
@@ -214,6 +214,86 @@ dist.barrier()
     with pytest.raises(RankError, match=r"barrier is collective #\d+ on rank 0 and #\d+ on rank 1 of group default"):
         session.run(code, timeout=20)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
+
+
+def test_ranks_that_share_no_memory_are_compared_too(session):
+    """As on two machines: by a private gloo group."""
+    code = """
+from ddp_notebook.rank.group.guard import guard
+memory, guard.MemoryBoard.make = guard.MemoryBoard.make, lambda *_: None
+g = dist.new_group([0, 1])
+guard.MemoryBoard.make = memory
+said = []
+for call in (lambda: dist.all_reduce(torch.ones(2 + rank), group=g),
+             lambda: dist.all_to_all([torch.zeros(2)] * 2, [torch.ones(2), torch.ones(3 - rank)], group=g)):
+    try: call()
+    except guard.CollectiveMismatchError as error: said.append(str(error))
+x = torch.ones(1); dist.all_reduce(x, group=g)
+said, int(x)
+"""
+    result = session.run(code, timeout=20)
+    for rank in (0, 1):
+        said = result[rank].result
+        assert "rank 0 calls all_reduce(SUM, float32[2]); rank 1 calls all_reduce(SUM, float32[3])" in said
+        assert "rank 0 gives rank 1 4 bytes more than that one takes" in said
+        assert said.endswith("2)")
+
+
+MISTAKES = """
+import random
+from ddp_notebook.rank.group.guard.guard import CollectiveMismatchError
+chance, found, wrong = random.Random(SEED), 0, []
+TYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]
+OPS = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT]
+
+
+def draw():
+    return dict(call=chance.choice(["all_reduce", "broadcast", "reduce", "all_gather", "barrier", "scatter"]),
+                size=chance.randint(1, 64), dtype=chance.choice(TYPES), op=chance.choice(OPS),
+                root=chance.randrange(world_size))
+
+
+def call(call, size, dtype, op, root):
+    x = torch.ones(size, dtype=dtype)
+    match call:
+        case "all_reduce": dist.all_reduce(x, op)
+        case "broadcast": dist.broadcast(x, root)
+        case "reduce": dist.reduce(x, root, op)
+        case "all_gather": dist.all_gather_into_tensor(x.repeat(world_size), x)
+        case "barrier": dist.barrier()
+        case "scatter": dist.scatter(x, [x.clone() for _ in range(world_size)] if rank == root else None, root)
+
+
+MATTERS = {"all_reduce": ["call", "size", "dtype", "op"], "broadcast": ["call", "size", "dtype", "root"],
+           "reduce": ["call", "size", "dtype", "op", "root"], "all_gather": ["call", "size", "dtype"],
+           "barrier": ["call"], "scatter": ["call", "size", "dtype", "root"]}
+for number in range(COUNT):
+    right, other, victim = draw(), draw(), chance.randrange(world_size)
+    what = chance.choice(MATTERS[right["call"]])
+    while other[what] == right[what]:
+        other = draw()
+    mistake = {**right, what: other[what]}
+    for _ in range(number % 3):
+        call(**right)  # a line that has agreed before is compared all the same
+    try:
+        call(**(mistake if rank == victim else right))
+        wrong.append((number, victim, right, mistake))
+    except CollectiveMismatchError:
+        found += 1
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    if x.tolist() != [world_size] * 3:
+        wrong.append((number, x))
+found, wrong
+"""
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_1000_of_1000_random_mistakes_are_told_before_anything_is_sent(make_session_alone, world_size):
+    session = make_session_alone(world_size)
+    result = session.run(f"COUNT, SEED = 1000, {world_size}\n{MISTAKES}", timeout=240)
+    assert [result[rank].result for rank in range(world_size)] == ["(1000, [])"] * world_size
+    assert session.epoch == 1  # no group was formed anew
 
 
 def test_without_the_guard_gloo_ends_a_rank(make_session_alone):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 SEED = int(os.environ.get("DDP_NOTEBOOK_SOAK_SEED", "0")) or random.randrange(1, 10**6)
 MANY = 64
-_SOCKETS_OF_A_GROUP = 8  # of four ranks, with its private twin and its listeners
+_SOCKETS_OF_A_GROUP = 8  # of four ranks, with its listeners
 # Each rank blocks in another operation; one of them waits for a message, so that no check of collectives is complete.
 BLOCKING = [
     "dist.all_reduce(torch.ones(1024))",

@@ -21,6 +21,7 @@ from ddp_notebook.rank.group.operators import Operator, flat, nbytes
 from ddp_notebook.records.operation import Operation
 
 if TYPE_CHECKING:
+    from ddp_notebook.rank.group.guard.board import Board
     from ddp_notebook.rank.record.gpu_times import Marks
     from ddp_notebook.rank.record.previews import Copy
     from ddp_notebook.rank.record.tape import Moment
@@ -141,7 +142,7 @@ _serials = itertools.count()
 
 class Group:
     """What is known of a process group. Holds only a weak reference to it. Held after its end, it would keep the
-    connections of its successor and of its twin."""
+    connections of its successor."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.serial = next(_serials)  # no other group of this process has it
@@ -152,21 +153,21 @@ class Group:
         self.retired = ""  # why it cannot be used any more
         self.successor: ProcessGroup | None = None  # the group whose connections its operations use
         self.connections: Any = None  # the successor, as operators take it
-        self.twin: Any = None  # the guard's private group of the same ranks: a `ProcessGroupGloo`
+        self.board: Board[Any] | None = None  # where the guard compares its calls
         self.counts = {"collective": 0, "send": 0, "recv": 0}
         self.sent: dict[int, int] = {}  # sends to each rank of the group
         # Calls of one kind are numbered and compared one after the other, whatever thread they come from. A send does
         # not wait for a collective: another rank may begin that collective only after it has received.
         self.locks = {kind: threading.RLock() for kind in self.counts}
 
-    def go_through(self, successor: ProcessGroup, twin: Any) -> None:
+    def go_through(self, successor: ProcessGroup, board: Board[Any] | None) -> None:
         """Send operations through the connections of another group from now on.
 
         Args:
             successor: that group.
-            twin: its private group for the guard, or None.
+            board: its board for the guard, or None.
         """
-        self.successor, self.connections, self.twin = successor, successor.boxed(), twin
+        self.successor, self.connections, self.board = successor, successor.boxed(), board
 
     def reset_counts(self) -> None:
         """Number calls from the beginning."""

@@ -20,7 +20,7 @@ from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.connections.renewal import Renewal
 from ddp_notebook.rank.group.cpp_log import quiet
-from ddp_notebook.rank.group.guard import CollectiveMismatchError, Guard
+from ddp_notebook.rank.group.guard.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
@@ -88,7 +88,7 @@ class Network:
         self._store_port = place.store_port
         notes: list[str] = []
         self.release.forms()
-        self.connections.makes_twins = place.guard
+        self.connections.makes_boards = place.guard
         if place.epoch == 1:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
         else:

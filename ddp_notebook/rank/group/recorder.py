@@ -30,6 +30,7 @@ from ddp_notebook.rank.group.operators import SPECS, Operator, flat
 from ddp_notebook.rank.unseen import unseen
 
 if TYPE_CHECKING:
+    from ddp_notebook.rank.group.guard.board import Board
     from ddp_notebook.rank.record.tape import Tape
 
 _MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier
@@ -158,7 +159,7 @@ class Recorder:
         self.unwaited: dict[int, Call] = {}  # by thread: a synchronous call that was issued and is not waited for yet
         self.prune_at = _PRUNE_AT
         self._kept: list[Any] = []
-        self._twins: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()  # of the guard
+        self._boards: weakref.WeakKeyDictionary[ProcessGroup, Board[Any]] = weakref.WeakKeyDictionary()  # of the guard
         self.groups: dict[int, Group] = {}  # by id of the process group
         self._libraries: list[Any] = []
         self._waits: dict[type, Any] = {}
@@ -190,7 +191,7 @@ class Recorder:
         known = self.groups.get(id(group))
         if known is None or known.reference() is not group:
             known = self.groups[id(group)] = Group(group)
-            known.twin = self._twins.get(group)
+            known.board = self._boards.get(group)
             for key in [key for key, one in list(self.groups.items()) if one.reference() is None]:
                 self.groups.pop(key, None)  # another thread may do the same
         return known
@@ -204,17 +205,25 @@ class Recorder:
     def retire(self, why: str) -> None:
         """In a forked child: no group can be used any more, and operations raise these words. Nothing of a group may
         be freed here, since gloo would join threads that this process does not have."""
-        self._kept += [*self.groups.values(), *self._twins.values()]
+        self._kept += [*self.groups.values(), *self._boards.values()]
         for group in self.registered().values():
             group.retired = why
 
-    def keep_twin(self, group: ProcessGroup, twin: Any) -> None:
-        """Keep the guard's private group of a group that is being made: its `Group` cannot be made yet."""
-        self._twins[group] = twin
+    def keep_board(self, group: ProcessGroup, board: Board[Any]) -> None:
+        """Keep the guard's board of a group that is being made: its `Group` cannot be made yet."""
+        self._boards[group] = board
 
-    def twin_of(self, group: ProcessGroup) -> Any:
-        """The guard's private group that a group was made with, if any."""
-        return self._twins.get(group)
+    def boards_of(self, group: ProcessGroup) -> list[Board[Any]]:
+        """The guard's boards of a group: that which it was made with, and that of its present connections."""
+        known = self.groups.get(id(group))
+        boards = [self._boards.get(group), None if known is None else known.board]
+        return [board for board in boards if board is not None]
+
+    def cut_boards(self) -> None:
+        """End every wait at the guard's boards, here and on the other ranks. From any thread."""
+        for board in [*self._boards.values(), *(group.board for group in list(self.groups.values()))]:
+            if board is not None:
+                board.cut()
 
     @property
     def counts(self) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Which connections this process has, and how they are cut: every operation that waits for one ends.
 
-gloo's groups and the clients of stores are seen as they are made. Groups get a private one for the guard at the same
+gloo's groups and the clients of stores are seen as they are made. Groups get their board for the guard at the same
 moment.
 """
 
@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets
-from ddp_notebook.rank.group.guard import make_twin
+from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 
@@ -54,7 +54,7 @@ class Connections:
         self._making = threading.RLock()
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
-        self.makes_twins = False  # private groups for the guard
+        self.makes_boards = False  # for the guard
 
     def watch(self) -> None:
         """See every gloo group and every client of a store as it is made."""
@@ -93,15 +93,16 @@ class Connections:
         self._watch_groups()
 
     def _watch_groups(self) -> None:
-        """Give each group a private one for the guard as it is made, and redirect what torch asks of a group's backend
+        """Give each group a board for the guard as it is made, and redirect what torch asks of a group's backend
         to the backend that the group has now."""
         make = distributed_c10d._new_process_group_helper
 
         @functools.wraps(make)
         def make_group(*args: Any, **kwargs: Any) -> Any:
             made, store = make(*args, **kwargs)
-            if self.makes_twins and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
-                self._recorder.keep_twin(made, make_twin(made, store, timeout_of(made)))  # its ranks are not known yet
+            if self.makes_boards and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
+                # Not in a `Group`: its ranks are not known yet.
+                self._recorder.keep_board(made, make_board(made, store, timeout_of(made)))
             return made, store
 
         make_with_name = distributed_c10d._new_group_with_tag
@@ -109,7 +110,7 @@ class Connections:
         @functools.wraps(make_with_name)
         def make_in_turn(*args: Any, **kwargs: Any) -> Any:
             """Threads that make groups at the same time would block each other at the store, whose client handles one
-            request after the other: without the guard's groups with many threads, with them already with two."""
+            request after the other: by themselves with many threads, with the guard's boards already with two."""
             with self._making:
                 if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being ended
                     raise refuse(None)
@@ -126,9 +127,8 @@ class Connections:
         def set_timeouts(timeout: timedelta, group: Any = None) -> None:
             set_timeout(timeout, group)
             which = dist.group.WORLD if group is None else group
-            twin = None if which is None else self._recorder.twin_of(which)
-            if twin is not None:  # it waits wherever its group would
-                twin._set_default_timeout(timeout)
+            for board in [] if which is None else self._recorder.boards_of(which):  # it waits wherever its group would
+                board.set_timeout(timeout)
 
         distributed_c10d._new_process_group_helper = make_group
         for module, name in names:
@@ -185,6 +185,7 @@ class Connections:
         Returns:
             How many connections were cut.
         """
+        self._recorder.cut_boards()
         count = sockets.cut(self._own_ports | self._peer_ports)
         for before in list(self._connecting.values()):  # their peers have not told their ports yet
             new = {port for port, peer in _connections() - before.connections if peer not in self._store_ports}

@@ -16,7 +16,7 @@ from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import Group, timeout_of
 from ddp_notebook.rank.group.connections.cutting import NCCL, Connections
 from ddp_notebook.rank.group.connections.models import Models
-from ddp_notebook.rank.group.guard import make_twin
+from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.wire.events import Form
 
@@ -78,8 +78,8 @@ class Renewal:
                     notes.append(group.retired)
                 continue
             made += self._connect(group, name, PrefixStore(f"{name}/", store), forming)
-        for group, successor, twin in made:  # all or none: operations through old connections would wait for ever
-            group.go_through(successor, twin)
+        for group, successor, board in made:  # all or none: operations through old connections would wait for ever
+            group.go_through(successor, board)
         self._connections.replace({group.name: successor for group, successor, _ in made})
         notes += self._models.reset(make_reducers=any(not one["groups"] for one in everybody))
         world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
@@ -95,8 +95,8 @@ class Renewal:
 
     def _put_aside(self) -> None:
         """Keep the present connections for a while, without using them."""
-        twins = [group.twin for group in self._recorder.groups.values()]
-        self._ended.append([*self._connections.replace({}), *twins])
+        boards = [group.board for group in self._recorder.groups.values()]
+        self._ended.append([*self._connections.replace({}), *boards])
         self._connections.forget_ports()
 
     def _connect(
@@ -127,11 +127,11 @@ class Renewal:
             new.bound_device_id = old.bound_device_id
         new._set_group_name(distributed_c10d.GroupName(name))
         new._set_group_desc(old.group_desc)
-        twin = None
-        if self._connections.makes_twins and size > 1 and set(backends) == {"gloo"}:
-            twin = make_twin(new, store, forming)
-            twin._set_default_timeout(timeout)
-        return [(group, new, twin)]
+        board = None
+        if self._connections.makes_boards and size > 1 and set(backends) == {"gloo"}:
+            board = make_board(new, store, forming)
+            board.set_timeout(timeout)
+        return [(group, new, board)]
 
 
 def _type_of(backend: str) -> Any:

@@ -1,12 +1,11 @@
-"""Do all ranks call the same? Compared before the user's own collectives, so that nothing is sent when they do not.
+"""What is compared: the number of a call, its operation, the type and shape of its tensors, its root.
 
 Without a check, gloo kills the rank with the smaller buffer, and accepts a wrong dtype: silent garbage. torch's own
 check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and makes DDP wait for each bucket. This one compares a hash
-h of each rank's call, by one MIN all_reduce of (h, -h) in a private group of the same ranks: all are equal if the
-minimum is the maximum. Only if they differ do the ranks exchange descriptions of their calls. The sizes that ranks give
-to all_to_all may differ, but each must be what its receiver takes: that takes a second all_reduce, a SUM. The second
-comparison runs only if every rank's call blocks; the first one carries that flag. Calls that do not block may be waited
-for in a different order on each rank.
+of each rank's call on the group's board. Only if they differ do the ranks exchange descriptions of their calls. The
+sizes that ranks give to all_to_all may differ, but each must be what its receiver takes: these are exchanged too. Both
+only if every rank's call blocks, which each mark says: calls that do not block may be waited for in a different order
+on each rank.
 
 Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward. An
 asynchronous call is compared when its caller waits for it; by then it has sent its data.
@@ -14,36 +13,31 @@ asynchronous call is compared when its caller waits for it; by then it has sent 
 
 from __future__ import annotations
 
+import hashlib
 import time
-import zlib
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import ProcessGroup, Store
 
 from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.guard.board import MARK_BITS, Board
+from ddp_notebook.rank.group.guard.memory import MemoryBoard
+from ddp_notebook.rank.group.guard.private import PrivateBoard
 from ddp_notebook.rank.group.origin import USER, origin
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
 
 _UNCHECKED = {"monitored_barrier"}  # which is a check of its own
 _WORDS_BYTES = 256
+_BYTES_A_RANK = 16  # what a rank gives to and takes from each rank in an all_to_all
 _FRAMES_OF_OURS = 3  # `origin`, `Guard.__call__` and the kernel
 
 
 class CollectiveMismatchError(RuntimeError):
     """Ranks call different collectives, or the same on different tensors. Nothing was sent; the group can be used."""
-
-
-class Check(NamedTuple):
-    """A comparison under way."""
-
-    work: Any
-    smallest: npt.NDArray[np.int64]  # (3,) the minima of h, of -h, and of whether the caller waits
 
 
 class Guard:
@@ -53,59 +47,44 @@ class Guard:
         CollectiveMismatchError: on every rank, with the difference in words.
     """
 
-    def __init__(self) -> None:
-        self._smallest, self._sum = AllreduceOptions(), AllreduceOptions()
-        self._smallest.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
-        self._sum.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
-
     def __call__(self, call: Call) -> None:
         kernel, group = call.kernel, call.group
         if kernel.spec.kind != "collective" or kernel.spec.name in _UNCHECKED or len(group.ranks) < 2:
             return
         if (call.site[0] if call.site else origin(_FRAMES_OF_OURS)) != USER:
             return
-        if (twin := group.twin) is None:
+        if (board := group.board) is None:
             return
         began_ns = time.monotonic_ns()
         blocks = kernel.blocks(call.arguments[kernel.at_rest :])
+        ticket = unseen(lambda: board.post(_mark(call), blocks))
         if blocks:
-            unseen(self._compare, twin, call)
+            unseen(self._compare, board, ticket, call)
             call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for ranks that come later
         else:
-            check = unseen(self._begin, twin, call, blocks)
-            call.check = lambda: unseen(self._finish, check, twin, call)
+            call.check = lambda: unseen(self._compare, board, ticket, call)
 
-    def _compare(self, twin: Any, call: Call) -> None:
-        self._finish(self._begin(twin, call, True), twin, call)
-
-    def _begin(self, twin: Any, call: Call, blocks: bool) -> Check:
-        words = _signature(call)
-        h = zlib.crc32(words) << 31 ^ zlib.adler32(words)
-        smallest = np.array((h, -h, int(blocks)))  # NumPy's memory, which no profile of torch's shows
-        return Check(twin.allreduce([torch.from_numpy(smallest)], self._smallest), smallest)
-
-    def _finish(self, check: Check, twin: Any, call: Call) -> None:
-        check.work.wait()
-        low, high, all_wait = check.smallest.tolist()
-        if low == -high:
-            if all_wait and call.kernel.spec.uneven:
-                self._compare_sizes(twin, call)
+    def _compare(self, board: Board[Any], ticket: Any, call: Call) -> None:
+        is_same, all_block = board.compare(ticket)
+        if is_same:
+            if all_block and call.kernel.spec.uneven:
+                self._compare_sizes(board, ticket, call)
             return
-        if not all_wait:
+        if not all_block:
             raise CollectiveMismatchError(
                 f"{call.describe().short} {_words(call)} is not what another rank calls there"
             )
-        raise CollectiveMismatchError(self._difference(twin, call))
+        raise CollectiveMismatchError(self._difference(board, ticket, call))
 
-    def _compare_sizes(self, twin: Any, call: Call) -> None:
+    def _compare_sizes(self, board: Board[Any], ticket: Any, call: Call) -> None:
         """Raise unless each rank takes as many bytes from each other rank as that rank gives it."""
-        gives, takes = _exchanged(call, twin.size())
-        # The bytes that a rank (row) gives another one (column), minus those that this one takes.
-        more = np.zeros((twin.size(), twin.size()), np.int64)
-        if len(gives) == len(takes) == twin.size():  # else they cannot fit
-            more[twin.rank()] += gives
-            more[:, twin.rank()] -= takes
-        twin.allreduce([torch.from_numpy(more)], self._sum).wait()
+        size = board.size
+        mine = np.zeros((2, size), np.int64)  # the bytes that this rank gives each rank, and takes from each
+        gives, takes = _exchanged(call, size)
+        if len(gives) == len(takes) == size:  # else they cannot fit
+            mine[:] = gives, takes
+        everybody = np.array([np.frombuffer(one, np.int64).reshape(2, size) for one in board.swap(ticket, bytes(mine))])
+        more = everybody[:, 0] - everybody[:, 1].T  # (giver, taker) bytes that the taker does not take
         if more.any():
             giver, taker = np.argwhere(more)[0]
             count, ranks = int(more[giver, taker]), call.group.ranks
@@ -115,13 +94,9 @@ class Guard:
                 "Nothing was sent, and the group can be used"
             )
 
-    def _difference(self, twin: Any, call: Call) -> str:
-        mine = torch.zeros(_WORDS_BYTES, dtype=torch.uint8)
-        words = f"{call.number} {_words(call)}".encode()[:_WORDS_BYTES]
-        mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-        everybody = [torch.empty_like(mine) for _ in call.group.ranks]
-        twin.allgather([everybody], [mine]).wait()
-        said = [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace").partition(" ") for one in everybody]
+    def _difference(self, board: Board[Any], ticket: Any, call: Call) -> str:
+        notes = board.swap(ticket, f"{call.number} {_words(call)}".encode()[:_WORDS_BYTES])
+        said = [note.decode(errors="replace").partition(" ") for note in notes]
         numbers = {rank: number for rank, (number, _, _) in zip(call.group.ranks, said, strict=True)}
         calls = {rank: what for rank, (_, _, what) in zip(call.group.ranks, said, strict=True)}
         if len(set(calls.values())) == 1 and len(set(numbers.values())) > 1:
@@ -139,10 +114,22 @@ class Guard:
         )
 
 
-def make_twin(group: ProcessGroup, store: Store, timeout: timedelta) -> Any:
-    """The guard's private group of a group, made together with it. If it were made at the group's first use, that would
-    wait for ranks which a correct program may have waiting for something else."""
-    return ProcessGroupGloo(PrefixStore("guard/", store), group.rank(), group.size(), timeout=timeout)
+def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[Any]:
+    """The board of a group, made together with it on all its ranks. If it were made at the group's first use, that
+    would wait for ranks which a correct program may have waiting for something else.
+
+    Args:
+        store: of that group.
+        timeout: how long a rank waits for the others, here and later.
+    """
+    rank, size = group.rank(), group.size()
+    room = max(_WORDS_BYTES, size * _BYTES_A_RANK)
+    return MemoryBoard.make(store, rank, size, room, timeout) or PrivateBoard(store, rank, size, room, timeout)
+
+
+def _mark(call: Call) -> int:
+    digest = hashlib.blake2b(_signature(call), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - MARK_BITS)
 
 
 def _signature(call: Call) -> bytes:

@@ -1,0 +1,7 @@
+"""Do all ranks call the same? Compared before the user's own collectives.
+
+guard   what is compared, and the words where it differs
+board   where the ranks of a group leave what is to be compared
+memory  such a board in memory that they share, on one machine
+private such a board in a gloo group of its own, for ranks on several
+"""

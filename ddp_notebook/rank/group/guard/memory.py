@@ -1,0 +1,210 @@
+"""A board in memory that the ranks of one machine share.
+
+A rank writes its mark into a place of its own and looks at those of the others, so whoever comes last goes on at once,
+in microseconds, and the others sleep until then as they would in the operation itself. (One all_reduce of gloo's costs
+two thirds of the operation that it is to check.) Nothing of it has a name that could be left behind: the memory is a
+file without one, which rank 0 makes and the others open below `/proc`.
+
+A mark is one word, which a processor reads and writes as a whole; the system lets a process sleep until such a word
+changes (a futex), so neither locks nor messages are needed. A note says by its checksum that it is whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import time
+import zlib
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ddp_notebook.rank.group.guard.board import Compared
+
+# Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0: not known
+_WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
+_SLICE_NS = 50_000_000  # then a waiting rank looks whether the board was cut, and for an interrupt
+# Calls that a rank may post before a slower rank reads the first of them: asynchronous ones, of which what is
+# overwritten is not compared.
+_DEPTH = 512
+_NUMBER = 0xFFFF  # bits of a mark's word that count the calls
+_BLOCKS = 0x10000
+_MARK_SHIFT = 17
+_HEAD_BYTES = 64
+_WAS_CUT = "Connection closed by peer: the operations of this group were ended while ranks were compared"
+
+
+class _Interval(ctypes.Structure):
+    _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+class MemoryBoard:
+    """See `board.Board`. The ticket of a call is its number.
+
+    Args:
+        memory: shared by the ranks, of `_bytes(size, room)` bytes; zeros at first.
+        rank, size: of the group.
+        room: the longest note, in bytes.
+        timeout: how long a rank waits for the others.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, room: int, timeout: timedelta) -> None:
+        self.rank, self.size = rank, size
+        self._room = room
+        self._timeout = timeout
+        self._posted = 0
+        view = memoryview(memory)
+        self._head = view[:_HEAD_BYTES].cast("Q")  # a number that is not 0: the board was cut
+        at_notes = _HEAD_BYTES + size * _DEPTH * 8
+        self._marks = view[_HEAD_BYTES:at_notes].cast("Q")  # (size, _DEPTH): mark | blocks | number
+        self._states = view[at_notes : at_notes + size * 8].cast("Q")  # (size,) of notes: checksum | number
+        self._notes = view[at_notes + size * 8 :]  # (size, 4 + room): length, text
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._at_marks, self._at_states = base + _HEAD_BYTES, base + at_notes
+
+    @classmethod
+    def make(cls, store: Store, rank: int, size: int, room: int, timeout: timedelta) -> MemoryBoard | None:
+        """The board of a group that is being made; None, on all its ranks, where they do not share a machine.
+
+        Args:
+            store: of the group.
+        """
+        at, mine = PrefixStore("board/", store), -1
+        try:
+            if rank == 0:
+                mine = _new_file(_bytes(size, room))
+                at.set("place", f"{_machine()} {os.getpid()} {mine}")
+            memory = _mapped(at.get("place").decode(), _bytes(size, room))
+            # The last one to come tells all whether everybody has it. Then rank 0 may close its file.
+            have = at.add("have", 1 if memory is not None else 1 << 32)
+            if (have >> 32) + (have & 0xFFFFFFFF) == size:
+                at.set("all have", "" if have >> 32 else "yes")
+            if at.get("all have") and memory is not None:
+                return cls(memory, rank, size, room, timeout)
+            return None
+        finally:
+            if mine >= 0:
+                os.close(mine)
+
+    def post(self, mark: int, blocks: bool) -> int:
+        if self._head[0]:
+            raise RuntimeError(_WAS_CUT)
+        number = self._posted = self._posted + 1
+        at = self.rank * _DEPTH + number % _DEPTH
+        self._marks[at] = mark << _MARK_SHIFT | (_BLOCKS if blocks else 0) | number & _NUMBER
+        _futex(self._at_marks + at * 8, _WAKE, _ALL)
+        return number
+
+    def compare(self, ticket: int) -> Compared:
+        marks, number = self._marks, ticket & _NUMBER
+        at = ticket % _DEPTH
+        mine, is_same, all_block = marks[self.rank * _DEPTH + at], True, True
+        if mine & _NUMBER != number:  # this rank is far ahead of its own question
+            return Compared(True, False)
+        began_ns = time.monotonic_ns()
+        for place in range(at, self.size * _DEPTH, _DEPTH):
+            # A rank that is behind has an older number here; one that is far ahead, which cannot be compared any more,
+            # a newer one.
+            while (word := marks[place]) & _NUMBER != number and (number - word) & _NUMBER <= _NUMBER >> 1:
+                self._wait(self._at_marks + place * 8, word, began_ns, place // _DEPTH)
+            if word & _NUMBER == number:
+                is_same = is_same and word >> _MARK_SHIFT == mine >> _MARK_SHIFT
+                all_block = all_block and bool(word & _BLOCKS)
+        return Compared(is_same, all_block)
+
+    def swap(self, ticket: int, note: bytes) -> list[bytes]:
+        note = note[: self._room]
+        stride, number = 4 + self._room, ticket & 0xFFFFFFFF
+        at = self.rank * stride
+        self._notes[at : at + 4 + len(note)] = len(note).to_bytes(4, "little") + note
+        self._states[self.rank] = zlib.crc32(note) << 32 | number
+        _futex(self._at_states + self.rank * 8, _WAKE, _ALL)
+        began_ns = time.monotonic_ns()
+        notes = []
+        for rank in range(self.size):
+            while True:
+                state, at = self._states[rank], rank * stride
+                if state & 0xFFFFFFFF == number:
+                    length = int.from_bytes(self._notes[at : at + 4], "little")
+                    text = bytes(self._notes[at + 4 : at + 4 + length])
+                    if zlib.crc32(text) == state >> 32:
+                        break
+                self._wait(self._at_states + rank * 8, state, began_ns, rank)
+            notes.append(text)
+        return notes
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def cut(self) -> None:
+        self._head[0] = 1
+
+    def _wait(self, address: int, word: int, began_ns: int, rank: int) -> None:
+        """Sleep while this word is there, for a moment at most."""
+        if self._head[0]:
+            raise RuntimeError(_WAS_CUT)
+        if time.monotonic_ns() - began_ns > self._timeout.total_seconds() * 1e9:
+            self.cut()  # as gloo does: whoever comes later must not begin without this rank
+            raise RuntimeError(
+                f"Timed out waiting {self._timeout.total_seconds():g} s for rank {rank} of the group to call a "
+                "collective. Application timeout caused pair closure"
+            )
+        _futex(address, _WAIT, word & 0xFFFFFFFF)
+
+
+def _bytes(size: int, room: int) -> int:
+    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 4 + room)
+
+
+def _machine() -> str:
+    """What tells this machine from others, and its processes' ids from those of other containers."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _new_file(count: int) -> int:
+    """A file in memory without a name; -1 where the system has none."""
+    try:
+        file = os.memfd_create("ddp_notebook-board")
+        os.ftruncate(file, count)
+    except (AttributeError, OSError):
+        return -1
+    return file
+
+
+def _mapped(place: str, count: int) -> mmap.mmap | None:
+    """The memory that rank 0 has told the place of; None where it is not to be had."""
+    machine, process, file = place.rsplit(" ", 2)
+    try:
+        if not _SYS_FUTEX or int(file) < 0 or machine != _machine():
+            return None
+        opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(opened, count)
+        finally:
+            os.close(opened)
+    except (OSError, ValueError):
+        return None
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_futex_call: Any = _libc.syscall
+_slice = _Interval(0, _SLICE_NS)
+_at_slice = ctypes.byref(_slice)
+
+
+def _futex(address: int, operation: int, value: int) -> None:
+    """Sleep while the word at this address has a value, for `_SLICE_NS` at most; or wake those who do."""
+    _futex_call(
+        ctypes.c_long(_SYS_FUTEX),
+        ctypes.c_void_p(address),
+        ctypes.c_int(operation),
+        ctypes.c_uint(value),
+        _at_slice,
+        None,
+        0,
+    )

@@ -1,0 +1,147 @@
+"""Boards, on which the ranks of a group compare what they call. Ranks are threads here: each has a board of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported at run time
+
+from ddp_notebook.rank.group.guard import memory
+from ddp_notebook.rank.group.guard.memory import MemoryBoard
+from ddp_notebook.rank.group.guard.private import PrivateBoard
+from tests.conftest import wait_until
+
+ROOM = 64
+TIMEOUT = timedelta(seconds=20)
+
+
+def on_each(boards: list[Any], work: Callable[[Any], Any]) -> list[Any]:
+    """What `work(board)` returns for each board, all at the same time."""
+    with ThreadPoolExecutor(len(boards)) as pool:
+        return list(pool.map(work, boards))
+
+
+def make_boards(kind, size: int, timeout: timedelta = TIMEOUT) -> list[Any]:
+    make = kind.make if kind is MemoryBoard else kind
+    store = HashStore()
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: make(store, rank, size, ROOM, timeout), range(size)))
+
+
+def comparing(mark: int) -> Callable[[Any], Any]:
+    """Posts a call with this mark, and compares it."""
+    return lambda board: board.compare(board.post(mark, True))
+
+
+@pytest.fixture(params=[MemoryBoard, PrivateBoard], ids=["memory", "private"])
+def boards(request) -> Iterator[list[Any]]:
+    made = make_boards(request.param, 3)
+    yield made
+    made.clear()  # gloo's connections end with their groups
+
+
+def test_equal_marks_are_the_same(boards):
+    for number in range(5):
+        assert on_each(boards, comparing(number)) == [(True, True)] * 3
+
+
+def test_one_other_mark_is_told_on_every_rank(boards):
+    assert on_each(boards, lambda board: board.compare(board.post(7 + (board.rank == 1), True))) == [(False, True)] * 3
+    assert on_each(boards, comparing(7)) == [(True, True)] * 3
+
+
+def test_everybody_knows_that_one_does_not_block(boards):
+    assert on_each(boards, lambda board: board.compare(board.post(7, board.rank != 2))) == [(True, False)] * 3
+
+
+def test_largest_and_smallest_marks(boards):
+    for mark in (0, 2**47 - 1):
+        assert on_each(boards, comparing(mark)) == [(True, True)] * 3
+    assert (
+        on_each(boards, lambda board: board.compare(board.post((2**47 - 1) * (board.rank == 0), True)))
+        == [(False, True)] * 3
+    )
+
+
+def test_calls_that_are_compared_later_and_in_another_order(boards):
+    tickets = [[board.post(mark + (board.rank == 2 and mark == 3), False) for mark in range(6)] for board in boards]
+    for board, of_board in zip(boards, tickets, strict=True):
+        found = {mark: board.compare(of_board[mark]).is_same for mark in (5, 3, 0)}
+        assert found == {5: True, 3: False, 0: True}
+
+
+def test_notes_reach_everybody(boards):
+    def swap(board):
+        ticket = board.post(1, True)
+        board.compare(ticket)
+        return board.swap(ticket, b"of " + b"%d" % board.rank * (1 + 20 * board.rank))
+
+    for _ in range(3):
+        assert on_each(boards, swap) == [[b"of 0", b"of " + b"1" * 21, b"of " + b"2" * 41]] * 3
+
+
+def test_many_calls_at_full_speed():
+    def run(board):
+        return [tuple(board.compare(board.post(number % 5, number % 3 > 0))) for number in range(70_000)]
+
+    found = on_each(make_boards(MemoryBoard, 2), run)
+    assert found == [[(True, number % 3 > 0) for number in range(70_000)]] * 2  # also where numbers begin again
+
+
+def test_a_rank_that_is_far_behind_passes_what_was_overwritten():
+    fast, slow = make_boards(MemoryBoard, 2)
+    of_slow = slow.post(1, False)
+    for number in range(memory._DEPTH + 1):
+        fast.post(2 + number, False)
+    assert slow.compare(of_slow).is_same  # it cannot be known
+    assert not slow.compare(slow.post(99, False)).is_same
+
+
+def test_a_cut_ends_waits_on_every_rank():
+    boards = make_boards(MemoryBoard, 3)
+    errors: list[str] = []
+
+    def wait(board):
+        try:
+            board.compare(board.post(1, True))
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=wait, args=(board,)) for board in boards[:2]]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(board._posted for board in boards[:2]))
+    began = time.monotonic()
+    boards[2].cut()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began < 1
+    assert len(errors) == 2 and all("Connection closed by peer" in error for error in errors)
+
+
+def test_who_has_not_come_in_time_is_named():
+    boards = make_boards(MemoryBoard, 3, timedelta(seconds=0.2))
+    boards[2].post(1, True)
+    boards[0].set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(RuntimeError, match=r"Timed out waiting 0.1 s for rank 1 of the group"):
+        boards[0].compare(boards[0].post(1, True))
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):  # it must not go on without the others
+        boards[1].compare(boards[1].post(1, True))
+
+
+def test_without_files_in_memory_no_rank_has_such_a_board(monkeypatch):
+    monkeypatch.setattr(memory, "_new_file", lambda _: -1)
+    assert make_boards(MemoryBoard, 3) == [None] * 3
+
+
+@pytest.mark.parametrize("other", ["elsewhere 1", "here 2"], ids=["machine", "container"])
+def test_if_one_rank_is_on_another_machine_no_rank_has_such_a_board(monkeypatch, other):
+    seen = iter(["here 1", other])  # the first who asks is rank 0, as it tells the place
+    monkeypatch.setattr(memory, "_machine", lambda: next(seen, "here 1"))
+    assert make_boards(MemoryBoard, 3) == [None] * 3
