@@ -100,4 +100,4 @@ def test_after_it_is_removed_nothing_is_seen(group):
     made.install()
     made.remove()
     dist.all_reduce(torch.ones(1))
-    assert made.counts == {}
+    assert made.begun == 0

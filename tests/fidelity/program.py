@@ -168,7 +168,11 @@ for name, read in (("_dump_fr_trace", pickle.loads), ("_dump_fr_trace_json", jso
     shown[f"flight recorder: {name}"] = [
         [entry["profiling_name"], list(entry["process_group"]), entry["collective_seq_id"]]
         for entry in traces["entries"]
-    ] + [list(map(str, status.values())) for status in traces["pg_status"].values()]
+    ] + [
+        # not the last completed one: gloo's thread may note that later
+        [str(status[f"last_{what}_collective"]) for what in ("enqueued", "started")]
+        for status in traces["pg_status"].values()
+    ]
 
 # ---- warnings and logging
 

@@ -183,7 +183,7 @@ class Network:
         return {
             "counts": self.recorder.counts,
             "made": self.connections.groups_made,
-            "is_cut": self.release.was_cut or self._is_broken,
+            "is_cut": self.release.was_cut or self._is_broken or self.recorder.is_cut,
             "is_busy": bool(self.recorder.operations()),
             "has_models": self._models.exist,
             "has_communicated": self._progress.has_communicated,

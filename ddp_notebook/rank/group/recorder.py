@@ -199,7 +199,7 @@ class Recorder:
     def registered(self) -> dict[str, Group]:
         """torch's groups by name, in the order in which they were made."""
         names = distributed_c10d._world.pg_names
-        groups = {name: self.group(group) for group, name in names.items() if group.size() > 0}
+        groups = {name: self.group(group) for group, name in list(names.items()) if group.size() > 0}
         return dict(sorted(groups.items(), key=lambda item: (not item[0].isdigit(), len(item[0]), item[0])))
 
     def retire(self, why: str) -> None:
@@ -227,12 +227,18 @@ class Recorder:
 
     @property
     def counts(self) -> dict[str, dict[str, Any]]:
-        """How many operations of each kind were begun in each group, by its name: whether ranks are in step."""
+        """How many operations of each kind were begun in each group, by its name: whether ranks are in step. A group
+        that was never used counts too, since another rank may have."""
         return {
-            group.name: {**group.counts, "sent": {group.session_rank(to): n for to, n in group.sent.items()}}
-            for group in list(self.groups.values())
-            if (one := group.reference()) is not None and _is_registered(one)
+            name: {**group.counts, "sent": {group.session_rank(to): n for to, n in group.sent.items()}}
+            for name, group in self.registered().items()
         }
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether ranks were interrupted while their calls were compared: they may have posted different numbers."""
+        groups = self.registered().values()
+        return any(group.board is not None and group.board.is_cut for group in groups if not group.retired)
 
     @property
     def begun(self) -> int:
@@ -366,7 +372,3 @@ class Recorder:
                         return call
         return None
 
-
-def _is_registered(group: ProcessGroup) -> bool:
-    """Whether torch knows the group: a destroyed one may live on for a while, and its name may be given again."""
-    return group in distributed_c10d._world.pg_names

@@ -50,5 +50,9 @@ class Board(Protocol[Ticket]):
     def set_timeout(self, timeout: timedelta) -> None:
         """How long this rank waits for the others from now on."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether some rank has cut it."""
+
     def cut(self) -> None:
         """End every wait at this board, on the other ranks too; it cannot be used any more. From any thread."""

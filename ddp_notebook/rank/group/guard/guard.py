@@ -57,9 +57,16 @@ class Guard:
             return
         began_ns = time.monotonic_ns()
         blocks = kernel.blocks(call.arguments[kernel.at_rest :])
-        ticket = unseen(lambda: board.post(_mark(call), blocks))
+        try:
+            ticket = unseen(lambda: board.post(_mark(call), blocks))
+            if blocks:
+                unseen(self._compare, board, ticket, call)
+        except CollectiveMismatchError:
+            raise
+        except BaseException:  # an interrupt: some ranks may have posted this call, and others not
+            board.cut()
+            raise
         if blocks:
-            unseen(self._compare, board, ticket, call)
             call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for ranks that come later
         else:
             call.check = lambda: unseen(self._compare, board, ticket, call)

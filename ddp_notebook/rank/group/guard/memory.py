@@ -27,7 +27,7 @@ from ddp_notebook.rank.group.guard.board import Compared
 # Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0: not known
 _WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
-_SLICE_NS = 50_000_000  # then a waiting rank looks whether the board was cut, and for an interrupt
+_SLICE_NS = 200_000_000  # then a waiting rank looks whether the board was cut
 # Calls that a rank may post before a slower rank reads the first of them: asynchronous ones, of which what is
 # overwritten is not compared.
 _DEPTH = 512
@@ -91,7 +91,7 @@ class MemoryBoard:
                 os.close(mine)
 
     def post(self, mark: int, blocks: bool) -> int:
-        if self._head[0]:
+        if self.is_cut:
             raise RuntimeError(_WAS_CUT)
         number = self._posted = self._posted + 1
         at = self.rank * _DEPTH + number % _DEPTH
@@ -140,12 +140,16 @@ class MemoryBoard:
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
 
+    @property
+    def is_cut(self) -> bool:
+        return self._head[0] != 0
+
     def cut(self) -> None:
         self._head[0] = 1
 
     def _wait(self, address: int, word: int, began_ns: int, rank: int) -> None:
         """Sleep while this word is there, for a moment at most."""
-        if self._head[0]:
+        if self.is_cut:
             raise RuntimeError(_WAS_CUT)
         if time.monotonic_ns() - began_ns > self._timeout.total_seconds() * 1e9:
             self.cut()  # as gloo does: whoever comes later must not begin without this rank

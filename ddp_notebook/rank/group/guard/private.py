@@ -64,5 +64,10 @@ class PrivateBoard:
     def set_timeout(self, timeout: timedelta) -> None:
         self._group._set_default_timeout(timeout)
 
+    @property
+    def is_cut(self) -> bool:
+        """Not known here: nothing interrupts a rank that waits in gloo."""
+        return False
+
     def cut(self) -> None:
         """Nothing to do: its connections are gloo's."""
