@@ -10,7 +10,7 @@ from collections.abc import Mapping
 _READ_AT_IMPORT = (
     "TORCH", "PYTORCH", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "DYLD_",
     "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TZ", "TRITON_",
-    "MALLOC_", "GLIBC_TUNABLES", "DDP_NOTEBOOK_START_METHOD",
+    "MALLOC_", "GLIBC_TUNABLES", "PYDEVD_", "DEBUGPY_", "DDP_NOTEBOOK_START_METHOD",
 )  # fmt: skip
 # The host server must import with one thread; each rank then raises its own count by call.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -49,6 +49,7 @@ def host_server_env(env: Mapping[str, str], token_variable: str, token: str) -> 
     """The environment of a host server."""
     return {
         **_OLD_NCCL,
+        **_OF_ENGINES,
         **env,
         **dict.fromkeys(THREAD_COUNTS, "1"),
         token_variable: token,

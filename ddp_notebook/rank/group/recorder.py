@@ -371,4 +371,3 @@ class Recorder:
                     if one.layout is torch.strided and one.untyped_storage().data_ptr() == at_data:
                         return call
         return None
-
