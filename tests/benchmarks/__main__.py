@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, collective, intake, monitor, output, recording, results, scale, start
+from tests.benchmarks import cell, collective, intake, memory, monitor, output, recording, results, scale, start
 
 
 def main() -> None:
@@ -28,6 +28,7 @@ def main() -> None:
             *intake.measure(),
             *recording.measure(),
             *monitor.measure(),
+            *memory.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")

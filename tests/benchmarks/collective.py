@@ -21,7 +21,7 @@ import ddp_notebook
 from tests.benchmarks.results import Figure, moment, table
 
 WORLD_SIZES = (2, 4, 8)
-BAR_RECORDER_US, BAR_GUARD = 15.0, 2.0
+BAR_RECORDER_US, BAR_GUARD = 15.0, 1.5
 _GUARD = """
 import json, time
 from ddp_notebook.rank.engine import RankEngine

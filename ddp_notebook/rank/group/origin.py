@@ -54,6 +54,9 @@ class Site(NamedTuple):
     module: str  # FSDP's module, if FSDP has called
 
 
+SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]  # of a `Site`
+
+
 def origin(depth: int = 1) -> str:
     """`"user"`, or who in torch has called.
 
@@ -85,7 +88,7 @@ class Sites:
         # See `site`. By the id of the code, since hashing it takes 2 us; the code is kept so that its id stays its own.
         self._near: dict[int, tuple[int, CodeType]] = {}
 
-    def site(self, depth: int) -> tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]:
+    def site(self, depth: int) -> SiteFields:
         """The fields of a `Site`: where the call of the frame `depth` levels above comes from.
 
         Each frame costs 0.4 us. So once a cell has called a function of torch, past the wrappers that torch defines it

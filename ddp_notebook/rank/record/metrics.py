@@ -102,9 +102,9 @@ class Metrics:
                 at = self._counts.get(name, 0)
                 self._counts[name] = at + 1
             if type(value) is float:
-                tape.put(Logged(name, value, None, at, now_ns, moment))
+                tape.put(Logged(name, value, None, at, now_ns, moment), hurries=True)
             else:
-                tape.put(unseen(_logged, name, value, at, now_ns, moment))
+                tape.put(unseen(_logged, name, value, at, now_ns, moment), hurries=True)
 
     def _read_watched(self) -> None:
         """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""

@@ -7,17 +7,19 @@ Everything here runs in the user's threads in the middle of a step, so its cost 
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections import deque
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, UNWAITED, Call
 from ddp_notebook.rank.group.operators import flat
-from ddp_notebook.rank.group.origin import REDUCER, Sites
+from ddp_notebook.rank.group.origin import REDUCER, SiteFields, Sites
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import Marks
 from ddp_notebook.rank.unseen import unseen
@@ -31,6 +33,7 @@ OFF, META, VALUES = range(3)  # places in `wire.record_options.LEVELS`
 # place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
 _MOST_LIGHT = 100_000  # most records without a copy from a large tensor
+_MANY = 500  # records that are passed on soon
 
 
 class Moment:
@@ -60,8 +63,10 @@ class Tape:
         self.dropped = 0
         self.puts = 0  # records so far
         self.filled = threading.Event()  # wakes the recorder's thread
+        self.hurries = threading.Event()  # what waits is to be passed on soon
         self.is_filled = False  # the same, reset by that thread: asking the event takes longer
-        self.site = Sites(cells).site
+        self.engine: CodeType | None = None  # torch's last function before autograd's own code, in C++
+        self._sites = Sites(cells)
         self._moving = threading.Lock()  # for changes of the moment: steps and backwards may run in several threads
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
@@ -69,8 +74,12 @@ class Tape:
 
     # ---- records
 
-    def put(self, record: Any, most: int = _MOST_LIGHT) -> None:
-        """Leave a record. If `most` of them wait already, the oldest is dropped."""
+    def put(self, record: Any, most: int = _MOST_LIGHT, *, hurries: bool = False) -> None:
+        """Leave a record. If `most` of them wait already, the oldest is dropped.
+
+        Args:
+            hurries: somebody looks at it as it comes.
+        """
         records = self._records
         if len(records) >= most:
             gone = len(self.take(1))  # alone: meanwhile the recorder's thread may reset `dropped`
@@ -80,6 +89,8 @@ class Tape:
         if not self.is_filled:
             self.is_filled = True
             self.filled.set()
+        if (hurries or len(records) > _MANY) and not self.hurries.is_set():
+            self.hurries.set()
 
     def take(self, most: int) -> list[Any]:
         """Remove the oldest records from the tape, and return them."""
@@ -97,7 +108,7 @@ class Tape:
     def leave(self) -> None:
         """Give up, in a child that the user has forked: nobody empties this tape, and its locks may be held."""
         self.level = OFF
-        self.filled = threading.Event()
+        self.filled, self.hurries = threading.Event(), threading.Event()
         self._records.clear()
 
     def next_span(self) -> int:
@@ -124,6 +135,18 @@ class Tape:
             self.moment = Moment(now.cell, now.title, now.step, backward)
 
     # ---- calls
+
+    def site(self, depth: int) -> SiteFields:
+        """Where the call of the frame `depth` levels above comes from. Calls of DDP's reducer in one backward come from
+        the same line."""
+        backward = self.moment.backward
+        if backward is None or backward.thread != threading.get_ident():
+            return self._sites.site(depth + 1)
+        if sys._getframe(depth).f_code is not self.engine:  # a hook of the user's
+            return self._sites.site(depth + 1)
+        if backward.site is None:
+            backward.site = self._sites.site(depth + 1)
+        return backward.site
 
     def begin(self, call: Call) -> None:
         """An operation whose site is known is about to begin."""

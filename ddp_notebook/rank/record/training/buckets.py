@@ -7,6 +7,7 @@ bucket is that bucket.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.operators import nbytes
+from ddp_notebook.rank.group.origin import SiteFields
 
 
 class Layout(NamedTuple):
@@ -109,12 +111,14 @@ class Backward:
         prepared: models whose gradients it may synchronise, by the order of their forwards.
     """
 
-    __slots__ = ("_prepared", "calls", "end_ns", "number")
+    __slots__ = ("_prepared", "calls", "end_ns", "number", "site", "thread")
 
     def __init__(self, number: int, prepared: list[Model]) -> None:
         self.number = number
         self.end_ns = 0  # once it is over
         self.calls: list[Call] = []  # begun in it by reducers
+        self.thread = threading.get_ident()
+        self.site: SiteFields | None = None  # of these calls
         self._prepared = prepared
 
     def bucket_of(self, call: Call) -> tuple[str, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import itertools
 import logging
 import sys
@@ -117,6 +118,7 @@ class Training:
 
     def _look_at_backwards(self) -> None:
         _is_in_backward()  # or an AttributeError now, not in the user's backward
+        self._tape.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
         for module in (torch.autograd, torch.autograd.graph):
             _around(module, "_engine_run_backward", self._around_backward)
 
