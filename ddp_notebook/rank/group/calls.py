@@ -36,7 +36,20 @@ class Call:
     # With defaults in the class instead of slots, each access would take 0.05 us.
     __slots__ = (
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
-        *("moment", "site", "rest", "serial", "state", "end_ns", "blocked_ns", "bucket", "input", "output", "whole"),
+        *(
+            "moment",
+            "site",
+            "rest",
+            "serial",
+            "state",
+            "end_ns",
+            "ends",
+            "blocked_ns",
+            "bucket",
+            "input",
+            "output",
+            "whole",
+        ),
         *("marks", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
     )
 
@@ -58,6 +71,7 @@ class Call:
         self.site: Any = None  # the fields of a `Site`
         self.rest: tuple[Any, ...] = ()  # after `compact`: the arguments behind the group
         self.serial = self.state = self.end_ns = self.blocked_ns = 0
+        self.ends: list[int] | None = None  # of a bucket: the time of its end, once it is over
         self.bucket: tuple[str, int] | None = None
         self.input: Copy | None = None
         self.output: Copy | None = None

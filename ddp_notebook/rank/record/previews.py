@@ -56,7 +56,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
             return None  # a tensor of torch.compile, or one without readable values
         numel += tensor.numel()
         if at < _MOST_TENSORS:
-            part = _sample(tensor.detach())
+            part = _sample(tensor.detach() if tensor.requires_grad else tensor)
             if part.is_cuda:
                 part, event = _on_its_way(part)
             parts.append(part)

@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -170,11 +172,16 @@ class Tape:
         call.tells_its_end = True
         if call.marks is not None:
             future.then(call.marks.end)  # on a stream that waits for the operation
-        on_future = _note_end if call.is_of_backward and call.marks is None else self._on_future
-        if future.done():  # its callback would run here, where it swallows an interrupt
-            on_future(call, future)
+        if call.is_of_backward and call.marks is None:  # the end of the backward does the rest
+            call.ends = []
+            if future.done():
+                call.ends.append(time.monotonic_ns())
+            else:
+                future.add_done_callback(_noting_time(call.ends))
+        elif future.done():  # its callback would run here, where it swallows an interrupt
+            self._on_future(call, future)
         else:
-            future.add_done_callback(partial(on_future, call))
+            future.add_done_callback(partial(self._on_future, call))
 
     def _on_future(self, call: Call, future: Any) -> None:
         """Called in gloo's thread, before a caller that waits goes on; with NCCL at once, while the device works."""
@@ -199,10 +206,9 @@ class Tape:
                 continue  # it could not begin, or the GPU's events will tell its end
             if failed and call.work is not None and not call.is_done:
                 call.is_of_backward = False
-                call.end_ns = 0
                 self.issued(call, call.work)
                 continue
-            self._end(call, failed and call.has_failed, call.end_ns or backward.end_ns)
+            self._end(call, failed and call.has_failed, call.ends[0] if call.ends else backward.end_ns)
             self._leave(call)
         backward.calls.clear()
 
@@ -256,9 +262,10 @@ class Tape:
             return None
 
 
-def _note_end(call: Call, _: Any) -> None:
-    """Called in gloo's thread."""
-    call.end_ns = time.monotonic_ns()
+def _noting_time(into: list[int]) -> Callable[..., None]:
+    """A callback for gloo's thread that appends the time, in builtins only: for its first Python function a thread that
+    is not Python's own gets a stack each time, and frees it again (4 to 24 us a call instead of 1 to 4)."""
+    return partial(next, map(list.append, repeat(into), iter(time.monotonic_ns, None)))
 
 
 HAS_DEVICES = torch.cuda.is_available()
