@@ -92,6 +92,15 @@ def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:
         time.sleep(0.01)
 
 
+def sockets_of(pid: int) -> int:
+    """How many sockets a process has."""
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            links.append(os.readlink(fd))
+    return sum(link.startswith("socket:") for link in links)
+
+
 # What is counted before and after each test, without the host server that waits: it may be another one by then.
 
 
@@ -110,11 +119,7 @@ def _directories() -> set[Path]:
 
 
 def _sockets() -> int:
-    links = []
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            links.append(os.readlink(fd))
-    return sum(link.startswith("socket:") for link in links) - (waiting_host() is not None)
+    return sockets_of(os.getpid()) - (waiting_host() is not None)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

@@ -13,7 +13,7 @@ from ddp_notebook.errors import RankError
 from ddp_notebook.launch import forming
 from ddp_notebook.run.groups.mend import are_in_step
 from ddp_notebook.wire.signals import RELEASE
-from tests.conftest import wait_until
+from tests.conftest import sockets_of, wait_until
 
 DEADLOCK = "dist.recv(torch.ones(1), (rank + 1) % world_size)"
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
@@ -328,10 +328,7 @@ def test_connections_are_closed_of_groups_that_were_formed_anew_and_of_destroyed
     session = make_session_alone(2)
 
     def sockets() -> list[int]:
-        return [
-            sum(os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:") for fd in os.listdir(f"/proc/{pid}/fd"))
-            for pid in session.pids()
-        ]
+        return [sockets_of(pid) for pid in session.pids()]
 
     for _ in range(4):
         session.reform()

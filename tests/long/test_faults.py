@@ -9,12 +9,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
-from pathlib import Path
+from contextlib import ExitStack, closing
 
 import psutil
 import pytest
 
+from tests.conftest import sockets_of
 from tests.faults.entries import strike
 from tests.faults.harness import Ranks
 from tests.faults.on_rank import Scene
@@ -79,13 +79,7 @@ def test_a_deadlock_is_freed_50_of_50(start, tally, world_size):
 
 def _sockets_of(ranks: Ranks) -> list[int]:
     """How many sockets the notebook has, and each of its ranks."""
-    counts = []
-    for pid in (ranks.kernel.pid, *ranks.pids()):
-        counts.append(0)
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                counts[-1] += os.readlink(fd).startswith("socket:")
-    return counts
+    return [sockets_of(pid) for pid in (ranks.kernel.pid, *ranks.pids())]
 
 
 def _rss_mb(pid: int) -> float:

@@ -36,21 +36,8 @@ class Call:
     # With defaults in the class instead of slots, each access would take 0.05 us.
     __slots__ = (
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
-        *(
-            "moment",
-            "site",
-            "rest",
-            "serial",
-            "state",
-            "end_ns",
-            "ends",
-            "blocked_ns",
-            "bucket",
-            "input",
-            "output",
-            "whole",
-        ),
-        *("marks", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
+        *("moment", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns", "bucket", "input", "output"),
+        *("whole", "marks", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
     )
 
     def __init__(
