@@ -202,6 +202,30 @@ int(x), int(message)
     assert [result[rank].result for rank in (0, 1)] == ["(2, 0)", "(2, 7)"]
 
 
+def test_a_group_is_compared_though_somebody_asks_how_the_rank_is_while_it_is_made(session):
+    """An answer must not settle what is known of a group before torch has made it."""
+    code = """
+import threading
+from ddp_notebook.rank.engine import RankEngine
+from ddp_notebook.rank.group.guard.guard import CollectiveMismatchError
+network, told = RankEngine.instance()._rank._network, 0
+done = threading.Event()
+def ask():
+    while not done.is_set(): network.state()
+thread = threading.Thread(target=ask)
+thread.start()
+for _ in range(20):
+    g = dist.new_group([0, 1])
+    try: dist.all_reduce(torch.ones(2 + rank), group=g)
+    except CollectiveMismatchError: told += 1
+    dist.destroy_process_group(g)
+done.set(); thread.join()
+told
+"""
+    result = session.run(code, timeout=60)
+    assert [result[rank].result for rank in (0, 1)] == ["20", "20"]
+
+
 def test_a_call_that_some_have_left_out_is_told_by_its_number(session):
     code = """
 from datetime import timedelta
@@ -294,6 +318,19 @@ def test_1000_of_1000_random_mistakes_are_told_before_anything_is_sent(make_sess
     result = session.run(f"COUNT, SEED = 1000, {world_size}\n{MISTAKES}", timeout=240)
     assert [result[rank].result for rank in range(world_size)] == ["(1000, [])"] * world_size
     assert session.epoch == 1  # no group was formed anew
+
+
+def test_who_waits_for_a_rank_that_dies_is_told_though_there_is_no_grace(make_session_alone):
+    session = make_session_alone(2, grace_s=None)
+    code = """
+import os, time
+if rank == 1: time.sleep(0.3); os._exit(3)
+try: dist.all_reduce(torch.ones(2))
+except RuntimeError as error: print("told:", error)
+"""
+    with pytest.raises(RankDiedError) as caught:
+        session.run(code, timeout=20)
+    assert "told: Connection closed by peer" in session.log(0), caught.value
 
 
 def test_without_the_guard_gloo_ends_a_rank(make_session_alone):

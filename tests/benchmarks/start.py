@@ -5,7 +5,8 @@ Three kinds take turns, each time in a fresh process:
     warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the host server has imported torch
     cold    `ddp_notebook.start(4)` with no host server
 
-The time runs from the call to the end of the first all_reduce. What the notebook's own process imports is not in it.
+The time runs from the call to the end of the first all_reduce. What the notebook's own process imports is not in it. Of
+a warm start it is also said when all ranks had come how far.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from tests.benchmarks.results import Figure, moment, table
 
 WORLD_SIZE = 4
-BAR_WARM, BAR_COLD = 0.1, 0.35  # ratios to today's
+BAR_WARM, BAR_COLD = 0.05, 0.35  # ratios to today's
+BAR_WARM_S = 0.3
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 180
 _TODAY_CELL = """
@@ -67,14 +70,27 @@ def sample_warm_s() -> float:
 
 def sample_cold_s() -> float:
     """Ours, with whatever host server there is: none, unless one was started before."""
+    from ddp_notebook.launch.cluster import Cluster
     from ddp_notebook.session import start
 
+    start_ranks = Cluster.start
+
+    def start_and_note(cluster: Cluster, deadline: float, report: Any, *rest: Any) -> None:
+        def note(stage: str) -> None:
+            stages_s[stage] = time.perf_counter() - began
+            report(stage)
+
+        start_ranks(cluster, deadline, note, *rest)
+
+    Cluster.start = start_and_note  # type: ignore[method-assign,assignment]
     began = time.perf_counter()
     with start(WORLD_SIZE) as session:
         session.run(_OUR_CELL)
         return time.perf_counter() - began
 
 
+stages_s: dict[str, float] = {}  # of this process's start
+_STAGES = {"processes": "every rank is there", "group": "the group has formed", "engines": "every rank has its engine"}
 SAMPLES: dict[str, Callable[[], float]] = {
     "today": sample_today_s,
     "warm": sample_warm_s,
@@ -82,8 +98,8 @@ SAMPLES: dict[str, Callable[[], float]] = {
 }
 
 
-def sample_in_fresh_process_s(kind: str) -> float:
-    """One start, in seconds."""
+def sample_in_fresh_process_s(kind: str) -> tuple[float, dict[str, float]]:
+    """One start, in seconds, and when each of its stages was done."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # ours sets it; a host name that does not resolve costs time
     env.pop("PYTHONUNBUFFERED", None)
     done = subprocess.run(
@@ -96,17 +112,22 @@ def sample_in_fresh_process_s(kind: str) -> float:
     )
     if done.returncode != 0:
         raise RuntimeError(f"the start {kind!r} failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
-    return float(json.loads(done.stdout.splitlines()[-1])["start_s"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return float(found["start_s"]), found["stages_s"]
 
 
 def measure(rounds: int = 3) -> list[Figure]:
     """Run all kinds in turn, `rounds` times."""
     subprocess.run([sys.executable, "-c", "import torch._dynamo, ipyparallel"], check=True)  # the disk's cache
     seconds: dict[str, list[float]] = {kind: [] for kind in SAMPLES}
+    reached_s: dict[str, list[float]] = {stage: [] for stage in _STAGES}
     for number in range(rounds):
         kinds = list(SAMPLES) if number % 2 == 0 else list(reversed(SAMPLES))
         for kind in kinds:
-            seconds[kind].append(sample_in_fresh_process_s(kind))
+            took_s, stages = sample_in_fresh_process_s(kind)
+            seconds[kind].append(took_s)
+            for stage, at_s in stages.items() if kind == "warm" else ():
+                reached_s[stage].append(at_s)
             print(f"start of {WORLD_SIZE} ranks, round {number + 1}, {kind}: {seconds[kind][-1]:.2f} s", flush=True)
     today_s = median(seconds["today"])
 
@@ -123,6 +144,10 @@ def measure(rounds: int = 3) -> list[Figure]:
 
     return [
         figure("warm", "host server warm", BAR_WARM),
+        *(
+            Figure(what=f"... until {_STAGES[stage]}", value=median(at_s), unit="s", bar=BAR_WARM_S, blocks=tuple(at_s))
+            for stage, at_s in reached_s.items()
+        ),
         figure("cold", "cold", BAR_COLD),
     ]
 
@@ -133,7 +158,7 @@ def main() -> None:
     parser.add_argument("--sample", choices=SAMPLES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.sample is not None:
-        print("\n" + json.dumps({"start_s": SAMPLES[given.sample]()}))
+        print("\n" + json.dumps({"start_s": SAMPLES[given.sample](), "stages_s": stages_s}))
         return
     with tempfile.TemporaryDirectory(prefix="ipython-") as directory:
         os.environ["IPYTHONDIR"] = directory

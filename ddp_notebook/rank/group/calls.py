@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.tape import Moment
 
 
+KINDS = ("collective", "send", "recv")  # each counted by itself
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # indices of `records.STATES`
 
 
@@ -155,20 +156,19 @@ class Group:
         self.successor: ProcessGroup | None = None  # the group whose connections its operations use
         self.connections: Any = None  # the successor, as operators take it
         self.board: Board[Any] | None = None  # where the guard compares its calls
-        self.counts = {"collective": 0, "send": 0, "recv": 0}
+        self.counts = dict.fromkeys(KINDS, 0)
         self.sent: dict[int, int] = {}  # sends to each rank of the group
         # Calls of one kind are numbered and compared one after the other, whatever thread they come from. A send does
         # not wait for a collective: another rank may begin that collective only after it has received.
         self.locks = {kind: threading.RLock() for kind in self.counts}
 
-    def go_through(self, successor: ProcessGroup, board: Board[Any] | None) -> None:
+    def go_through(self, successor: ProcessGroup) -> None:
         """Send operations through the connections of another group from now on.
 
         Args:
             successor: that group.
-            board: its board for the guard, or None.
         """
-        self.successor, self.connections, self.board = successor, successor.boxed(), board
+        self.successor, self.connections = successor, successor.boxed()
 
     def reset_counts(self) -> None:
         """Number calls from the beginning."""

@@ -154,6 +154,7 @@ class Network:
         self._is_broken |= any(
             isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
         )
+        self._is_broken |= recorder.is_cut
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return apart
         was_freed = failure is not None and self._is_for_lack_of_others(failure)

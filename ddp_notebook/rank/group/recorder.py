@@ -25,7 +25,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.rank.group.calls import Call, Group, timeout_of
+from ddp_notebook.rank.group.calls import KINDS, Call, Group, timeout_of
 from ddp_notebook.rank.group.operators import SPECS, Operator, flat
 from ddp_notebook.rank.unseen import unseen
 
@@ -159,7 +159,8 @@ class Recorder:
         self.unwaited: dict[int, Call] = {}  # by thread: a synchronous call that was issued and is not waited for yet
         self.prune_at = _PRUNE_AT
         self._kept: list[Any] = []
-        self._boards: weakref.WeakKeyDictionary[ProcessGroup, Board[Any]] = weakref.WeakKeyDictionary()  # of the guard
+        self._boards: weakref.WeakKeyDictionary[ProcessGroup, Board[Any] | None] = weakref.WeakKeyDictionary()
+        self._knowing = threading.Lock()  # groups, and their boards, may be new in several threads at once
         self.groups: dict[int, Group] = {}  # by id of the process group
         self._libraries: list[Any] = []
         self._waits: dict[type, Any] = {}
@@ -187,14 +188,19 @@ class Recorder:
             kind.wait = wait  # type: ignore[attr-defined]
 
     def group(self, group: ProcessGroup) -> Group:
-        """What is known of a process group."""
-        known = self.groups.get(id(group))
-        if known is None or known.reference() is not group:
-            known = self.groups[id(group)] = Group(group)
-            known.board = self._boards.get(group)
-            for key in [key for key, one in list(self.groups.items()) if one.reference() is None]:
-                self.groups.pop(key, None)  # another thread may do the same
+        """What is known of a process group, from its first call on: its ranks are not known before it is made."""
+        with self._knowing:
+            known = self._known(group)
+            if known is None:
+                known = self.groups[id(group)] = Group(group)
+                known.board = self._boards.get(group)
+                for key in [key for key, one in self.groups.items() if one.reference() is None]:
+                    del self.groups[key]
         return known
+
+    def _known(self, group: ProcessGroup) -> Group | None:
+        known = self.groups.get(id(group))
+        return known if known is not None and known.reference() is group else None
 
     def registered(self) -> dict[str, Group]:
         """torch's groups by name, in the order in which they were made."""
@@ -209,36 +215,53 @@ class Recorder:
         for group in self.registered().values():
             group.retired = why
 
-    def keep_board(self, group: ProcessGroup, board: Board[Any]) -> None:
-        """Keep the guard's board of a group that is being made: its `Group` cannot be made yet."""
-        self._boards[group] = board
+    # ---- the guard's boards
 
-    def boards_of(self, group: ProcessGroup) -> list[Board[Any]]:
-        """The guard's boards of a group: that which it was made with, and that of its present connections."""
-        known = self.groups.get(id(group))
-        boards = [self._boards.get(group), None if known is None else known.board]
-        return [board for board in boards if board is not None]
+    def keep_board(self, group: ProcessGroup, board: Board[Any] | None) -> None:
+        """This is a group's board from now on. Of a group that is being made its `Group` cannot be made yet."""
+        with self._knowing:
+            self._boards[group] = board
+            if (known := self._known(group)) is not None:
+                known.board = board
+
+    def board_of(self, group: ProcessGroup) -> Board[Any] | None:
+        """A group's board, if any."""
+        with self._knowing:
+            return self._boards.get(group)
 
     def cut_boards(self) -> None:
-        """End every wait at the guard's boards, here and on the other ranks. From any thread."""
-        for board in [*self._boards.values(), *(group.board for group in list(self.groups.values()))]:
+        """End every wait at the boards, here and on the other ranks. From any thread."""
+        with self._knowing:
+            boards = list(self._boards.values())
+        for board in boards:
             if board is not None:
                 board.cut()
 
     @property
-    def counts(self) -> dict[str, dict[str, Any]]:
-        """How many operations of each kind were begun in each group, by its name: whether ranks are in step. A group
-        that was never used counts too, since another rank may have."""
-        return {
-            name: {**group.counts, "sent": {group.session_rank(to): n for to, n in group.sent.items()}}
-            for name, group in self.registered().items()
-        }
+    def is_cut(self) -> bool:
+        """Whether ranks were interrupted while their calls were compared: they may have posted different numbers. From
+        any thread."""
+        for group in list(distributed_c10d._world.pg_names):
+            known = self._known(group)
+            board = self.board_of(group)
+            if board is not None and board.is_cut and not (known is not None and known.retired):
+                return True
+        return False
+
+    # ---- how far this rank has come
 
     @property
-    def is_cut(self) -> bool:
-        """Whether ranks were interrupted while their calls were compared: they may have posted different numbers."""
-        groups = self.registered().values()
-        return any(group.board is not None and group.board.is_cut for group in groups if not group.retired)
+    def counts(self) -> dict[str, dict[str, Any]]:
+        """How many operations of each kind were begun in each group, by its name: whether ranks are in step. A group
+        that was never used counts too, since another rank may have. From any thread."""
+        counts: dict[str, dict[str, Any]] = {}
+        for group, name in list(distributed_c10d._world.pg_names.items()):
+            if group.size() > 0:
+                known = self._known(group)
+                of_kind = dict.fromkeys(KINDS, 0) if known is None else known.counts
+                sent = {} if known is None else {known.session_rank(to): n for to, n in known.sent.items()}
+                counts[name] = {**of_kind, "sent": sent}
+        return counts
 
     @property
     def begun(self) -> int:

@@ -172,6 +172,7 @@ class Release:
         self._lost = lambda _: RankLostError(why)
         if self._recorder.refusal is not _stop:
             self._recorder.refusal = self._lost
+        self._recorder.cut_boards()  # who waits there waits in vain; gloo tells by itself
 
     @property
     def is_under_way(self) -> bool:

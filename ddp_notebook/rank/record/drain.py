@@ -87,6 +87,7 @@ class Drain:
                         self._pass_on()
                     if len(self._tape):
                         self._tape.filled.set()
+                        self._tape.hurries.set()
             except Exception:  # must not end the thread
                 _log.info("a part of the recording was lost", exc_info=True)  # not in the user's cell
 

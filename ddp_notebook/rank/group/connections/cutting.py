@@ -127,7 +127,8 @@ class Connections:
         def set_timeouts(timeout: timedelta, group: Any = None) -> None:
             set_timeout(timeout, group)
             which = dist.group.WORLD if group is None else group
-            for board in [] if which is None else self._recorder.boards_of(which):  # it waits wherever its group would
+            board = None if which is None else self._recorder.board_of(which)
+            if board is not None:  # it waits wherever its group would
                 board.set_timeout(timeout)
 
         distributed_c10d._new_process_group_helper = make_group

@@ -79,7 +79,9 @@ class Renewal:
                 continue
             made += self._connect(group, name, PrefixStore(f"{name}/", store), forming)
         for group, successor, board in made:  # all or none: operations through old connections would wait for ever
-            group.go_through(successor, board)
+            group.go_through(successor)
+            if (old := group.reference()) is not None:
+                self._recorder.keep_board(old, board)
         self._connections.replace({group.name: successor for group, successor, _ in made})
         notes += self._models.reset(make_reducers=any(not one["groups"] for one in everybody))
         world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
-MARK_BITS = 47
+MARK_BITS = 32
 Ticket = TypeVar("Ticket")
 
 

@@ -13,8 +13,8 @@ asynchronous call is compared when its caller waits for it; by then it has sent 
 
 from __future__ import annotations
 
-import hashlib
 import time
+import zlib
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Store
 
 from ddp_notebook.rank.group.calls import Call
-from ddp_notebook.rank.group.guard.board import MARK_BITS, Board
+from ddp_notebook.rank.group.guard.board import Board
 from ddp_notebook.rank.group.guard.memory import MemoryBoard
 from ddp_notebook.rank.group.guard.private import PrivateBoard
 from ddp_notebook.rank.group.origin import USER, origin
@@ -73,15 +73,15 @@ class Guard:
 
     def _compare(self, board: Board[Any], ticket: Any, call: Call) -> None:
         is_same, all_block = board.compare(ticket)
-        if is_same:
-            if all_block and call.kernel.spec.uneven:
-                self._compare_sizes(board, ticket, call)
-            return
-        if not all_block:
-            raise CollectiveMismatchError(
-                f"{call.describe().short} {_words(call)} is not what another rank calls there"
-            )
-        raise CollectiveMismatchError(self._difference(board, ticket, call))
+        if not all_block:  # then nothing is exchanged: a rank that waits later may wait for something else first
+            if not is_same:
+                raise CollectiveMismatchError(
+                    f"{call.describe().short} {_words(call)} is not what another rank calls there"
+                )
+        elif not is_same:
+            raise CollectiveMismatchError(self._difference(board, ticket, call))
+        elif call.kernel.spec.uneven:
+            self._compare_sizes(board, ticket, call)
 
     def _compare_sizes(self, board: Board[Any], ticket: Any, call: Call) -> None:
         """Raise unless each rank takes as many bytes from each other rank as that rank gives it."""
@@ -135,8 +135,7 @@ def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[A
 
 
 def _mark(call: Call) -> int:
-    digest = hashlib.blake2b(_signature(call), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - MARK_BITS)
+    return zlib.crc32(_signature(call))
 
 
 def _signature(call: Call) -> bytes:

@@ -27,13 +27,13 @@ from ddp_notebook.rank.group.guard.board import Compared
 # Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0: not known
 _WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
-_SLICE_NS = 200_000_000  # then a waiting rank looks whether the board was cut
+_SLICE_S = 0.2  # then a waiting rank looks whether the board was cut: its wake-up may have been lost
 # Calls that a rank may post before a slower rank reads the first of them: asynchronous ones, of which what is
 # overwritten is not compared.
 _DEPTH = 512
-_NUMBER = 0xFFFF  # bits of a mark's word that count the calls
-_BLOCKS = 0x10000
-_MARK_SHIFT = 17
+_NUMBER = 0x7FFFFFFF  # bits of a mark's word that count the calls
+_BLOCKS = 0x80000000
+_MARK_SHIFT = 32
 _HEAD_BYTES = 64
 _WAS_CUT = "Connection closed by peer: the operations of this group were ended while ranks were compared"
 
@@ -62,9 +62,10 @@ class MemoryBoard:
         at_notes = _HEAD_BYTES + size * _DEPTH * 8
         self._marks = view[_HEAD_BYTES:at_notes].cast("Q")  # (size, _DEPTH): mark | blocks | number
         self._states = view[at_notes : at_notes + size * 8].cast("Q")  # (size,) of notes: checksum | number
-        self._notes = view[at_notes + size * 8 :]  # (size, 4 + room): length, text
-        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._at_marks, self._at_states = base + _HEAD_BYTES, base + at_notes
+        self._waits = view[at_notes + size * 8 : at_notes + size * 16].cast("Q")  # (size,) where each sleeps
+        self._notes = view[at_notes + size * 16 :]  # (size, 4 + room): length, text
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._at_marks, self._at_states = self._base + _HEAD_BYTES, self._base + at_notes
 
     @classmethod
     def make(cls, store: Store, rank: int, size: int, room: int, timeout: timedelta) -> MemoryBoard | None:
@@ -73,17 +74,17 @@ class MemoryBoard:
         Args:
             store: of the group.
         """
-        at, mine = PrefixStore("board/", store), -1
+        at, mine, count = PrefixStore("board/", store), -1, _bytes(size, room)
         try:
             if rank == 0:
-                mine = _new_file(_bytes(size, room))
-                at.set("place", f"{_machine()} {os.getpid()} {mine}")
-            memory = _mapped(at.get("place").decode(), _bytes(size, room))
+                mine = _new_file(count)
+                at.set("place", _place_of(mine))
+            memory = _mapped(_get(at, "place", timeout), count)
             # The last one to come tells all whether everybody has it. Then rank 0 may close its file.
             have = at.add("have", 1 if memory is not None else 1 << 32)
             if (have >> 32) + (have & 0xFFFFFFFF) == size:
                 at.set("all have", "" if have >> 32 else "yes")
-            if at.get("all have") and memory is not None:
+            if _get(at, "all have", timeout) and memory is not None:
                 return cls(memory, rank, size, room, timeout)
             return None
         finally:
@@ -111,9 +112,11 @@ class MemoryBoard:
             # a newer one.
             while (word := marks[place]) & _NUMBER != number and (number - word) & _NUMBER <= _NUMBER >> 1:
                 self._wait(self._at_marks + place * 8, word, began_ns, place // _DEPTH)
-            if word & _NUMBER == number:
-                is_same = is_same and word >> _MARK_SHIFT == mine >> _MARK_SHIFT
-                all_block = all_block and bool(word & _BLOCKS)
+            if word & _NUMBER != number:  # it has gone on without waiting for that call
+                all_block = False
+                continue
+            is_same = is_same and word >> _MARK_SHIFT == mine >> _MARK_SHIFT
+            all_block = all_block and bool(word & _BLOCKS)
         return Compared(is_same, all_block)
 
     def swap(self, ticket: int, note: bytes) -> list[bytes]:
@@ -146,22 +149,27 @@ class MemoryBoard:
 
     def cut(self) -> None:
         self._head[0] = 1
+        for offset in self._waits:
+            if offset:
+                _futex(self._base + offset, _WAKE, _ALL)
 
     def _wait(self, address: int, word: int, began_ns: int, rank: int) -> None:
         """Sleep while this word is there, for a moment at most."""
+        self._waits[self.rank] = address - self._base  # first: who cuts the board from now on wakes this rank
         if self.is_cut:
             raise RuntimeError(_WAS_CUT)
-        if time.monotonic_ns() - began_ns > self._timeout.total_seconds() * 1e9:
+        left_s = self._timeout.total_seconds() - (time.monotonic_ns() - began_ns) / 1e9
+        if left_s <= 0:
             self.cut()  # as gloo does: whoever comes later must not begin without this rank
             raise RuntimeError(
                 f"Timed out waiting {self._timeout.total_seconds():g} s for rank {rank} of the group to call a "
                 "collective. Application timeout caused pair closure"
             )
-        _futex(address, _WAIT, word & 0xFFFFFFFF)
+        _futex(address, _WAIT, word & 0xFFFFFFFF, min(left_s, _SLICE_S))
 
 
 def _bytes(size: int, room: int) -> int:
-    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 4 + room)
+    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 8 + 4 + room)
 
 
 def _machine() -> str:
@@ -170,45 +178,69 @@ def _machine() -> str:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
+def _get(store: Store, key: str, timeout: timedelta) -> str:
+    store.wait([key], timeout)
+    return str(store.get(key).decode())
+
+
 def _new_file(count: int) -> int:
     """A file in memory without a name; -1 where the system has none."""
+    if not _SYS_FUTEX or not hasattr(os, "memfd_create"):
+        return -1
     try:
         file = os.memfd_create("ddp_notebook-board")
+    except OSError:
+        return -1
+    try:
         os.ftruncate(file, count)
-    except (AttributeError, OSError):
+    except OSError:
+        os.close(file)
         return -1
     return file
 
 
+def _place_of(file: int) -> str:
+    """Where the other ranks find it, and how they know it; empty where they cannot."""
+    try:
+        found = os.fstat(file)
+        # This process as /proc counts it, which may be another namespace's than `os.getpid`.
+        return f"{_machine()} {os.readlink('/proc/self')} {file} {found.st_dev} {found.st_ino}"
+    except OSError:
+        return ""
+
+
 def _mapped(place: str, count: int) -> mmap.mmap | None:
     """The memory that rank 0 has told the place of; None where it is not to be had."""
-    machine, process, file = place.rsplit(" ", 2)
     try:
-        if not _SYS_FUTEX or int(file) < 0 or machine != _machine():
+        *machine, process, file, device, inode = place.split()
+        path = f"/proc/{process}/fd/{file}"
+        if not _SYS_FUTEX or " ".join(machine) != _machine() or not _is(os.stat(path), device, inode):
             return None
-        opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            return mmap.mmap(opened, count)
+            return mmap.mmap(opened, count) if _is(os.fstat(opened), device, inode) else None
         finally:
             os.close(opened)
     except (OSError, ValueError):
         return None
 
 
+def _is(found: os.stat_result, device: str, inode: str) -> bool:
+    return (str(found.st_dev), str(found.st_ino)) == (device, inode)
+
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _futex_call: Any = _libc.syscall
-_slice = _Interval(0, _SLICE_NS)
-_at_slice = ctypes.byref(_slice)
 
 
-def _futex(address: int, operation: int, value: int) -> None:
-    """Sleep while the word at this address has a value, for `_SLICE_NS` at most; or wake those who do."""
+def _futex(address: int, operation: int, value: int, timeout_s: float = 0.0) -> None:
+    """Sleep while the word at this address has a value, for so long at most; or wake those who do."""
     _futex_call(
         ctypes.c_long(_SYS_FUTEX),
         ctypes.c_void_p(address),
         ctypes.c_int(operation),
         ctypes.c_uint(value),
-        _at_slice,
+        ctypes.byref(_Interval(0, int(timeout_s * 1e9))),
         None,
         0,
     )
