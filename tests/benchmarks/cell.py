@@ -25,7 +25,7 @@ from tests.benchmarks.results import Figure, moment, table
 from tests.kernels import NotebookKernel
 
 WORLD_SIZE = 4
-BAR_PX, BAR_LOCAL, BAR_WIDGETS = 0.45, 1.6, 1.2  # ratios
+BAR_PX, BAR_LOCAL, BAR_WIDGETS = 0.45, 1.3, 1.2  # ratios
 WIDGETS = 500  # of a rank
 _OURS = {"ours": "%%on_all_ranks\npass"}
 _BESIDE_LOCAL = {"local": "pass", **_OURS}
