@@ -134,6 +134,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV); the first time takes some minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo '{}' > $(VENV)/package.json # else Node takes JupyterLab's JavaScript there for modules, as ours is
 	@$(PIP_INSTALL) -c constraints.txt torch==2.13.0 hatchling $(NODE_PACKAGE)
 	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[lab,notebooks,test]'
 	@touch $@

@@ -320,6 +320,22 @@ def test_1000_of_1000_random_mistakes_are_told_before_anything_is_sent(make_sess
     assert session.epoch == 1  # no group was formed anew
 
 
+def test_who_waits_for_a_rank_that_fails_is_interrupted_and_recorded(make_session_alone):
+    """Whichever rank's interrupt comes first: the others' waits are not ended by that, but by their own."""
+    session = make_session_alone(3)
+    for _ in range(6):
+        with pytest.raises(RankError, match=r"bad \(rank 2\); interrupted: ranks 0-1\n"):
+            session.run("x = torch.ones(2)\nif rank == 2: raise ValueError('bad')\ndist.all_reduce(x)", timeout=20)
+    with pytest.raises(RankError, match="is not the same on all ranks"):
+        session.run("dist.all_reduce(torch.ones(2 + rank))", timeout=20)
+    calls = session.recording.collectives(op="all_reduce")
+    assert sorted((call.cell, call.rank, call.state) for call in calls) == [
+        *((cell, rank, "failed") for cell in range(1, 7) for rank in (0, 1)),
+        *((7, rank, "failed") for rank in range(3)),
+    ]
+    assert all(call.blocked_ns > 0 for call in calls)
+
+
 def test_who_waits_for_a_rank_that_dies_is_told_though_there_is_no_grace(make_session_alone):
     session = make_session_alone(2, grace_s=None)
     code = """

@@ -14,13 +14,25 @@ def two_figures(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A value of a metric: two places, or three figures if it is very large or small.
+    """A value of a metric: two places, whole from 1000 on, or three figures if it is very large or small.
 
     Example:
-        >>> number(2.3), number(0.1134), number(0.0000123), number(123456.0)
-        ('2.30', '0.11', '1.23e-05', '1.23e+05')
+        >>> number(2.3), number(0.1134), number(0.0000123), number(51440.0), number(1234567.0)
+        ('2.30', '0.11', '1.23e-05', '51,440', '1.23e+06')
     """
+    if 999.5 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
     return f"{value:.2f}" if 0.095 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
+
+
+def at_most_three_figures(value: float) -> str:
+    """A value at the end of its line; whole from 1000 on.
+
+    Example:
+        >>> at_most_three_figures(0.8), at_most_three_figures(2.3456), at_most_three_figures(51440.0)
+        ('0.8', '2.35', '51,440')
+    """
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def three_figures(value: float) -> str:

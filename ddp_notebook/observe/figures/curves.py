@@ -13,7 +13,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.figures.drawing import FAINT, Picture, label_ends, line_style, picture
 from ddp_notebook.observe.figures.palette import INK
 from ddp_notebook.observe.views import Bandwidth, Metric, main_metric
-from ddp_notebook.records.units import size
+from ddp_notebook.records.units import at_most_three_figures, size
 from ddp_notebook.records.words import list_ranks
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def _furthest(lines: Sequence[Line], values: Values, middle: Values) -> list[Lin
 def _label(line: Line) -> str:
     label = list_ranks(line.ranks)
     wrong = line.values[~np.isfinite(line.values)]
-    return f"{label}: {wrong[0]:g} from step {_first_wrong(line)}" if len(wrong) else f"{label}: {line.end:.3g}"
+    if len(wrong):
+        return f"{label}: {wrong[0]:g} from step {_first_wrong(line)}"
+    return f"{label}: {at_most_three_figures(line.end)}"
 
 
 def _first_wrong(line: Line) -> int:

@@ -90,6 +90,7 @@ class Kernel(Operator):
                     if tape is not None:
                         if tape.level:
                             call.site = tape.site(2)
+                            unseen(tape.begin, call)
                         else:
                             tape = None
                     if is_send:
@@ -97,8 +98,6 @@ class Kernel(Operator):
                         group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
                     elif (guard := recorder.guard) is not None:
                         guard(call)
-                if tape is not None:
-                    unseen(tape.begin, call)
                 if group.connections is not None:
                     arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
                 bits = keys.raw_repr()
@@ -110,7 +109,7 @@ class Kernel(Operator):
                 if call is not None:
                     recorder.failed = Failure(call, error, monotonic_ns())
                     if tape is not None and call.moment is not None:
-                        tape.ended(call, True, monotonic_ns())
+                        tape.ended(call, True, call.since_ns)
                 raise
             finally:
                 waiting.pop(thread, None)

@@ -25,6 +25,7 @@ _MOST_COLUMNS = 100
 _MOST_LINES = 8
 _HEIGHT = 3.1  # inches
 _DPI = 144
+_LETTER = 0.0085  # width of one at the end of a line, of the picture's
 _COLOURS = 128  # of the picture: a third of the bytes
 
 
@@ -201,7 +202,7 @@ def _draw(facts: _Facts) -> Picture:
     if not columns:
         found[0].remove()
         return figure
-    figure.subplots_adjust(left=0.075, right=0.985 if has_steps else 0.86, top=0.88, bottom=0.3, wspace=0.6)
+    figure.subplots_adjust(left=0.09, right=0.985, top=0.88, bottom=0.3, wspace=0.6)
     if has_steps:
         shown = bars.draw_by_step(found[-1], steps, numbers, _MOST_COLUMNS)
         found[-1].set_ylabel("time of a step (ms)")
@@ -212,7 +213,10 @@ def _draw(facts: _Facts) -> Picture:
         lines, _ = curves.lines_of(facts.metric, None)
         ends = curves.draw_metric(found[0], facts.metric.name, lines, _MOST_LINES)
         # "rank 3: nan from step 21" would not fit.
-        label_ends(found[0], [(x, y, label.partition(" from ")[0], color) for x, y, label, color in ends])
+        labels = [(x, y, label.partition(" from ")[0], color) for x, y, label, color in ends]
+        if not has_steps:
+            figure.subplots_adjust(right=0.97 - _LETTER * max((len(label) for _, _, label, _ in labels), default=0))
+        label_ends(found[0], labels)
     return figure
 
 

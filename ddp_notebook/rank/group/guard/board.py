@@ -54,5 +54,9 @@ class Board(Protocol[Ticket]):
     def is_cut(self) -> bool:
         """Whether some rank has cut it."""
 
+    def spoil(self) -> None:
+        """This rank was interrupted while calls were compared, as the others will be: the board is of no use any more.
+        Wakes nobody, or they would hear of it before their own interrupt."""
+
     def cut(self) -> None:
         """End every wait at this board, on the other ranks too; it cannot be used any more. From any thread."""

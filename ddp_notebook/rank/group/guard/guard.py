@@ -64,7 +64,7 @@ class Guard:
         except CollectiveMismatchError:
             raise
         except BaseException:  # an interrupt: some ranks may have posted this call, and others not
-            board.cut()
+            board.spoil()
             raise
         if blocks:
             call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for ranks that come later

@@ -147,8 +147,11 @@ class MemoryBoard:
     def is_cut(self) -> bool:
         return self._head[0] != 0
 
-    def cut(self) -> None:
+    def spoil(self) -> None:
         self._head[0] = 1
+
+    def cut(self) -> None:
+        self.spoil()
         for offset in self._waits:
             if offset:
                 _futex(self._base + offset, _WAKE, _ALL)

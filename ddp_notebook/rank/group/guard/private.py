@@ -69,5 +69,8 @@ class PrivateBoard:
         """Not known here: nothing interrupts a rank that waits in gloo."""
         return False
 
+    def spoil(self) -> None:
+        """Nothing to do: nothing interrupts a rank that waits in gloo."""
+
     def cut(self) -> None:
         """Nothing to do: its connections are gloo's."""

@@ -82,6 +82,13 @@ function ranksLabel(ranks, worldSize) {
   return ranks.length > 1 && ranks.length === worldSize ? "all ranks" : ranksInWords(ranks);
 }
 
+/** The last value of a line, and where. @param {Line} line */
+function endOf(line) {
+  let at = line.values.length - 1;
+  while (at >= 0 && (line.values[at] === null || line.values[at] === undefined)) at--;
+  return { at, value: at < 0 ? NaN : /** @type {number} */ (line.values[at]) };
+}
+
 /** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course */
 function brokenOf(course) {
   const at = course ? course.values.findIndex((value) => !Number.isFinite(value)) : -1;
@@ -150,7 +157,7 @@ export function lossPanel(el, store, env) {
     return {
       width,
       height,
-      padding: [10, compact ? (picture.isBand ? 106 : 84) : 112, 0, 0],
+      padding: [10, endsWidth, 0, 0],
       legend: { show: false },
       cursor: { show: !compact, drag: { x: false, y: false }, points: { show: false }, y: false },
       scales: { x: { time: false, range: xRange }, y: { distr: store.choice.log ? 3 : 1, range: store.choice.log ? logRange : yRange } },
@@ -188,6 +195,18 @@ export function lossPanel(el, store, env) {
     return store.choice.log ? logTicks(low, high) : plainTicks(low, high, Math.max(2, height / 50));
   }
 
+  /** What stands at the end of a line. @param {Line} line @param {number} value */
+  function endWords(line, value) {
+    const short = env.compact ? line.label.replace(/^ranks? /, "") : line.label;
+    return `${short}  ${line.broken ? line.broken.split(" ")[0] : number(value)}`;
+  }
+
+  /** The room that the longest of these takes, in pixels. It grows with the values. */
+  function endsWidth() {
+    const lengths = picture.lines.filter((line) => line.label).map((line) => endWords(line, endOf(line).value).length);
+    return Math.max(env.compact ? 84 : 112, 20 + 6.6 * Math.max(0, ...lengths));
+  }
+
   /** The names of the lines at their ends, apart from each other. @param {uPlot} plotted */
   function drawEnds(plotted) {
     const { ctx, bbox } = plotted;
@@ -195,9 +214,7 @@ export function lossPanel(el, store, env) {
     const ends = picture.lines
       .filter((line) => line.label)
       .map((line) => {
-        let at = line.values.length - 1;
-        while (at >= 0 && (line.values[at] === null || line.values[at] === undefined)) at--;
-        const value = at < 0 ? NaN : /** @type {number} */ (line.values[at]);
+        const { at, value } = endOf(line);
         const isDrawn = Number.isFinite(value) && !(store.choice.log && value <= 0);
         return { line, value, x: isDrawn ? plotted.valToPos(picture.x[at], "x", true) : bbox.left + bbox.width, y: isDrawn ? plotted.valToPos(value, "y", true) : bbox.top + bbox.height };
       })
@@ -221,8 +238,7 @@ export function lossPanel(el, store, env) {
       ctx.stroke();
       ctx.globalAlpha = 1;
       if (line.broken) cross(ctx, x, y, 4 * dpr);
-      const short = env.compact ? line.label.replace(/^ranks? /, "") : line.label;
-      ctx.fillText(`${short}  ${line.broken ? line.broken.split(" ")[0] : number(value)}`, left, places[at]);
+      ctx.fillText(endWords(line, value), left, places[at]);
     });
     ctx.restore();
   }
