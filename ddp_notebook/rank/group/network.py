@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,15 @@ _PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Br
 # After any of these gloo refuses all further operations of the group: it is formed anew even if somebody caught them.
 _GROUP_IS_BROKEN = re.compile(r"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL")
 _LOOK_S = 0.02
+_GLOO_S = 0.0005
+
+
+def _let_gloo_finish() -> None:
+    """Before a fork. Python 3.11 leaves the child waiting for ever if just then another thread makes or frees its own
+    thread state, as gloo's do when they let go of an operation's tensors (seen once, in a worker of a DataLoader).
+    Source: `PyOS_AfterFork_Child`, which takes a lock before it makes it anew; from 3.12 on the other way round."""
+    if sys.version_info < (3, 12) and dist.is_initialized():
+        time.sleep(_GLOO_S)
 
 
 class Network:
@@ -74,7 +84,7 @@ class Network:
         self.release.start()
         self._show_end_of_thread = threading.excepthook
         threading.excepthook = self._on_end_of_thread
-        os.register_at_fork(after_in_child=self._leave)
+        os.register_at_fork(before=_let_gloo_finish, after_in_child=self._leave)
 
     # ---- groups
 
