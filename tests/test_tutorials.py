@@ -559,3 +559,22 @@ def test_what_is_replaced_keeps_its_signature_and_help(session):
     assert pickle.loads(pickle.dumps(dist.init_process_group)) is dist.init_process_group
     """
     assert session.run(cell(code)).ok
+
+
+def test_an_interrupt_that_comes_while_a_rank_forks_comes_behind_the_fork(session):
+    """Raised in a hook of the fork it would be printed and lost."""
+    code = """
+import os, signal, time
+from ddp_notebook.rank.engine import RankEngine
+from ddp_notebook.wire.signals import INTERRUPT
+handlers = RankEngine.instance()._rank.runner._handlers
+handlers._before_fork()
+signal.raise_signal(INTERRUPT)
+said = "behind it"
+try: handlers._after_fork_in_rank()
+except KeyboardInterrupt: said = "in the hook"
+try: time.sleep(20)
+except KeyboardInterrupt: print(said)
+"""
+    result = session.run(code, timeout=30)
+    assert [result[rank].stdout for rank in (0, 1)] == ["behind it\n"] * 2

@@ -18,6 +18,7 @@ from types import FrameType
 from ddp_notebook.rank.cell.where import OURS
 from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT
 
+_AFTER_A_HOOK_S = 0.005
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
 _ASKED_TO_END = (
     b"ddp_notebook: this rank goes on after SIGTERM: it ends with its notebook, or at %ddp_stop; "
@@ -97,8 +98,11 @@ class Handlers:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
         self._forks = False
         missed, self._missed = self._missed, 0
-        if missed:
-            signal.pthread_kill(threading.main_thread().ident or 0, missed)
+        if missed:  # once this hook is over: `pthread_kill` looks for signals itself, and would raise here
+            main = threading.main_thread().ident or 0
+            again = threading.Timer(_AFTER_A_HOOK_S, signal.pthread_kill, (main, missed))
+            again.daemon = True
+            again.start()
 
     def _after_fork_in_child(self) -> None:
         """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
