@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from tests.conftest import wait_until
+
 SLEEPS = {
     "a sleep": "import time\nprint('go')\ntime.sleep(60)",
     "a loop": "print('go')\nwhile True: pass",
@@ -80,14 +82,16 @@ def px(ranks):
     assert ranks.run("import ddp_notebook; ddp_notebook.current().client.activate()").status == "ok"
 
 
-def test_an_interrupt_before_the_cell_began(ranks, px):
+def test_an_interrupt_before_the_cell_began(ranks, px, tmp_path):
     """A `%%px` cell holds the rank; ours waits behind it and is stopped there."""
     ranks.run("%px ran = False")
     ranks.run(
-        "%%px --noblock\nimport time\n"
+        "%%px --noblock\nimport os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).touch()\n"
         "try: time.sleep(30)\n"
-        "except KeyboardInterrupt: time.sleep(0.5)  # the signal; the message follows it"
+        "except KeyboardInterrupt: time.sleep(1.0)  # the signal; the message follows it"
     )
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)  # else ours may come first: by another way
     message = ranks.start("print('sent')\nget_ipython().run_cell_magic('on_all_ranks', '', 'ran = True')")
     ranks.wait_for_text("sent")
     ranks.interrupt()

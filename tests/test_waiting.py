@@ -164,6 +164,34 @@ def test_a_stop_leaves_no_lock_taken(session):
     assert session.run("print(reached, Guarded.lock.locked())")[0].stdout == "body False\n"
 
 
+_CLOSES = """
+import os, time
+from ddp_notebook.wire.signals import INTERRUPT
+class Closes:
+    closed = False
+    def __init__(self, for_s): self.for_s = for_s
+    def __del__(self):
+        if self.for_s < 1: os.kill(os.getpid(), INTERRUPT)
+        until = time.monotonic() + self.for_s
+        while time.monotonic() < until: pass
+        Closes.closed = True
+"""
+
+
+def test_a_stop_in_a_finalizer_is_raised_after_it(session):
+    """Python prints what is raised in a `__del__`, and goes on."""
+    with pytest.raises(RankError, match="KeyboardInterrupt") as stopped:
+        session.run(_CLOSES + "Closes(0.05)\nos.kill(os.getpid(), INTERRUPT)\nwhile True: pass")
+    assert stopped.value.result[0].stderr == stopped.value.result[1].stderr == ""
+    assert session.run("print(Closes.closed)")[0].stdout == "True\n"
+
+
+def test_a_stop_ends_a_finalizer_that_does_not_end(session):
+    with pytest.raises(CellTimeoutError):
+        session.run(_CLOSES + "Closes(60)\nwhile True: pass", timeout=0.3)
+    assert session.run("print(Closes.closed)")[0].stdout == "False\n"
+
+
 def test_a_stop_ends_the_wait_for_a_lock(session):
     code = "import threading\ntaken = threading.Condition(threading.Lock())\ntaken.acquire()\nwith taken: pass"
     with pytest.raises(CellTimeoutError, match="at cell line 4"):
