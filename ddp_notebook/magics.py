@@ -81,14 +81,16 @@ class DDPMagics(Magics):
 
     @line_magic
     def ddp_record(self, line: str) -> None:
-        """Set how much ranks record from now on, or say how much they do: %ddp_record [off|meta|values]"""
+        """Set how much ranks record from now on, or say how much they do: %ddp_record [off|meta|values|all]"""
         level = line.strip() or _session().recorded
         _session().record(level)
         print(
             {
                 "off": "ranks record nothing; what waits where is known all the same",
                 "meta": "ranks record what they call and when, but no values of tensors",
-                "values": "ranks record what they call, when, and what is in the tensors",
+                "values": "ranks record what they call, when, and what is in the tensors; of a fast training in "
+                "some steps",
+                "all": "ranks record what they call, when, and what is in all tensors",
             }[level]
         )
 

@@ -182,7 +182,8 @@ def test_a_stop_in_a_finalizer_is_raised_after_it(session):
     """Python prints what is raised in a `__del__`, and goes on."""
     with pytest.raises(RankError, match="KeyboardInterrupt") as stopped:
         session.run(_CLOSES + "Closes(0.05)\nos.kill(os.getpid(), INTERRUPT)\nwhile True: pass")
-    assert stopped.value.result[0].stderr == stopped.value.result[1].stderr == ""
+    result = stopped.value.result
+    assert result is not None and result[0].stderr == result[1].stderr == ""
     assert session.run("print(Closes.closed)")[0].stdout == "True\n"
 
 

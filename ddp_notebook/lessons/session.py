@@ -41,7 +41,7 @@ class Runner:
         self.session = session
         self._seen = 0  # calls in the recording that `calls` leaves out
 
-    def ask(self, code: str, timeout_s: float = RUN_S, level: str = "values") -> dict[int, Any]:
+    def ask(self, code: str, timeout_s: float = RUN_S, level: str = "all") -> dict[int, Any]:
         """Run code that sets `_lesson_told`, and return its value by rank."""
         self.run(f"_lesson_told = None\n{code}", timeout_s, level)
         return self.pull("_lesson_told")
@@ -50,7 +50,7 @@ class Runner:
         """The value of a variable by rank."""
         return dict(self.session[name])
 
-    def run(self, code: str, timeout_s: float = RUN_S, level: str = "values", *, quiet: bool = True) -> None:
+    def run(self, code: str, timeout_s: float = RUN_S, level: str = "all", *, quiet: bool = True) -> None:
         """Run code.
 
         Args:

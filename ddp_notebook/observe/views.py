@@ -64,6 +64,7 @@ class Collective:
     blocked_ns: int  # how long its caller waited for it
     state: str
     is_async: bool
+    left_out: bool  # its values, as those of most steps of a fast training: `%ddp_record all` keeps them
     input: Preview | None
     output: Preview | None
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.records.schema import TABLES, Rows
+from ddp_notebook.records.schema import EARLIER, TABLES, Rows, upgraded
 
 VERSION = 1
 _MAGIC = b"DDPB"
@@ -188,9 +188,10 @@ def _parse(body: memoryview, count: int) -> Batch:
 
     tables: dict[str, Rows] = {}
     for name, rows, itemsize in words["tables"]:
-        if itemsize != TABLES[name].itemsize or name in tables:
+        dtype = TABLES[name] if itemsize == TABLES[name].itemsize else EARLIER.get(name, TABLES[name])
+        if itemsize != dtype.itemsize or name in tables:
             raise ValueError(f"its table {name} has other columns")
-        tables[name] = np.frombuffer(take(rows * itemsize), TABLES[name])
+        tables[name] = upgraded(name, np.frombuffer(take(rows * itemsize), dtype))
     tensors = tuple(
         Tensor(call=int(call), side=int(side), dtype=str(dtype), shape=tuple(map(int, shape)), data=bytes(take(nbytes)))
         for call, side, dtype, shape, nbytes in words["tensors"]

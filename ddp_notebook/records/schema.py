@@ -82,6 +82,7 @@ CALL = np.dtype(
         ("state", "u1"),
         ("is_async", "?"),
         ("thread", "<u4"),  # 0: the main thread; others counted as they come
+        ("left_out", "?"),  # its values, since its step was one of many: see `%ddp_record`
     ]
 )
 
@@ -163,6 +164,7 @@ TABLES: dict[str, np.dtype[np.void]] = {
     "resource": RESOURCE,
     "layout": LAYOUT,
 }
+EARLIER = {"call": np.dtype(CALL.descr[:-1])}  # of files from before `left_out`
 TEXTS = {  # the columns of each table that hold numbers of texts
     "call": ("op", "api", "group", "dtype", "shapes", "site", "module"),
     "value": ("dtype", "name"),
@@ -179,6 +181,21 @@ TIMES = {  # the columns that hold times of the rank's clock
     "resource": ("time_ns",),
     "layout": ("time_ns",),
 }
+
+
+def upgraded(table: str, rows: Rows) -> Rows:
+    """Rows of this version from those of an earlier one: what it did not have is 0.
+
+    Example:
+        >>> upgraded("call", np.zeros(2, EARLIER["call"]))["left_out"].tolist()
+        [False, False]
+    """
+    if rows.dtype != EARLIER.get(table):
+        return rows
+    found = np.zeros(len(rows), TABLES[table])
+    for name in rows.dtype.names or ():
+        found[name] = rows[name]
+    return found
 
 
 def first_values(row: Rows, dtype: str) -> npt.NDArray[np.generic]:

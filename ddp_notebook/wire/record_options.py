@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-LEVELS = ("off", "meta", "values")
+LEVELS = ("off", "meta", "values", "all")
 PROFILES = "profile-*-*.json"  # what the files are called that `profile_path` names
 
 
@@ -17,7 +17,8 @@ class RecordOptions:
     """How much one cell records.
 
     Args:
-        level: "off", "meta" (no values of tensors) or "values"; "": as the session is set, see `Session.record`.
+        level: "off", "meta" (no values of tensors), "values" (of a training loop that is fast those of some steps) or
+            "all"; "": as the session is set, see `Session.record`.
         full_bytes: tensors of up to so many bytes are kept whole; 0: a preview of each.
         watch: names of variables that are read after each optimizer step.
         gradient: name of a parameter in DDP whose gradient is kept, local and averaged; "": none.

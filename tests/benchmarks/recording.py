@@ -6,8 +6,9 @@ call       processor time that a collective of four floats takes longer, with th
 drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time of a step in DDP, with the recorder and without (its kernels taken away, nothing recorded): blocks
-           of 20 steps take turns on the same ranks. And with kernels that only call the operator: the least that a
-           recorder in Python can cost. What it costs is a matter of collectives and steps, not of their size, so a
+           of 20 steps take turns on the same ranks. And with `%ddp_record off`, where its kernels and the guard stay;
+           with `%ddp_record all`; and with kernels that only call the operator: the least that a recorder in Python
+           can cost. What it costs is a matter of collectives and steps, not of their size, so a
            tiny model, whose step takes some milliseconds, pays the largest share
 readable   from a `log()` on a rank until the notebook can read it
 
@@ -81,11 +82,11 @@ def of_logs(tape):
         tape.take(10**6)
 
 for _ in range(BLOCKS):
-    for mode in ("bare", *LEVELS):
+    for mode in ("bare", "off", "meta", "values"):
         recorder, tape = Recorder(), None
         if mode != "bare":
             tape = recorder.tape = Tape(where.cells)
-            tape.level = LEVELS.index(mode)
+            tape.enter(1, 1, LEVELS.index(mode))
             recorder.install()
         of_calls(mode, tape)
         if mode == "values": of_logs(tape)
@@ -115,8 +116,9 @@ _recorder, _tape = _rank._network.recorder, _rank._recording.tape
 _model, _shape, _bucket_cap_mb = MODEL
 _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
-_x, _taken, _level = torch.randn(_shape), [], _tape.level
+_x, _taken = torch.randn(_shape), []
 from ddp_notebook.rank.group.recorder import Kernel
+from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
 _whole = Kernel.make
 def make(kernel):
     redispatch, after = kernel.redispatch, kernel._after
@@ -133,9 +135,9 @@ def _switch(mode):
     _recorder.remove()
     Kernel.make = make if mode == "empty" else _whole
     if mode != "bare": _recorder.install()
-    _tape.level = _level if mode == "recorded" else 0
+    _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 _block(20)
-_modes = ["recorded", "empty", "bare"] if EMPTY else ["recorded", "bare"]
+_modes = ["recorded", "all", "off", "empty", "bare"] if EMPTY else ["recorded", "bare"]
 for _turn in range(PAIRS):
     _ms, _first = {}, _turn % len(_modes)
     for _mode in _modes[_first:] + _modes[:_first]:
@@ -145,6 +147,12 @@ for _turn in range(PAIRS):
 _switch("recorded")
 if rank == 0: print(json.dumps(_taken))
 """
+_MODES = {
+    "recorded": "recorded",
+    "all": "recorded with `%ddp_record all`",
+    "off": "with `%ddp_record off`",
+    "empty": "with kernels in Python that do nothing",
+}
 _LOGS = """
 import random, time
 random.seed(rank)
@@ -206,7 +214,7 @@ def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
             baseline=bare_ms,
             against="not recorded",
         )
-        for mode, words in (("recorded", "recorded"), ("empty", "with kernels in Python that do nothing"))
+        for mode, words in _MODES.items()
         if mode in taken[0]
     ]
 

@@ -238,7 +238,7 @@ def test_what_record_does_not_take(ranks):
         UsageError, match=r"^record takes RecordOptions, not dict: record=RecordOptions\(profile=True\)$"
     ):
         ranks.run("x = 1", record={"profile": True})
-    with pytest.raises(UsageError, match=r"^ranks record off, meta or values, not 'none'$"):
+    with pytest.raises(UsageError, match=r"^ranks record off, meta, values or all, not 'none'$"):
         ranks.run("x = 1", record=ddp_notebook.RecordOptions(level="none"))
 
 
@@ -314,7 +314,7 @@ def test_meta_records_all_but_values(ranks):
 
 
 def test_levels_that_there_are_not(ranks):
-    with pytest.raises(UsageError, match=r"^ranks record off, meta or values, not 'loud'$"):
+    with pytest.raises(UsageError, match=r"^ranks record off, meta, values or all, not 'loud'$"):
         ranks.record("loud")
 
 
@@ -530,7 +530,7 @@ def test_a_cell_that_fails_alone_says_so_and_leaves_nothing(trained):
 # ---- the magics, in a real notebook
 
 _BAD_LINES = {
-    "%ddp_record loud": "ranks record off, meta or values, not 'loud'",
+    "%ddp_record loud": "ranks record off, meta, values or all, not 'loud'",
     "%ddp_report": "",
     "%ddp_report --baseline": "no cell has taken an optimizer step on rank 0: run the one that trains first",
     "%ddp_report now": "unrecognized arguments: now\nusage: %ddp_report [--baseline]",
@@ -574,7 +574,8 @@ def test_record_report_and_trace(notebook, tmp_path):
     for level, words in {
         "off": "ranks record nothing; what waits where is known all the same\n",
         "meta": "ranks record what they call and when, but no values of tensors\n",
-        "values": "ranks record what they call, when, and what is in the tensors\n",
+        "all": "ranks record what they call, when, and what is in all tensors\n",
+        "values": "ranks record what they call, when, and what is in the tensors; of a fast training in some steps\n",
     }.items():
         for line in (f"%ddp_record {level}", "%ddp_record"):
             reply = notebook.run(line)

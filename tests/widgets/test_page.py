@@ -98,7 +98,11 @@ def test_the_data_are_all_that_was_recorded(recording):
     assert rows["bucket"] == sum(len(step.buckets) for step in recording.steps())
     assert rows["value"] == len(values)
     assert rows["rank"] == 4
-    assert found.header["kind"] == "snapshot" and found.header["notes"] == {"metric_every": 1, "dropped_rows": 0}
+    assert found.header["kind"] == "snapshot" and found.header["notes"] == {
+        "metric_every": 1,
+        "dropped_rows": 0,
+        "values_left_out": 0,
+    }
     texts = dict(found.header["texts"])
     assert {"loss", "all_reduce", "default", "cell line 12", "recorded"} <= set(texts.values())
 

@@ -77,4 +77,4 @@ class Driver:
         Args:
             gradient: name of a parameter whose gradient is recorded.
         """
-        self.session.run(code, quiet=True, record=RecordOptions(gradient=gradient))
+        self.session.run(code, quiet=True, record=RecordOptions(level="all", gradient=gradient))

@@ -67,7 +67,9 @@ class Collectives(Sequence[Collective]):
         if more := sum(counted.values()) - sum(count for _, count in counted.most_common(_OPS_SHOWN)):
             parts.append(f"{more} others")
         ranks = name_ranks(np.unique(self.rows["rank"]).tolist())
-        return f"<Collectives: {len(self.rows)} calls of {ranks}: {', '.join(parts)}>"
+        left_out = int(np.count_nonzero(self.rows["left_out"]))
+        note = f"; values of {left_out} left out" if left_out else ""
+        return f"<Collectives: {len(self.rows)} calls of {ranks}: {', '.join(parts)}{note}>"
 
     def to_pandas(self) -> Any:
         """A DataFrame, a row for each call.
@@ -109,6 +111,7 @@ class Collectives(Sequence[Collective]):
             blocked_ns=of["blocked_ns"],
             state=name_of(STATES, of["state"]),
             is_async=of["is_async"],
+            left_out=of["left_out"],
             input=self._preview(of["rank"], of["call"], 0),
             output=self._preview(of["rank"], of["call"], 1),
         )

@@ -125,6 +125,11 @@ class RecordedTables:
         """Rows that were dropped since the notebook could not keep up, by rank."""
         return {rank: count for rank, count in sorted(self.store.dropped.items()) if count}
 
+    @property
+    def left_out(self) -> int:
+        """Calls of all ranks whose values were left out, since a training was fast; `%ddp_record all` keeps them."""
+        return self.store.left_out
+
     # ---- what a column's numbers mean
 
     def text(self, number: int) -> str:

@@ -19,7 +19,7 @@ from ddp_notebook.observe.tables import store
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.codec import Tensor
-from ddp_notebook.records.schema import TABLES
+from ddp_notebook.records.schema import TABLES, upgraded
 
 FORMAT = "ddp_notebook recording"
 VERSION = 1
@@ -78,7 +78,7 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         raise WrongFileError(f"is no recording but {head['format']!r}")
     if head["version"] != VERSION:
         raise WrongFileError(f"is a recording of version {head['version']}; this is version {VERSION}")
-    tables = {name: arrays[name] for name in TABLES}
+    tables = {name: upgraded(name, arrays[name]) for name in TABLES}
     for name, rows in tables.items():
         if rows.dtype != TABLES[name]:
             raise WrongFileError(f"is a recording of another version: its table {name!r} has other columns")

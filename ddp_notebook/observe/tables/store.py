@@ -39,6 +39,7 @@ class Store:
     def __init__(self, capacity: Mapping[str, int] | None = None) -> None:
         self.texts = Texts()
         self.dropped: Counter[int] = Counter()  # by rank: rows that were dropped on their way here
+        self.left_out = 0  # calls whose values were not recorded, since their steps were many
         self.rings = {name: Ring(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()}
         # One key for each row of values, at the same index: a search needs no walk over the rows.
         self.value_keys = Ring(np.dtype("<u8"), self.rings["value"].capacity)
@@ -55,6 +56,8 @@ class Store:
             for column in TEXTS[name]:
                 ours[column] = process.translate(rows[column])
             process.count_on(name, ours)
+            if name == "call":
+                self.left_out += int(np.count_nonzero(ours["left_out"]))
             if name == "value":
                 self.rings[name].append(ours)
                 self.value_keys.append(keys_of(ours["rank"], ours["call"], ours["side"]))
@@ -112,6 +115,7 @@ class Store:
         self.texts = Texts(texts)
         for name, rows in tables.items():
             self.rings[name].append(rows)
+        self.left_out = int(np.count_nonzero(tables["call"]["left_out"]))
         values = tables["value"]
         self.value_keys.append(keys_of(values["rank"], values["call"], values["side"]))
         self.dropped.update(dropped)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 KINDS = ("collective", "send", "recv")  # each counted by itself
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # indices of `records.STATES`
+NOT_ASKED_FOR, KEPT, LEFT_OUT = range(3)  # the values of its tensors
 
 
 class Call:
@@ -38,7 +39,7 @@ class Call:
     __slots__ = (
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
         *("moment", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns", "bucket", "input", "output"),
-        *("whole", "marks", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
+        *("values", "whole", "marks", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
     )
 
     def __init__(
@@ -63,6 +64,7 @@ class Call:
         self.bucket: tuple[str, int] | None = None
         self.input: Copy | None = None
         self.output: Copy | None = None
+        self.values = NOT_ASKED_FOR
         self.whole: tuple[tuple[int, Copy], ...] = ()
         self.marks: Marks | None = None
         self.tells_its_end = self.is_waited_for = self.is_of_backward = self.is_left = False

@@ -6,6 +6,7 @@ drain       the recorder's thread: empties the tape
 batches     what the tape holds, made into rows
 texts       texts of a recording, sent once each
 previews    small copies of tensors
+thinning    which steps of a fast training have theirs taken
 training/   the stretches of a training step: input, forward, backward, optimizer
 metrics     `log`, and variables that are watched
 resources   memory and load

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_notebook.rank.group.calls import DONE, Call
+from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.record import previews
@@ -43,11 +43,11 @@ _PACK = {
 }
 _BLANK: dict[str, _Columns] = {table: dict.fromkeys(TABLES[table].names or (), 0) for table in _PACK}
 # The places of those columns of a call that change from one call to the next.
-_CALL, _RANK, _NUMBER, _BACKWARD, _CELL, _STEP, _ISSUE, _START, _END, _BLOCKED, _STATE = map(
+_CALL, _RANK, _NUMBER, _BACKWARD, _CELL, _STEP, _ISSUE, _START, _END, _BLOCKED, _STATE, _LEFT_OUT = map(
     list(_BLANK["call"]).index,
     (
         *("call", "rank", "number", "backward", "cell", "step"),
-        *("issue_ns", "start_ns", "end_ns", "blocked_ns", "state"),
+        *("issue_ns", "start_ns", "end_ns", "blocked_ns", "state", "left_out"),
     ),
 )
 _INSIDE = {"_engine_run_backward": "backward", "_call_impl": "forward"}  # torch's functions: what users call them
@@ -177,6 +177,7 @@ class BatchMaker:
         row[_END] = end_ns
         row[_BLOCKED] = call.blocked_ns
         row[_STATE] = call.state
+        row[_LEFT_OUT] = call.values == LEFT_OUT
         return _PACK["call"](*row)
 
     def _constants(self, call: Call, moment: Moment) -> list[Any]:

@@ -62,9 +62,10 @@ class RankRecording:
             namespace: the user's variables.
             has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
-        self.tape.level = LEVELS.index(options.level) if options.level else VALUES
         self._prompt = f"In [{title}]" if has_prompt else ""
-        self.tape.enter(cell, title)
+        asks_for_values = bool(options.full_bytes or options.watch or options.gradient)
+        level = LEVELS.index(options.level) if options.level else VALUES
+        self.tape.enter(cell, title, level, thins=not asks_for_values)
         self.training.begin_cell(options.gradient)
         self.tape.full_bytes = options.full_bytes
         self.metrics.begin_cell(options.watch)

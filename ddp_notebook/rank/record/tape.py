@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, UNWAITED, Call
+from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, KEPT, LEFT_OUT, NOT_ASKED_FOR, UNWAITED, Call
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import REDUCER, SiteFields, Sites
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import Marks
+from ddp_notebook.rank.record.thinning import Thinning
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import SAMPLE
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
-OFF, META, VALUES = range(3)  # places in `wire.record_options.LEVELS`
+OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
 # Most records that wait for the recorder's thread. A small copy that stays may keep the C library from reusing the
 # place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
@@ -41,13 +42,14 @@ _MANY = 500  # records that are passed on soon
 class Moment:
     """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
 
-    __slots__ = ("backward", "cell", "step", "title")
+    __slots__ = ("backward", "cell", "step", "title", "values")
 
-    def __init__(self, cell: int, title: int, step: int, backward: Backward | None) -> None:
+    def __init__(self, cell: int, title: int, step: int, backward: Backward | None, values: int) -> None:
         self.cell = cell
         self.title = title  # the cell's number in `In [n]`
         self.step = step  # optimizer steps of the cell
         self.backward = backward  # the one under way
+        self.values = values  # whether calls keep theirs: `KEPT` and its like
 
 
 class Tape:
@@ -60,7 +62,9 @@ class Tape:
     def __init__(self, cells: dict[str, int]) -> None:
         self.level = VALUES
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
-        self.moment = Moment(0, 0, 0, None)
+        self.thinning = Thinning()
+        self.thins = True  # values, where the level is `VALUES`
+        self.moment = Moment(0, 0, 0, None, KEPT)
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
         self.dropped = 0
         self.puts = 0  # records so far
@@ -119,22 +123,34 @@ class Tape:
 
     # ---- the moment
 
-    def enter(self, cell: int, title: int) -> None:
-        """A cell begins."""
-        self.moment = Moment(cell, title, 0, None)
+    def enter(self, cell: int, title: int, level: int = VALUES, *, thins: bool = True) -> None:
+        """A cell begins, which records so much.
+
+        Args:
+            thins: of a training loop that is fast the values of some steps are left out.
+        """
+        self.level, self.thins = level, thins and level == VALUES
+        self.thinning.begin_cell()
+        self.moment = Moment(cell, title, 0, None, self._values_of(0))
+
+    def _values_of(self, step: int) -> int:
+        if self.level < VALUES:
+            return NOT_ASKED_FOR
+        return KEPT if not self.thins or self.thinning.keeps(step) else LEFT_OUT
 
     def count_step(self) -> Moment:
         """An optimizer has stepped. Returns the moment in which it did."""
         with self._moving:
             now = self.moment
-            self.moment = Moment(now.cell, now.title, now.step + 1, now.backward)
+            step = now.step + 1
+            self.moment = Moment(now.cell, now.title, step, now.backward, self._values_of(step))
         return now
 
     def go_back(self, backward: Backward | None) -> None:
         """A backward begins, or has ended."""
         with self._moving:
             now = self.moment
-            self.moment = Moment(now.cell, now.title, now.step, backward)
+            self.moment = Moment(now.cell, now.title, now.step, backward, now.values)
 
     # ---- calls
 
@@ -158,7 +174,11 @@ class Tape:
             call.bucket = backward.bucket_of(call)
             backward.calls.append(call)
             call.is_of_backward = True
-        if self.level == VALUES and (at := call.kernel.at_input) is not None:
+        self.thinning.calls += 1
+        call.values = moment.values
+        if call.values == LEFT_OUT and self.thinning.keeps_of_line((id(call.site[2]), call.site[3])):
+            call.values = KEPT
+        if call.values == KEPT and (at := call.kernel.at_input) is not None:
             call.input = self._copy(call, 0, call.arguments[at])
         if HAS_DEVICES and (at := call.kernel.at_tensors) is not None:
             call.marks = _marks(call.arguments[at])
@@ -246,7 +266,7 @@ class Tape:
         call.end_ns = end_ns
         call.state = FAILED if failed else DONE
         if call.shapes is None:
-            if self.level == VALUES and not failed and (at := call.kernel.at_output) is not None:
+            if call.values == KEPT and not failed and (at := call.kernel.at_output) is not None:
                 call.output = self._copy(call, 1, call.arguments[at])
             call.compact()
 

@@ -26,11 +26,12 @@ class RecordFace(Assembled):
 
     @property
     def recorded(self) -> str:
-        """How much the ranks record: "off", "meta" or "values"."""
+        """How much the ranks record: "off", "meta", "values" or "all"."""
         return self._parts.recordings.level
 
     def record(self, level: str) -> None:
-        """Set how much the ranks record in the cells to come: "off", "meta" (no values of tensors) or "values".
+        """Set how much the ranks record in the cells to come: "off", "meta" (no values of tensors), "values" (of a fast
+        training those of some steps: 20 collectives a second, at least one step) or "all".
 
         Raises:
             UsageError: there is no such level.

@@ -33,7 +33,7 @@ class Recordings:
     def __init__(
         self, observer: Observer, questions: Questions, cells: Cells, living: Living, folder: Callable[[], str]
     ) -> None:
-        self._usual = RecordOptions(level=LEVELS[-1])  # what is recorded where a cell does not say it
+        self._usual = RecordOptions(level="values")  # what is recorded where a cell does not say it
         self._observer = observer
         self._questions = questions
         self._cells = cells
@@ -97,4 +97,4 @@ class Recordings:
 
 def _check_level(level: str) -> None:
     if level not in LEVELS:
-        raise UsageError(f"ranks record off, meta or values, not {level!r}")
+        raise UsageError(f"ranks record off, meta, values or all, not {level!r}")

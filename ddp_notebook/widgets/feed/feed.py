@@ -152,6 +152,7 @@ class Feed:
             "metric_every": self._thin_metrics.every,
             "rows_left_out": self._rows_left_out + sum(one.left_out for one in self._timelines.values()),
             "dropped_rows": sum(self.recording.dropped.values()),
+            "values_left_out": self.recording.left_out,
         }
 
     def metrics(self, most: int, name: int | None = None, cell: int | None = None) -> tuple[Rows, int]:

@@ -46,8 +46,9 @@ def calls(recording: RowSource, rows: Rows, waited_ns: npt.NDArray[Any], start_n
         waited_ns: (n,) for the last rank; negative: not known.
     """
     found = empty("span", len(rows))
-    for name in ("rank", "cell", "step", "thread", "op", "group", "number", "call", "origin", "site", "state"):
+    for name in ("rank", "cell", "step", "thread", "op", "group", "number", "call", "origin", "site"):
         found[name] = rows[name]
+    found["state"], found["left_out"] = rows["state"], rows["left_out"]
     found["name"] = rows["module"]
     found["kind"] = _kinds(recording, rows["op"])
     found["nbytes"] = np.maximum(rows["nbytes_in"], rows["nbytes_out"])

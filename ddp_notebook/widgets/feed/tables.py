@@ -76,6 +76,7 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
             ("origin", "u1"),
             ("site", TEXT),
             ("state", "u1"),
+            ("left_out", "u1"),
         ]
     ),
     "value": np.dtype(

@@ -67,7 +67,11 @@ def message(recording: RecordedTables) -> FeedMessage:
     tables["metric"], every = feed.metrics(MOST["metric"])
     if (ranks := present.look(10.0)) is not None:  # its texts are the feed's own
         tables["rank"] = ranks
-    notes: dict[str, Any] = {"metric_every": every, "dropped_rows": sum(recording.dropped.values())}
+    notes: dict[str, Any] = {
+        "metric_every": every,
+        "dropped_rows": sum(recording.dropped.values()),
+        "values_left_out": recording.left_out,
+    }
     if begins_ms > 0:
         notes["page"] = f"the page holds the last rows: timeline, steps and tensors begin at {begins_ms / 1e3:.1f} s"
     packed, data = pack(tables)

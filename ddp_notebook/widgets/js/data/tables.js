@@ -39,7 +39,7 @@ export function makeTables() {
       [
         ["rank", U16], ["kind", U8], ["name", U32], ["cell", U32], ["step", U32], ["start", F64], ["end", F64],
         ["thread", U16], ["op", U32], ["group", U32], ["number", U32], ["call", F64], ["nbytes", F64], ["wait", F32],
-        ["origin", U8], ["site", U32], ["state", U8],
+        ["origin", U8], ["site", U32], ["state", U8], ["left_out", U8],
         // Not in the feed: the latest end among the rank's rows so far, and the row that took this one's place.
         ["latest", F64], ["replaced", F64],
       ],

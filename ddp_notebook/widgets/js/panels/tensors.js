@@ -125,15 +125,22 @@ export function tensorsPanel(el, store, env) {
     tip.show(aboutElement(tiles, tensor, pointed.at), x, canvas.offsetTop + y + block.cellHeight / 2, width);
   }
 
+  /** The row of a collective's span on one rank. @param {import("../data/tables.js").CollectiveEntry} one */
+  function spanOf(one) {
+    const span = [...one.spans.values()].map((number) => store.tables.span.find(number)).find((index) => index >= 0);
+    return span === undefined ? null : store.tables.span.row(span);
+  }
+
   function nothing() {
     if (!current) return "No collective has been recorded yet.";
-    return current.values.size ? "None of the chosen ranks took part in it." : "Its values were not recorded, or are not kept any more; %ddp_record values records them.";
+    if (current.values.size) return "None of the chosen ranks took part in it.";
+    if (spanOf(current)?.left_out) return "Its values were left out, as those of most steps of a fast training; %ddp_record all keeps them.";
+    return "Its values were not recorded, or are not kept any more; %ddp_record values records them.";
   }
 
   function say() {
     const name = current ? `${store.text(current.op)} #${current.number}` : "";
-    const span = current ? [...current.spans.values()].map((number) => store.tables.span.find(number)).find((index) => index >= 0) : undefined;
-    const row = span === undefined ? null : store.tables.span.row(span);
+    const row = current && spanOf(current);
     const ofSpan = row ? [row.nbytes > 0 ? bytes(row.nbytes) : "", `step ${row.step}`, store.text(row.site)] : [];
     const words = [current ? groupName(store.text(current.group)) : "", ...ofSpan, ...acrossInWords(across, tiles), changed].filter(Boolean).join(" · ");
     if (title.textContent !== name) title.textContent = name;
@@ -144,6 +151,8 @@ export function tensorsPanel(el, store, env) {
   function notes() {
     /** @type {string[]} */
     const found = [];
+    const leftOut = store.notes.values_left_out;
+    if (leftOut) found.push(`the values of ${plural(leftOut, "call")} were left out, as the training is fast; %ddp_record all keeps them`);
     if (!current) return found;
     const all = tensorsOf(tiles);
     const partly = all.filter(isPartial);

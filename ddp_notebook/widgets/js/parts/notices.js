@@ -79,6 +79,7 @@ const NOTES = {
   history_every: (every) => (every > 1 ? [`what came before the view was opened: every ${ordinal(every)} step of the metrics`] : []),
   rows_left_out: (count) => (count ? [`${plural(count, "row")} of the timeline left out`] : []),
   dropped_rows: (count) => (count ? [`${plural(count, "row")} lost on the ranks`] : []),
+  values_left_out: () => [], // where tensors are shown
   answers: () => [],
 };
 

@@ -1,0 +1,63 @@
+"""Which steps of a training loop have their values recorded: more of them than a screen shows would cost it time.
+
+Whole steps are kept or left out, so that what is kept is a collective on all of its ranks, and all buckets of a step:
+ranks count the same steps. The stride between kept steps comes from how fast this rank trains. It is a power of two, so
+where ranks do not have the same one, what the longest keeps is kept by all.
+"""
+
+from __future__ import annotations
+
+import time
+
+FIRST_STEPS = 16  # of a cell, which are all kept
+FIRST_CALLS = 8  # of a line, likewise: what comes after the loop, or every hundredth step
+PER_S = 20  # calls whose values are kept: more than anybody can look at as they come
+_WINDOW = 16  # steps between two looks at the rate
+
+
+class Thinning:
+    """Decides for one rank.
+
+    Example:
+        >>> thinning = Thinning()
+        >>> thinning.begin_cell()
+        >>> thinning.keeps(0)
+        True
+    """
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self.calls = 0  # since the last look; the tape counts them
+        self._since_ns = 0
+        self._of_line: dict[tuple[int, int], int] = {}
+
+    def begin_cell(self) -> None:
+        """A cell begins."""
+        self.stride = 1
+        self._of_line.clear()
+
+    def keeps(self, step: int) -> bool:
+        """Whether the values of this step's calls are kept. Asked once, as it begins."""
+        if step % _WINDOW == 0:
+            now_ns = time.monotonic_ns()
+            if step:
+                self._look((now_ns - self._since_ns) / 1e9)
+            self._since_ns, self.calls = now_ns, 0
+        return step < FIRST_STEPS or step % self.stride == 0
+
+    def keeps_of_line(self, line: tuple[int, int]) -> bool:
+        """Whether a call's values are kept although its step's are not: it is one of the first of its line."""
+        count = self._of_line.get(line, 0)
+        self._of_line[line] = count + 1
+        return count < FIRST_CALLS
+
+    def _look(self, seconds: float) -> None:
+        """Choose the stride by the calls and steps of the last window."""
+        calls_per_s, steps_per_s = self.calls / max(seconds, 1e-6), _WINDOW / max(seconds, 1e-6)
+        stride = 1
+        while stride * PER_S < calls_per_s and 2 * stride <= steps_per_s:  # a step a second, however many calls it has
+            stride *= 2
+        if (
+            stride > self.stride or 2 * stride < self.stride
+        ):  # else it would change all the time where a rate is a limit
+            self.stride = stride

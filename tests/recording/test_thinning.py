@@ -1,0 +1,151 @@
+"""Of a fast training the values of some steps are recorded, the same on all ranks; everything else of all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ddp_notebook
+from ddp_notebook.rank.record.thinning import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
+from ddp_notebook.run.cells.options import FULL_BYTES
+from ddp_notebook.widgets.still import page
+from ddp_notebook.wire.record_options import RecordOptions
+
+STEPS = 200
+_TRAIN = """
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+model = DistributedDataParallel(model, bucket_cap_mb=0.02)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x, total = torch.ones(4, 64), torch.ones(1)
+def train(steps, every=0):
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if every and step % every == 0:
+            dist.all_reduce(total)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(session):
+    session.run(_TRAIN)
+    return session
+
+
+def _calls(session, code: str, **options):
+    """The calls of a cell."""
+    session.run(code, record=RecordOptions(**options))
+    return session.recording.collectives(cell=int(session.recording.rows("call")["cell"].max()))
+
+
+class _Clock:
+    """A training of so many steps and calls a second."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now_ns = 0
+        monkeypatch.setattr("ddp_notebook.rank.record.thinning.time.monotonic_ns", lambda: self.now_ns)
+
+    def run(self, decides: Thinning, steps: int, per_s: float, calls: int, first: int = 0) -> list[int]:
+        """The steps whose values are kept."""
+        kept = []
+        for step in range(first, first + steps):
+            if decides.keeps(step):
+                kept.append(step)
+            decides.calls += calls
+            self.now_ns += int(1e9 / per_s)
+        return kept
+
+
+@pytest.mark.parametrize(
+    ("steps_per_s", "calls", "stride"),
+    [(1, 100, 1), (4, 4, 1), (10, 4, 2), (100, 1, 8), (100, 6, 32), (50, 1000, 32), (20, 1, 1)],
+)
+def test_the_stride_follows_the_rate(monkeypatch, steps_per_s, calls, stride):
+    decides = Thinning()
+    decides.begin_cell()
+    kept = _Clock(monkeypatch).run(decides, 400, steps_per_s, calls)
+    assert kept[:FIRST_STEPS] == list(range(FIRST_STEPS))
+    assert set(np.diff([step for step in kept if step >= 128])) == {stride}
+    assert calls * steps_per_s / stride <= PER_S or steps_per_s / stride < 2 or stride == 1
+
+
+def test_what_the_slower_rank_keeps_the_faster_one_keeps_too(monkeypatch):
+    kept = []
+    for per_s in (90, 210):
+        decides = Thinning()
+        decides.begin_cell()
+        kept.append(set(_Clock(monkeypatch).run(decides, 400, per_s, 3)))
+    assert kept[1] < kept[0]
+
+
+def test_the_stride_does_not_change_at_a_limit(monkeypatch):
+    decides, clock, strides = Thinning(), _Clock(monkeypatch), set()
+    decides.begin_cell()
+    for window in range(20):
+        clock.run(decides, 16, 78 if window % 2 else 82, 1, first=16 * window)
+        strides.add(decides.stride)
+    assert strides == {1, 8}
+
+
+def test_a_collective_is_whole_or_absent_and_nothing_else_is_left_out(trained):
+    calls = _calls(trained, f"train({STEPS})")
+    rows = calls.rows
+    buckets = rows[rows["bucket"] >= 0]
+    assert len(buckets) == 2 * STEPS * len(np.unique(buckets["bucket"]))  # every call of every step
+    kept = {(call.step, call.bucket, call.rank) for call in calls if call.bucket is not None and not call.left_out}
+    assert {step for step, _, _ in kept} >= set(range(FIRST_STEPS))
+    assert len({step for step, _, _ in kept}) < STEPS / 2
+    for step in {step for step, _, _ in kept}:
+        ranks_of = [
+            {rank for one, at, rank in kept if (one, at) == (step, bucket)} for bucket in np.unique(buckets["bucket"])
+        ]
+        assert len(set(map(frozenset, ranks_of))) == 1, "all buckets of a step"
+    of_ranks = [{step for step, _, one in kept if one == rank} for rank in (0, 1)]
+    assert of_ranks[0] <= of_ranks[1] or of_ranks[1] <= of_ranks[0]
+    for call in calls:
+        assert (call.input is None) == (call.output is None) == call.left_out, call
+    left_out = int(np.count_nonzero(rows["left_out"]))
+    assert repr(calls).endswith(f"; values of {left_out} left out>") and trained.recording.left_out >= left_out
+    assert len(trained.recording.steps(cell=int(rows["cell"][0]))) == 2 * STEPS
+
+
+def test_the_monitor_and_a_saved_recording_count_what_was_left_out(trained, tmp_path):
+    calls = _calls(trained, f"train({STEPS})")
+    recording = trained.recording
+    assert page.message(recording).header["notes"]["values_left_out"] == recording.left_out > 0
+    saved = ddp_notebook.load(recording.save(tmp_path / "training.npz"))
+    assert saved.left_out == recording.left_out
+    cell = int(calls.rows["cell"][0])
+    assert repr(saved.collectives(cell=cell)) == repr(calls)
+
+
+def test_the_first_calls_of_a_line_are_kept(trained):
+    calls = [call for call in _calls(trained, f"train({STEPS}, every=4)") if call.bucket is None]
+    for rank in (0, 1):
+        late = [
+            call.left_out for call in calls if call.rank == rank and call.op == "all_reduce" and call.step > FIRST_STEPS
+        ]
+        assert not any(late[:FIRST_CALLS]) and any(late)
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        (f"train({STEPS})", {"level": "all"}),
+        (f"train({STEPS})", {"full_bytes": FULL_BYTES}),
+        (f"train({STEPS})", {"watch": ["step"]}),
+        (f"for _ in range({STEPS}): dist.all_reduce(total)", {}),
+        (f"train({FIRST_STEPS})", {}),
+    ],
+    ids=["%ddp_record all", "--tensors full", "--watch", "no training", "a short training"],
+)
+def test_nothing_is_left_out(trained, code, options):
+    calls = _calls(trained, code, **options)
+    assert len(calls) > FIRST_STEPS and not calls.rows["left_out"].any() and "left out" not in repr(calls)
+
+
+def test_without_values_nothing_is_called_left_out(trained):
+    assert not _calls(trained, f"train({STEPS})", level="meta").rows["left_out"].any()
