@@ -22,6 +22,37 @@ _host.facts()
 warm.give_back(_host)
 del _host, warm
 """
+LEAST = "%%least\npass"
+
+
+def least(world_size: int) -> str:
+    """A cell that makes `LEAST` one: it writes a byte to each of so many processes, in which IPython runs `pass`, and
+    reads their answers. No cell on ranks that have a shell each can be faster."""
+    return f"""
+import os, sys
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import register_cell_magic
+from traitlets.config import Config
+def _serve(cells, done):
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    shell = InteractiveShell(config=Config(HistoryManager=dict(enabled=False)))  # the kernel's own has lost its threads
+    while os.read(cells, 1):
+        shell.run_cell("pass", store_history=True)
+        os.write(done, b".")
+    os._exit(0)
+_least = []
+for _ in range({world_size}):
+    (cells, to), (of, done) = os.pipe(), os.pipe()
+    if not os.fork():
+        for one in (to, of, *(end for pair in _least for end in pair)): os.close(one)
+        _serve(cells, done)
+    os.close(cells), os.close(done)
+    _least.append((to, of))
+@register_cell_magic
+def least(line, cell):
+    for to, _ in _least: os.write(to, b".")
+    for _, of in _least: os.read(of, 1)
+"""
 
 
 class FrontEnd:

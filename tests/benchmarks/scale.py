@@ -1,18 +1,22 @@
 """64 ranks on one machine: `python -m tests.benchmarks.scale`, from the root of the repository.
 
-`%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all of them, seen by a Jupyter client.
+`%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all of them, seen by a Jupyter client. Beside
+each the least that it can take: 64 processes forked from one that has torch, which form a gloo group and do nothing
+else; and 64 that run `pass` in IPython at a byte from a pipe.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 from contextlib import closing
 from itertools import chain
 from statistics import median
 
-from tests.benchmarks.frontend import WAIT_UNTIL_WARM, FrontEnd
+from tests.benchmarks.frontend import LEAST, WAIT_UNTIL_WARM, FrontEnd, least
 from tests.benchmarks.results import Figure, moment, table
 from tests.kernels import NotebookKernel
 
@@ -21,11 +25,42 @@ BAR_START_S, BAR_CELL_MS = 3.0, 25.0
 _CELL = "%%on_all_ranks\npass"
 _CHECK = f"%%on_all_ranks\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == {WORLD_SIZE}"
 
+_GLOO = f"""
+import os, socket, sys, time
+import torch, torch._dynamo, torch.distributed as dist
+torch.set_num_threads(1)
+with socket.create_server(("127.0.0.1", 0)) as one: port = one.getsockname()[1]
+def store(is_master): return dist.TCPStore("127.0.0.1", port, is_master=is_master, wait_for_workers=False)
+if not (server := os.fork()):
+    kept = store(True)
+    time.sleep(600)
+time.sleep(0.5)
+began, ranks = time.monotonic(), []
+for rank in range({WORLD_SIZE}):
+    if not (pid := os.fork()):
+        dist.init_process_group("gloo", store=store(False), rank=rank, world_size={WORLD_SIZE})
+        dist.all_reduce(torch.ones(1))
+        os._exit(0)
+    ranks.append(pid)
+for pid in ranks: os.waitpid(pid, 0)
+print(time.monotonic() - began)
+os.kill(server, 9)
+"""
+
+
+def bare_gloo_s() -> float:
+    """Until the last of as many processes has done its first all_reduce, without anything of ours."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([sys.executable, "-c", _GLOO], env=env, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
 
 def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
     """Start, run a block of cells and stop, `rounds` times in one kernel."""
     start_s: list[float] = []
+    gloo_s: list[float] = []
     cell_ms: list[list[float]] = []
+    least_ms: list[list[float]] = []
     with closing(NotebookKernel()) as kernel:
         front_end = FrontEnd(kernel)
         front_end.set_up("%load_ext ddp_notebook")
@@ -36,7 +71,10 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             (block,) = front_end.alternate_ms({f"{WORLD_SIZE} ranks": _CELL}, blocks=1, per_block=per_block).values()
             cell_ms += block
             front_end.set_up("%ddp_stop")
-            print(f"start of {WORLD_SIZE} ranks, round {number + 1}: {start_s[-1]:.2f} s", flush=True)
+            gloo_s.append(bare_gloo_s())
+            print(f"{WORLD_SIZE} ranks, round {number + 1}: {start_s[-1]:.2f} s, gloo {gloo_s[-1]:.2f} s", flush=True)
+        front_end.set_up(least(WORLD_SIZE))
+        (least_ms,) = front_end.alternate_ms({"least": LEAST}, blocks=rounds, per_block=per_block).values()
     return [
         Figure(
             what=f"`%ddp_start {WORLD_SIZE}`, host server warm",
@@ -46,11 +84,25 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             blocks=tuple(start_s),
         ),
         Figure(
+            what=f"{WORLD_SIZE} processes that form a gloo group and do nothing else, the least possible",
+            value=median(gloo_s),
+            unit="s",
+            bar=BAR_START_S,
+            blocks=tuple(gloo_s),
+        ),
+        Figure(
             what=f"`pass` on {WORLD_SIZE} ranks",
             value=median(chain(*cell_ms)),
             unit="ms",
             bar=BAR_CELL_MS,
             blocks=tuple(median(block) for block in cell_ms),
+        ),
+        Figure(
+            what=f"`pass` on {WORLD_SIZE} processes that run it in IPython at a byte from a pipe, the least possible",
+            value=median(chain(*least_ms)),
+            unit="ms",
+            bar=BAR_CELL_MS,
+            blocks=tuple(median(block) for block in least_ms),
         ),
     ]
 

@@ -1,9 +1,10 @@
 """Start of four CPU ranks to their first all_reduce: `python -m tests.benchmarks.start`, from the repository's root.
 
-Three kinds take turns, each time in a fresh process:
+Four kinds take turns, each time in a fresh process:
     today   a default `ipp.Cluster(4)`, then torch imported and a gloo group formed on its engines
     warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the host server has imported torch
     cold    `ddp_notebook.start(4)` with no host server
+    import  torch imported, with `torch._dynamo`, which the first optimizer of a process imports
 
 The time runs from the call to the end of the first all_reduce. What the notebook's own process imports is not in it. Of
 a warm start it is also said when all ranks had come how far.
@@ -27,7 +28,7 @@ from tests.benchmarks.results import Figure, moment, table
 
 WORLD_SIZE = 4
 BAR_WARM, BAR_COLD = 0.05, 0.35  # ratios to today's
-BAR_WARM_S = 0.3
+BAR_WARM_S, BAR_BEYOND_IMPORT_S = 0.3, 0.5
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 180
 _TODAY_CELL = """
@@ -89,12 +90,23 @@ def sample_cold_s() -> float:
         return time.perf_counter() - began
 
 
+def sample_import_s() -> float:
+    """What a process takes that trains and knows nothing of us."""
+    began = time.perf_counter()
+    import torch
+    import torch._dynamo
+
+    assert torch.optim
+    return time.perf_counter() - began
+
+
 stages_s: dict[str, float] = {}  # of this process's start
 _STAGES = {"processes": "every rank is there", "group": "the group has formed", "engines": "every rank has its engine"}
 SAMPLES: dict[str, Callable[[], float]] = {
     "today": sample_today_s,
     "warm": sample_warm_s,
     "cold": sample_cold_s,
+    "import": sample_import_s,
 }
 
 
@@ -149,6 +161,13 @@ def measure(rounds: int = 3) -> list[Figure]:
             for stage, at_s in reached_s.items()
         ),
         figure("cold", "cold", BAR_COLD),
+        Figure(
+            what=f"... beyond what torch's own import takes, with `torch._dynamo`: {median(seconds['import']):.2f} s",
+            value=median(seconds["cold"]) - median(seconds["import"]),
+            unit="s",
+            bar=BAR_BEYOND_IMPORT_S,
+            blocks=tuple(cold - alone for cold, alone in zip(seconds["cold"], seconds["import"], strict=True)),
+        ),
     ]
 
 

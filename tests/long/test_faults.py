@@ -91,23 +91,23 @@ def test_200_random_faults_in_one_session(start, tally):
     ranks, chance = start(4), random.Random(SEED)
     row = [*PAIRS, *chance.choices(PAIRS, k=200)][-200:]
     chance.shuffle(row)
-    survived, rss_mb, sockets = 0, 0.0, []
+    survived, rss_mb, sockets = 0, [], []
     kernel = ranks.kernel
     try:
         for n in tally(200, "random faults in a row in one session of 4 ranks: it goes on"):
             state, fault = row[n]
             strike(ranks, state, fault, victim=chance.randrange(4))
             survived += 1
-            if survived == 10:
-                rss_mb = _rss_mb(kernel.pid)
             if survived % 10 == 0:
+                rss_mb.append(_rss_mb(kernel.pid))
                 sockets.append(_sockets_of(ranks))
         assert ranks.kernel is kernel
         if survived == 200:
-            grown_mb = _rss_mb(kernel.pid) - rss_mb
+            grown_mb = rss_mb[-1] - rss_mb[0]
             of_notebook = [counts[0] for counts in sockets]
             most = [max(counts[1:]) for counts in sockets]
-            print(f"sockets of the notebook: {of_notebook}, of a rank at most: {most}; {grown_mb:+.1f} MB")
+            print(f"sockets of the notebook: {of_notebook}, of a rank at most: {most}")
+            print(f"MB of the notebook: {[round(one) for one in rss_mb]}")
             assert of_notebook[-1] <= of_notebook[1]
             assert max(most[10:]) <= max(most[:10]) + _SOCKETS_OF_A_GROUP
             assert grown_mb < 50

@@ -57,7 +57,5 @@ class Thinning:
         stride = 1
         while stride * PER_S < calls_per_s and 2 * stride <= steps_per_s:  # a step a second, however many calls it has
             stride *= 2
-        if (
-            stride > self.stride or 2 * stride < self.stride
-        ):  # else it would change all the time where a rate is a limit
+        if stride > self.stride or 2 * stride < self.stride:  # else it would change back and forth at a limit
             self.stride = stride
