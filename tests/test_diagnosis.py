@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.run.groups.diagnosis import RankView, absent, stuck, verdict
+from ddp_notebook.run.groups.diagnosis import Absences, RankView, stuck, verdict
 
 
 def waits(rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32"):
@@ -115,8 +115,8 @@ def test_stuck_is_who_cannot_go_on_whatever_the_running_ones_do():
 def test_a_rank_that_is_further_in_the_group_is_through():
     """A broadcast's source goes on before the others have it."""
     seen = views(waits(0, "all_reduce", 6), *[waits(r, "broadcast", 5) for r in (1, 2, 3)])
-    assert absent(seen, 0) == {1, 2, 3}
-    assert absent(seen, 1) == set()
+    assert Absences(seen)[0] == {1, 2, 3}
+    assert Absences(seen)[1] == set()
     assert stuck(seen) == {}
     assert verdict(seen) == ""
 

@@ -12,7 +12,7 @@ import numpy as np
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.groups.diagnosis import RankView, Views, absent, stuck, verdict
+from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, stuck, verdict
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.wire.events import Vitals
@@ -127,6 +127,7 @@ class Present:
         end_ns = feed.end_ns if self._session is None else time.monotonic_ns()
         rows["time"] = (end_ns - feed.start_ns) / 1e6
         recording = feed.recording
+        words = _Words(views)
         gone = self._session.looks.gone() if self._session is not None and self._session.is_running else {}
         for rank in range(len(rows)):
             call = last[rank]
@@ -134,13 +135,13 @@ class Present:
                 site = recording.text(int(call["site"]))
                 text = f"{recording.text(int(call['op']))} #{int(call['number'])}" + (f", {site}" if site else "")
                 rows["last"][rank] = feed.texts.own(text)
-            state, line, waits_for = self._words(views.get(rank), views, gone.get(rank))
+            state, line, waits_for = self._words(views.get(rank), words, gone.get(rank))
             rows["state"][rank] = feed.texts.own(state)
             rows["line"][rank] = feed.texts.own(line)
             rows["waits_for"][rank] = feed.texts.own(waits_for)
         return rows
 
-    def _words(self, view: RankView | None, views: Views, how_it_died: str | None) -> tuple[str, str, str]:
+    def _words(self, view: RankView | None, words: _Words, how_it_died: str | None) -> tuple[str, str, str]:
         """The state of a rank, where it is, and whom it waits for."""
         if view is None:
             if how_it_died is not None:
@@ -150,10 +151,24 @@ class Present:
             return ("idle" if self._session.is_running else "stopped"), "", ""
         waits_for = ""
         if view.operation is not None:
-            others = sorted(absent(views, view.rank))
+            others = words.awaited_by(view.rank)
             place = view.place.partition(", in ")[0]
             where = f" ({place})" if place else ""
-            waits_for = (f"{list_ranks(others)} in " if others else "") + f"{view.operation.short}{where}"
+            waits_for = (f"{others} in " if others else "") + f"{view.operation.short}{where}"
             if not others:  # all are there: data moves
                 return "communicating", view.place, ""
         return view.state, view.place, waits_for
+
+
+class _Words:
+    """Whom ranks wait for, in words that many of them share."""
+
+    def __init__(self, views: Views) -> None:
+        self._absences = Absences(views)
+        self._of: dict[frozenset[int], str] = {}
+
+    def awaited_by(self, rank: int) -> str:
+        absent = self._absences[rank]
+        if absent not in self._of:
+            self._of[absent] = list_ranks(sorted(absent)) if absent else ""
+        return self._of[absent]

@@ -57,6 +57,38 @@ _NOWHERE = "no line of the cell"
 Views = Mapping[int, RankView]
 
 
+class Absences:
+    """The ranks that each waiting rank waits for. Those of a collective are the same for all that wait in it, and are
+    looked for once: of a thousand ranks each would otherwise look at all.
+
+    Args:
+        views: of all ranks.
+
+    Example:
+        >>> call = Operation(name="barrier", number=1, group="default", ranks=(0, 1, 2))
+        >>> views = {r: RankView(rank=r, state="waiting", operation=call) for r in (0, 1)}
+        >>> sorted(Absences(views)[1])
+        [2]
+    """
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._of_collective: dict[tuple[str, int, str], frozenset[int]] = {}
+
+    def __getitem__(self, rank: int) -> frozenset[int]:
+        operation = self._views[rank].operation
+        assert operation is not None
+        if operation.is_point_to_point:
+            others = set(operation.ranks) - {rank} if operation.root is None else {operation.root}
+            return frozenset(other for other in others if not _answers(self._views, other, rank, operation))
+        key = operation.group, operation.number, operation.name
+        found = self._of_collective.get(key)
+        if found is None:
+            absent = (other for other in operation.ranks if not _takes_part(self._views, other, operation))
+            found = self._of_collective[key] = frozenset(absent)
+        return found
+
+
 def stuck(views: Views) -> dict[int, tuple[str, int]]:
     """The ranks that cannot go on whatever the running ones do, and the operation that each waits in.
 
@@ -65,32 +97,25 @@ def stuck(views: Views) -> dict[int, tuple[str, int]]:
     changes.
     """
     gone = {rank for rank, view in views.items() if view.state in ("failed", "ended", "outside", "died")}
-    held = {rank for rank, view in views.items() if view.state == "waiting"}
+    held = {rank: view.operation for rank, view in views.items() if view.operation and view.state == "waiting"}
+    absences = Absences(views)
+    needed = {rank: absences[rank] for rank in held}
     while True:
-        free = {rank for rank in held if not _needs_any(views, rank, gone | held)}
+        unable = gone | held.keys()
+        hold = {absent: not absent.isdisjoint(unable) for absent in set(needed.values())}
+        free = [rank for rank, operation in held.items() if not _is_held(operation, needed[rank], unable, hold)]
         if not free:
-            break
-        held -= free
-    return {rank: (op.group, op.number) for rank in held if (op := views[rank].operation) is not None}
+            return {rank: (operation.group, operation.number) for rank, operation in held.items()}
+        for rank in free:
+            del held[rank]
 
 
-def _needs_any(views: Views, rank: int, unable: set[int]) -> bool:
-    operation = views[rank].operation
-    assert operation is not None
-    needed = absent(views, rank)
+def _is_held(
+    operation: Operation, needed: frozenset[int], unable: set[int], hold: Mapping[frozenset[int], bool]
+) -> bool:
     if operation.name == "recv" and operation.root is None:  # any of them will do
         return bool(needed) and needed <= unable
-    return bool(needed & unable)
-
-
-def absent(views: Views, rank: int) -> set[int]:
-    """The ranks that a waiting rank waits for."""
-    operation = views[rank].operation
-    assert operation is not None
-    if operation.is_point_to_point:
-        others = set(operation.ranks) - {rank} if operation.root is None else {operation.root}
-        return {other for other in others if not _answers(views, other, rank, operation)}
-    return {other for other in operation.ranks if other != rank and not _takes_part(views, other, operation)}
+    return hold[needed]
 
 
 def _takes_part(views: Views, other: int, operation: Operation) -> bool:
@@ -131,16 +156,19 @@ Waiting = Mapping[int, Operation]
 
 def _awaited(views: Views, waiting: Waiting, states: set[str]) -> tuple[list[int], list[int], Operation | None]:
     """The awaited ranks in these states, who waits for them, and in what."""
+    absences = Absences(views)
+    in_states = {rank for rank, view in views.items() if view.state in states}
     missing: set[int] = set()
+    looked_at: dict[frozenset[int], bool] = {}  # whether any of these ranks is
     waiters = []
-    operation = None
     for rank in waiting:
-        found = {other for other in absent(views, rank) if other in views and views[other].state in states}
-        if found:
-            missing |= found
+        absent = absences[rank]
+        if absent not in looked_at:
+            looked_at[absent] = not absent.isdisjoint(in_states)
+            missing |= absent & in_states
+        if looked_at[absent]:
             waiters.append(rank)
-            operation = operation or waiting[rank]
-    return sorted(missing), waiters, operation
+    return sorted(missing), waiters, waiting[waiters[0]] if waiters else None
 
 
 def _gone(views: Views, waiting: Waiting) -> str:
@@ -210,16 +238,16 @@ def _outside(views: Views, waiting: Waiting) -> str:
 
 
 def _each_other(views: Views, waiting: Waiting) -> str:
-    held = stuck(views)
+    held, absences = stuck(views), Absences(views)
     if not held:
         return ""
     parts = []
-    for rank in sorted(held):
-        others = sorted(absent(views, rank) & set(held))
+    for rank in sorted(held)[:4]:
+        others = sorted(absences[rank] & held.keys())
         whom = "" if waiting[rank].is_point_to_point else f" for {list_ranks(others)}"
         parts.append(f"rank {rank} in {waiting[rank]}{whom}")
-    more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
-    return "they wait for each other: " + ", ".join(parts[:4]) + more
+    more = f" and {len(held) - 4} more" if len(held) > 4 else ""
+    return "they wait for each other: " + ", ".join(parts) + more
 
 
 def _not_arrived(views: Views, waiting: Waiting) -> str:
