@@ -43,7 +43,7 @@ NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/librarie
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
 .PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix \
-    tests-without-ranks tests-of-ranks tests-of-private-interfaces bench dist docs wheelhouse clean
+    tests-without-ranks tests-of-ranks tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -52,6 +52,7 @@ help:
 	@echo "make test-fast  lint, and the tests to run between two edits"
 	@echo "make test-long  the tests that repeat, soak and measure for long"
 	@echo "make test-matrix  the quick tests with other versions of Python, torch and Jupyter's packages"
+	@echo "make cluster-tools  Debian's ssh server, for the tests of ranks on other machines (as root)"
 	@echo "make bench      the benchmarks, with their tables"
 	@echo "make dist       build a wheel and an sdist in dist (DIR=...)"
 	@echo "make wheelhouse DIR=wheels PYTHON_VERSION=3.12"
@@ -103,6 +104,11 @@ lint-js: $(INSTALLED)
 
 types: $(INSTALLED)
 	$(BIN)/mypy
+
+# Without it the tests of ranks on other machines are skipped.
+cluster-tools:
+	@{ command -v sshd || test -x /usr/sbin/sshd; } >/dev/null && command -v ssh >/dev/null || { apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-server openssh-client; }
 
 test-js: $(MONITOR)
 	$(BIN)/python hatch_build.py node --test $(wildcard tests/js/*.test.js)

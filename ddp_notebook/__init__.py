@@ -36,6 +36,7 @@ from ddp_notebook.errors import (
     StartTimeoutError,
     UsageError,
 )
+from ddp_notebook.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from ddp_notebook.status import Status
     from ddp_notebook.wire.record_options import RecordOptions
 
-__version__ = "0.1.0"
 __all__ = [
     "Agreement",
     "CellFailedHereError",

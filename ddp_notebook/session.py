@@ -11,11 +11,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Literal, overload
 
-from ddp_notebook.errors import SessionExistsError, StartTimeoutError, UsageError
-from ddp_notebook.launch import warm
+from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import Backend, LiveMode, StartOptions
-from ddp_notebook.launch.placement import place
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts, there_already
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
@@ -56,6 +55,8 @@ def start(
     guard: bool | None = None,
     heal: bool = False,
     live: LiveMode = "auto",
+    hosts: str | Sequence[str] | None = None,
+    python: str = "python3",
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
@@ -63,7 +64,8 @@ def start(
 
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
-        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live: see `StartOptions`.
+        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, python: see
+            `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
         report: told a line about each stage that is done.
@@ -92,6 +94,8 @@ def start(
         guard=guard,
         heal=heal,
         live=live,
+        hosts=hosts,
+        python=python,
     )
     if not reuse:
         return Session(asked, report=report)
@@ -140,7 +144,7 @@ class Session(GroupFace, ValueFace, RecordFace):
     def _start(self, report: Progress) -> None:
         with Interrupts(lambda: None) as interrupts:  # which raise where nothing is left half done
             try:
-                self._host, self._give_back = warm.take({**os.environ, **self.options.env})
+                self._hosts = Hosts(self.options)
                 try:
                     self._start_ranks(report, interrupts)
                 except BaseException:
@@ -158,16 +162,11 @@ class Session(GroupFace, ValueFace, RecordFace):
             report(f"{name} {time.monotonic() - began:.1f} s")
 
         env = {**os.environ, **self.options.env}
-        try:
-            facts = self._host.facts(self.options.timeout_s, interrupts.check)
-        except StartTimeoutError as error:
-            raise StartTimeoutError(f"the start took too long: the host server was importing torch ({error})") from None
-        self._placement = place(self.options, facts, env)
-        stage(self._host.stage)
-        self._hostname: str = facts["host"]
+        self._placement = self._hosts.place(env, interrupts.check)
+        stage(self._hosts.stage)
         guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
         dispatch = Dispatch()
-        cluster = Cluster([self._host], self.placement, env, dispatch, guard=guard)
+        cluster = Cluster(self._hosts.all, self.placement, env, dispatch, guard=guard, overlay=self.options.env)
         self._assembled = parts = Parts(cluster, dispatch, self.world_size, self.options)
         self._cells = parts.cells
         self._live = live = Placing(
@@ -190,7 +189,7 @@ class Session(GroupFace, ValueFace, RecordFace):
     @property
     def is_running(self) -> bool:
         """Whether the ranks were started and not stopped, and their host server lives."""
-        return self._cluster is not None and self._host.is_alive
+        return self._cluster is not None and self._hosts.are_alive
 
     @overload
     def run(
@@ -326,7 +325,7 @@ class Session(GroupFace, ValueFace, RecordFace):
 
     def pids(self, kind: str = "rank") -> list[int]:
         """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
-        return [self._host.pid] if kind == "host server" else self._parts.living.cluster.pids(kind)
+        return self._hosts.pids if kind == "host server" else self._parts.living.cluster.pids(kind)
 
     def when_stopped(self, call: Callable[[], object]) -> None:
         """Have this called once when the session is stopped, before its ranks end; at once if it is stopped already.
@@ -374,7 +373,7 @@ class Session(GroupFace, ValueFace, RecordFace):
             return f"<Session: {'stopped' if self._host_ended else 'starting'}>"
         gone = sorted(set(self._cluster.ranks) - set(self._cluster.alive))
         dead = f", {name_ranks(gone)} died" if gone else ""
-        return f"<Session: {self.world_size} ranks on {self._hostname}, {self.backend}{dead}>"
+        return f"<Session: {self.world_size} ranks on {self._hosts.words}, {self.backend}{dead}>"
 
     def _end_processes(self) -> None:
         (cluster, self._cluster), (done, self._host_ended) = (self._cluster, None), (self._host_ended, True)
@@ -383,7 +382,4 @@ class Session(GroupFace, ValueFace, RecordFace):
         elif done:
             return
         ended = cluster is None or cluster.stop()
-        if self._give_back:
-            warm.give_back(self._host, healthy=ended)
-        else:
-            self._host.close()
+        self._hosts.end(healthy=ended)

@@ -79,7 +79,7 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
 
 
 # What the rest of the package may use of how processes come to be: the ranks, and what is asked of a start.
-OPEN_TO_OTHERS = {"warm", "client", "cluster", "process", "options", "placement"}
+OPEN_TO_OTHERS = {"warm", "client", "cluster", "hosts", "process", "options", "placement"}
 _LAUNCH = "ddp_notebook.launch"
 
 
@@ -105,22 +105,23 @@ def test_nothing_else_knows_how_ranks_are_started():
         "host",
         "warm",
     }
-    assert found[PACKAGE / "session.py"] > {"cluster", "warm"}
+    assert found[PACKAGE / "session.py"] > {"cluster", "hosts"}
     for file, modules in found.items():
         assert modules <= OPEN_TO_OTHERS, file.relative_to(ROOT)
         assert not {"start_method", "start_reason"} & _constants(file), file.relative_to(ROOT)
 
 
-def test_only_the_server_that_waits_chooses_a_way():
+def test_only_who_takes_hosts_chooses_a_way():
     """Whatever else is in `launch` knows a host by what every way can do."""
-    ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")} - {"__init__", "base"}
-    assert "local" in ways
+    ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")} - {"__init__", "base", "host_list"}
+    assert ways == {"local", "ssh"}
+    choose = {"warm.py": {"local"}, "hosts.py": {"ssh"}}
     for file, _ in files("launch"):
         if file.parent.name != "ways":
             tree = ast.walk(ast.parse(file.read_text()))
             imported = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
             chosen = {way for way in ways if f"{_LAUNCH}.ways.{way}" in imported}
-            assert chosen == ({"local"} if file.name == "warm.py" else set()), file.relative_to(ROOT)
+            assert chosen == choose.get(file.name, set()), file.relative_to(ROOT)
 
 
 def _looks_at_processes(source: str) -> bool:
@@ -238,6 +239,7 @@ def test_the_package_alone_imports_nearly_nothing():
         "ddp_notebook.errors",
         "ddp_notebook.records",
         "ddp_notebook.records.words",
+        "ddp_notebook.version",
     }
     assert not modules & {"IPython", "zmq", "psutil", "ipyparallel", "ipywidgets", "matplotlib"}
 
@@ -251,7 +253,8 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
         "wire",
         "records",
         "errors",
-    }  # errors: the package itself imports it
+        "version",
+    }  # the package itself imports the last two
     assert not modules & {"ipywidgets", "anywidget"}
     assert {"torch", "ddp_notebook.rank.process"} <= heavy(modules), "and the check for heavy imports sees them"
 

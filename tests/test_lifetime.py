@@ -171,7 +171,7 @@ def test_a_host_server_that_is_stopped_at_the_restart(make_kernel):
 def test_a_host_server_that_hangs(make_session, monkeypatch):
     """One that is not stopped and yet does not answer: here nothing that it is told reaches it."""
     session = make_session(2)
-    host = session._host
+    host = session._hosts.all[0]
     monkeypatch.setattr(host.way, "send", lambda data: None)
     began = time.monotonic()
     with pytest.raises(
@@ -222,7 +222,7 @@ def test_two_notebooks_start_at_the_same_moment(make_kernel):
 def test_a_forked_child_of_the_notebook_ends_nothing(make_session):
     session = make_session(1)
     if (child := os.fork()) == 0:
-        session._host.close()
+        session._hosts.all[0].close()
         os._exit(0)
     os.waitpid(child, 0)
     assert session.run("rank").ok

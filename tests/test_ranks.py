@@ -101,7 +101,7 @@ def test_every_listening_socket_is_on_loopback(session):
 
 
 def test_files_are_private(session):
-    directory = Path(session._host.directory)
+    directory = Path(session._hosts.all[0].directory)
     assert directory.stat().st_mode & 0o077 == 0
     files = list(directory.rglob("ipcontroller-*.json"))
     assert files and all(file.stat().st_mode & 0o777 == 0o600 for file in files)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ddp_notebook.errors import ClientError, HostError, StartError, StartTimeoutError
 from ddp_notebook.launch import environment
 from ddp_notebook.launch.engines import Engines
-from ddp_notebook.launch.forming import LOOPBACK, Check, Forming
+from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.placement import Placement
@@ -64,6 +64,7 @@ class Cluster:
         env: the environment of the ranks.
         listener: who is told what the ranks say.
         guard: whether ranks compare what they call.
+        overlay: of that, what was asked for: on other machines ranks have this on top of what is there.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Cluster:
         listener: Listener,
         *,
         guard: bool = False,
+        overlay: Mapping[str, str] | None = None,
     ) -> None:
         self.mark_token = secrets.token_hex(8)
         self._hosts = {host.name: host for host in hosts}
@@ -82,6 +84,7 @@ class Cluster:
         self._env = environment.rank_env(env, threads=placement.threads)
         if placement.cuda_visible_devices is not None:
             self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
+        self._overlay = environment.rank_env(overlay or {}, threads=placement.threads)
         self._listener = listener
         self.directory = tempfile.mkdtemp(prefix="session-", dir=self._home.directory)
         self._processes = Processes()
@@ -184,7 +187,9 @@ class Cluster:
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
-        [*_, store] = self._processes.living(STORE) or [self._start_process(STORE, self._home, {"host": LOOPBACK})]
+        [*_, store] = self._processes.living(STORE) or [
+            self._start_process(STORE, self._home, {"host": self._forming.address_of(self._home)})
+        ]
         self._forming.call(store)
 
     def _start_process(self, kind: str, host: Host, spec: dict[str, Any], rank: int = -1) -> Process:
@@ -194,10 +199,17 @@ class Cluster:
         self._processes.all[process.name] = process
         if kind == RANK:
             self._endpoint.expect(process.name)
-            address = self._keyring.invite(process.name, control=self._endpoint.url, bulk=self._bulk.url)
+            try:
+                control, bulk = host.way.reach(self._endpoint.url), host.way.reach(self._bulk.url)
+            except HostError as error:
+                raise StartError(str(error)) from error
+            address = self._keyring.invite(process.name, control=control, bulk=bulk)
             spec = {**spec, "process": process.number, "address": asdict(address)}
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
-        everyone = {"kind": kind, "env": self._env, "cwd": environment.working_directory(), "sys_path": path}
+        everyone: dict[str, Any] = {"kind": kind, "cwd": environment.working_directory()}
+        everyone |= (
+            {"env": self._env, "sys_path": path} if host.way.is_here else {"env": self._overlay, "sys_path": None}
+        )
         try:
             reply = host.start(process.number, {**everyone, **spec})
         except HostError as error:
@@ -315,6 +327,11 @@ class Cluster:
         Raises:
             ClientError: it cannot be started.
         """
+        if not all(host.way.is_here for host in self._hosts.values()):
+            raise ClientError(
+                "session.client and %%px are there for ranks on the notebook's machine only; use session.run and "
+                "%%on_all_ranks"
+            )
         return self._engines.client_file()
 
     def pids(self, kind: str) -> list[int]:
@@ -332,6 +349,8 @@ class Cluster:
             those = [process for process in self._processes.all.values() if process.host is host]
             ranks = [process.number for process in those if process.kind == RANK]
             left += host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s)
+            for url in (self._endpoint.url, self._bulk.url):
+                host.way.forget(url)
         self._bulk.close()
         self._endpoint.close()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -6,7 +6,6 @@ its place in the next one. An answer to an earlier call is dropped.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,13 +13,13 @@ from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
+from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import Form, Formed, Hello, Peers, Ready, Registered
 
 Check = Callable[[], None]
 
-LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.2  # between two looks whether a wait is to go on
 _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 
@@ -62,6 +61,10 @@ class Forming:
         self._gloo_ports: dict[int, list[int]] = {}  # that ranks listen on, while a group forms
         self._is_formed = False
 
+    def address_of(self, host: Host) -> str:
+        """Where its ranks and store are reached by all others. One host alone listens on no network."""
+        return LOOPBACK if len(self._hosts) == 1 else host.address
+
     def call(self, store: Process) -> None:
         """Tell every rank its place in the next epoch's group."""
         with self._processes.changed:
@@ -84,10 +87,10 @@ class Forming:
                     group_rank=placement.host_rank(rank),
                     backend=placement.backend,
                     device=placement.devices[rank],
-                    store_host=LOOPBACK,
+                    store_host=self.address_of(store.host),
                     store_port=store.port,
                     store_prefix=self._store_prefix,
-                    interface="lo0" if sys.platform == "darwin" else "lo",
+                    interface=process.host.interface(self.address_of(process.host)),
                     form_timeout_s=max(_FORM_TIMEOUT_S, placement.world_size / 2),
                     guard=self._guard,
                 ),

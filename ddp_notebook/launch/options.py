@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.environment import OF_EACH_RANK
+from ddp_notebook.launch.ways import host_list
 from ddp_notebook.run.lines import LineParser
 
 _LONGEST_S = 7 * 24 * 3600.0
@@ -17,7 +18,8 @@ BACKENDS = get_args(Backend)
 LIVE = get_args(LiveMode)
 USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
-    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]"
+    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
+    "[--hosts NAME[:N],...] [--python PATH]"
 )
 
 
@@ -36,6 +38,9 @@ class StartOptions:
         hang_after_s: how long a rank waits in an operation before the cell says who waits for whom; None: for ever.
         guard: compare what all ranks call before the user's own collectives; None: with gloo only.
         heal: begin the next cell with replacing ranks that have died, as `%ddp_heal` would.
+        hosts: machines that ssh reaches, by names of ~/.ssh/config, each with its number of ranks if that is said:
+            "gpu1,gpu[3-5]:8" or a sequence; None: the notebook's own.
+        python: the interpreter there.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
 
@@ -54,6 +59,8 @@ class StartOptions:
     guard: bool | None = None
     heal: bool = False
     live: str = "auto"
+    hosts: str | Sequence[str] | Mapping[str, int | None] | None = None
+    python: str = "python3"
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -61,6 +68,12 @@ class StartOptions:
         if self.gpus is not None:  # scripts may give numbers, and one string as on the magic's line
             gpus = self.gpus.split(",") if isinstance(self.gpus, str) else self.gpus
             object.__setattr__(self, "gpus", tuple(name for gpu in gpus if (name := str(gpu).strip())))
+        if self.hosts is not None and not isinstance(self.hosts, Mapping):
+            object.__setattr__(self, "hosts", host_list.parse(self.hosts))
+        if self.hosts is not None and self.gpus is not None:
+            raise UsageError("--gpus goes with one machine; with --hosts write --env CUDA_VISIBLE_DEVICES=0,1")
+        if self.hosts is None and self.python != "python3":
+            raise UsageError("--python goes with --hosts; ranks on this machine have the notebook's own Python")
         if not isinstance(self.env, Mapping):
             raise UsageError(f"env is {self.env!r}; give names and values, e.g. env={{'OMP_NUM_THREADS': '2'}}")
         object.__setattr__(self, "env", {str(name): str(value) for name, value in self.env.items()})
@@ -82,6 +95,11 @@ class StartOptions:
                 raise UsageError(f"{name} {_written(seconds)} is no time to wait; give seconds, e.g. {name} 5, or off")
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
+
+    @property
+    def ranks_of_hosts(self) -> dict[str, int | None]:
+        """The hosts by name, in the order of their ranks, with how many each is to have; None: it was not said."""
+        return dict(self.hosts) if isinstance(self.hosts, Mapping) else {}
 
     def differences(self, running: StartOptions) -> list[str]:
         """What of ranks that were started with other options is not as asked for here. How long their start might take
@@ -118,6 +136,8 @@ def parse(line: str) -> StartOptions:
     parser.add_argument("--guard", choices=("on", "off"))
     parser.add_argument("--heal", action="store_true")
     parser.add_argument("--live", default="auto")
+    parser.add_argument("--hosts")
+    parser.add_argument("--python", default="python3")
     given = parser.parse_line(line)
     n = given.world_size
     return StartOptions(
@@ -132,6 +152,8 @@ def parse(line: str) -> StartOptions:
         guard=None if given.guard is None else given.guard == "on",
         heal=given.heal,
         live=given.live,
+        hosts=given.hosts,
+        python=given.python,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddp_notebook.errors import UsageError
@@ -87,6 +87,53 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
         cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus else None,
         threads=threads_per_rank(env, facts["cores"], world_size),
     )
+
+
+def place_on_hosts(options: StartOptions, facts: Mapping[str, Mapping[str, Any]]) -> Placement:
+    """Place the ranks on several hosts: those of one host follow each other.
+
+    Args:
+        options: what was asked for; `hosts` names the hosts.
+        facts: what their host servers told, by name, in the order of their ranks.
+
+    Raises:
+        UsageError: it does not fit on one of them, or they do not fit together.
+    """
+    counts = _counts(options)
+    placed = []
+    for host, of_host in facts.items():
+        try:
+            placed.append(place(replace(options, world_size=counts[host]), of_host, options.env, host))
+        except UsageError as error:
+            raise UsageError(f"{host}: {error}") from error
+    backends = {one.hosts[0]: one.backend for one in placed}
+    if len(set(backends.values())) > 1:
+        said = ", ".join(f"{backend} on {host}" for host, backend in backends.items())
+        raise UsageError(f"ranks would talk by {said}; name one for all, e.g. --backend gloo")
+    return Placement(
+        backend=placed[0].backend,
+        hosts=tuple(host for one in placed for host in one.hosts),
+        devices=tuple(device for one in placed for device in one.devices),
+        names=tuple(name for one in placed for name in one.names),
+        cuda_visible_devices=None,
+        threads=min(one.threads for one in placed),
+    )
+
+
+def _counts(options: StartOptions) -> dict[str, int | None]:
+    """The number of ranks of each host; None: as many as it has GPUs."""
+    asked, total = options.ranks_of_hosts, options.world_size
+    open_ones = [host for host, count in asked.items() if count is None]
+    if total is None:
+        return asked
+    left = total - sum(count or 0 for count in asked.values())
+    share, rest = divmod(left, len(open_ones)) if open_ones else (0, left)
+    if rest or left < 0 or (open_ones and share == 0):
+        raise UsageError(
+            f"{total} ranks do not divide among {', '.join(asked)} as asked; N is the sum of all: write how many each "
+            f"host gets, e.g. --hosts {','.join(f'{host}:2' for host in list(asked)[:2])}"
+        )
+    return asked | dict.fromkeys(open_ones, share)
 
 
 def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str | None) -> list[Gpu]:

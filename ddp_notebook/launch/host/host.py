@@ -64,10 +64,13 @@ class Host:
         self._lock = threading.Lock()
         self._gone = threading.Event()
         self._closing = False
+        self._how_it_ended = ""
         self._numbers = itertools.count()
         self._owner_pid = os.getpid()
         self._facts: dict[str, Any] | None = None
         threading.Thread(target=self._read, name="ddp-host", daemon=True).start()
+        if way.beat_s:
+            threading.Thread(target=self._beat, name="ddp-host-beat", daemon=True).start()
 
     @property
     def name(self) -> str:
@@ -79,6 +82,22 @@ class Host:
         """The name that the host has for itself. Call `facts` first."""
         assert self._facts is not None
         return str(self._facts["host"])
+
+    @property
+    def label(self) -> str:
+        """What its user calls it. Call `facts` first."""
+        return self.hostname if self.way.is_here else self.name
+
+    @property
+    def address(self) -> str:
+        """By which other hosts reach it. Call `facts` first."""
+        assert self._facts is not None
+        return str(self._facts["address"])
+
+    def interface(self, address: str) -> str:
+        """The host's network interface that has this address; "" if none is known. Call `facts` first."""
+        assert self._facts is not None
+        return str(self._facts["interfaces"].get(address, ""))
 
     @property
     def directory(self) -> str:
@@ -204,6 +223,11 @@ class Host:
         with self._lock, contextlib.suppress(OSError):  # then the reader sees the end of the stream
             self.way.send(framing.pack_command(command))
 
+    def _beat(self) -> None:
+        """Let the server hear that its owner lives, also where nothing else is said."""
+        while not self._gone.wait(self.way.beat_s):
+            self._send({"op": "ping", "id": 0})
+
     def hold_text(self, hold: bool) -> None:
         """Let text stay in the processes' pipes, or come again. Does not wait."""
         self._send({"op": "hold", "id": 0, "hold": hold})
@@ -325,7 +349,9 @@ class Host:
                     self._report(self.on_ended, frame["process"], frame["status"])
                 elif (future := self._pending.pop(frame.pop("id", 0), None)) is not None:
                     future.set_result(frame)
+        how_it_ended = self.way.how_it_ended()  # which goes with the directory
         with self._lock:
+            self._how_it_ended = how_it_ended
             self._gone.set()
             self._fail_pending()
         if not self._closing:
@@ -343,7 +369,7 @@ class Host:
 
     def _fail_pending(self) -> None:
         for future in self._pending.values():
-            future.set_exception(HostGoneError(self.way.how_it_ended()))
+            future.set_exception(HostGoneError(self._how_it_ended))
         self._pending.clear()
 
     def _sweep(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from ddp_notebook.launch import devices
+from ddp_notebook.version import __version__
 
 OLDEST_TORCH = "2.11"
 # What an engine imports while its kernel is made, and its shell at the first cell: 0.1 s in every rank.
@@ -69,6 +70,10 @@ def preload() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "package": __version__,
+        "interfaces": {
+            one.address: name for name, those in psutil.net_if_addrs().items() for one in those if one.address
+        },
         "cores": devices.cores(),
         "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": [gpu.to_json() for gpu in gpus],

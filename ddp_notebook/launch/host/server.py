@@ -33,8 +33,9 @@ import selectors
 import shutil
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -44,6 +45,7 @@ from ddp_notebook.launch.host import ending, framing, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
 from ddp_notebook.launch.host.preload import preload, start_method
+from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.wire import signals
 
 _READ_BYTES = 1 << 16
@@ -70,11 +72,13 @@ class HostServer:
         facts: dict[str, Any],
         directory: str,
         watchdog_pid: int,
+        own_env: Mapping[str, str],
     ) -> None:
         self._control = control
         self._owner_lives = owner_lives
         self._directory = directory
         self._watchdog_pid = watchdog_pid
+        self._own_env = own_env
         self._facts = facts
         self._unpacker = framing.Unpacker()
         self._out = bytearray()
@@ -184,6 +188,9 @@ class HostServer:
 
     def _on_start(self, request: dict[str, Any]) -> dict[str, Any]:
         process, spec, reply = request["process"], request["spec"], {}
+        if spec["sys_path"] is None:  # the notebook is elsewhere
+            spec["env"], spec["sys_path"] = {**self._own_env, **spec["env"]}, ["", *sys.path]
+            spec["cwd"] = spec["cwd"] if os.path.isdir(spec["cwd"]) else os.path.expanduser("~")
         spec["env"][processes.TOKEN_VARIABLE] = os.environ.get(processes.TOKEN_VARIABLE, "")
         if spec["kind"] == "rank":
             spec["stack_file"] = stack_file(self._directory, process)
@@ -331,13 +338,22 @@ def _ending_with(owner_lives: Callable[[], bool], directory: str) -> Iterator[No
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def main(control: socket.socket, owner_lives: Callable[[], bool], directory: str) -> None:
+def main(
+    control: socket.socket,
+    owner_lives: Callable[[], bool],
+    directory: str,
+    *,
+    address: str = LOOPBACK,
+    own_env: Mapping[str, str] | None = None,
+) -> None:
     """Be the host server.
 
     Args:
         control: the stream to the owner, which speaks `launch.host.framing`.
         owner_lives: asked every second, in this process and in the watchdog's.
         directory: holds files of the host's processes, and goes with the server.
+        address: by which other hosts reach this one.
+        own_env: what ranks have beside what they are given, where the notebook is on another machine.
     """
     signals.ignore_strangers()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)
@@ -346,7 +362,8 @@ def main(control: socket.socket, owner_lives: Callable[[], bool], directory: str
     with _ending_with(owner_lives, directory):
         facts = preload()
     facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))
+    facts["address"] = address
     gc.collect()
     gc.freeze()  # pages of these objects stay shared with the ranks
-    HostServer(control, owner_lives, facts, directory, watchdog_pid).serve()
+    HostServer(control, owner_lives, facts, directory, watchdog_pid, own_env or {}).serve()
     shutil.rmtree(directory, ignore_errors=True)

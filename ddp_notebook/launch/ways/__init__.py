@@ -1,8 +1,10 @@
 """Ways to a host: how its host server is started, reached and ended.
 
-    base    what a way must be able to do
-    local   this machine: a child of the notebook's process, and a socket pair
+    base       what a way must be able to do
+    local      this machine: a child of the notebook's process, and a socket pair
+    ssh        another machine: what one ssh runs there, and its standard input and output
+    host_list  what `--hosts` names
 
-A further way (ssh, Slurm, MPI) is a file here: a class on top of `base.Way`, and the function in which its host server
+A further way (Slurm, MPI) is a file here: a class on top of `base.Way`, and the function in which its host server
 begins. Both ends of a way are in one file. What they speak to each other is the same for all: `launch.host.framing`.
 """

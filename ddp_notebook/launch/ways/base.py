@@ -9,6 +9,7 @@ from pathlib import Path
 from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.processes import Identity
 
+LOOPBACK = "127.0.0.1"
 LOCAL = "local"  # the name of the notebook's own host
 
 
@@ -21,10 +22,14 @@ class Way(ABC):
     Attributes:
         name: of the host in its session; part of the names of its processes on the wire.
         directory: of this machine, only for its user. It goes with the host server at the latest.
+        is_here: the host is the notebook's machine: its ranks have the notebook's environment, directory and path.
+        beat_s: the server has to hear something this often, or takes its owner for gone; 0: it sees its owner.
     """
 
     name: str
     directory: str
+    is_here: bool = True
+    beat_s: float = 0.0
 
     # ---- the stream
 
@@ -43,6 +48,20 @@ class Way(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the stream, which has ended."""
+
+    # ---- the notebook's ports, as the host reaches them
+
+    def reach(self, url: str) -> str:
+        """Where processes of the host reach what listens at this address of the notebook.
+
+        Raises:
+            HostError: they cannot.
+        """
+        return url
+
+    def forget(self, url: str) -> None:
+        """What listened at this address of the notebook is gone."""
+        return
 
     # ---- the server's process
 

@@ -24,6 +24,7 @@ from ddp_notebook.launch.ways.base import LOCAL, Way
 from ddp_notebook.wire import signals
 
 _END_S = 5.0  # what the server gets to end all below it, before it is killed
+_ENDS_S = 0.5  # from the end of the stream to that of the process
 _LAST_WORDS = 2000  # characters
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from
 
@@ -93,6 +94,8 @@ class Local(Way):
         self._server.send_signal(signal.SIGCONT)
 
     def how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._server.wait(timeout=_ENDS_S)
         status = self._server.poll()
         how = "" if status is None else f" with status {status}"
         try:

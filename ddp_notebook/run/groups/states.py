@@ -24,7 +24,7 @@ def status(cluster: Cluster, questions: Questions, placement: Placement) -> Stat
         rows.append(
             RankStatus(
                 rank=rank,
-                host=process.host.hostname,
+                host=process.host.label,
                 pid=process.pid,
                 device=placement.devices[rank],
                 device_name=placement.names[rank],

@@ -1,0 +1,113 @@
+"""The hosts of one session: their servers are taken or started, asked what they have, and given back or ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddp_notebook.errors import StartError, StartTimeoutError
+from ddp_notebook.launch import warm
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.placement import Placement, place, place_on_hosts
+from ddp_notebook.launch.ways.ssh import Ssh
+from ddp_notebook.version import __version__
+
+_SAME_ON_ALL = {"package": "ddp_notebook", "python": "Python", "torch": "torch"}
+
+
+class Hosts:
+    """Of a session that is started so. The servers import torch in the background, all at once.
+
+    Args:
+        options: what was asked for.
+
+    Raises:
+        HostError: ssh cannot be run.
+    """
+
+    def __init__(self, options: StartOptions) -> None:
+        self.all: list[Host] = []
+        self._options = options
+        self._give_back = False
+        if options.hosts is None:
+            host, self._give_back = warm.take({**os.environ, **options.env})
+            self.all.append(host)
+            return
+        try:
+            for name in options.ranks_of_hosts:
+                self.all.append(Host(Ssh(name, python=options.python, env=options.env)))
+        except BaseException:
+            self.end()
+            raise
+
+    def place(self, env: Mapping[str, str], check: Callable[[], None]) -> Placement:
+        """Place the ranks. Waits until all servers have imported torch.
+
+        Args:
+            env: that ranks of this machine will have.
+            check: called often while it waits; what it raises ends the wait.
+
+        Raises:
+            StartError: a server ended or took too long, or versions differ.
+            UsageError: the ranks do not fit.
+        """
+        until = time.monotonic() + self._options.timeout_s
+        facts: dict[str, Mapping[str, Any]] = {}
+        for host in self.all:
+            try:
+                facts[host.name] = host.facts(max(0.1, until - time.monotonic()), check)
+            except StartTimeoutError as error:
+                raise StartTimeoutError(
+                    f"the start took too long: the host server was importing torch ({error})"
+                ) from None
+        if self._options.hosts is None:
+            return place(self._options, next(iter(facts.values())), env)
+        _check_versions(facts)
+        return place_on_hosts(self._options, facts)
+
+    @property
+    def are_alive(self) -> bool:
+        return all(host.is_alive for host in self.all)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers, each on its host."""
+        return [host.pid for host in self.all]
+
+    @property
+    def stage(self) -> str:
+        """How the first stage of a start is called. Call `place` first."""
+        return self.all[0].stage if len(self.all) == 1 else f"{len(self.all)} host servers"
+
+    @property
+    def words(self) -> str:
+        """Their names. Call `place` first."""
+        return ", ".join(dict.fromkeys(host.label for host in self.all))
+
+    def end(self, *, healthy: bool = True) -> None:
+        """Give the servers back to the next session, or end them.
+
+        Args:
+            healthy: they have ended all that they had started.
+        """
+        for host in self.all:
+            if self._give_back:
+                warm.give_back(host, healthy=healthy)
+            else:
+                host.close()
+
+
+def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Values travel between ranks and the notebook, and groups are formed by what torch speaks."""
+    for fact, name in _SAME_ON_ALL.items():
+        by_host = {host: str(of[fact]) for host, of in facts.items()}
+        if fact == "package":
+            by_host = {"the notebook": __version__, **by_host}
+        if fact == "python":  # 3.12.1 and 3.12.4 are as good as the same
+            by_host = {host: version.rpartition(".")[0] for host, version in by_host.items()}
+        if len(set(by_host.values())) > 1:
+            said = ", ".join(f"{version} on {host}" for host, version in by_host.items())
+            raise StartError(f"{name} is not the same everywhere: {said}; install one version on all hosts")

@@ -1,0 +1,327 @@
+"""Another machine by ssh: the host server is what one `ssh` runs there, and the stream its standard input and output.
+
+Keys are asked for nowhere: what ssh cannot do without a question (a password, an unknown host key) it refuses, and says
+so. The wire to the ranks goes through the same connection, by a port of the host that leads to the notebook's; so the
+notebook may be behind a firewall, and listens on no network. What the connection's end does not tell the host, silence
+does: a host that has heard nothing for `LEASE_S` ends all that it has started.
+
+`DDP_NOTEBOOK_SSH` is the command that is run, "ssh" by default; `ssh -F FILE` for a configuration of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ddp_notebook.errors import HostError
+from ddp_notebook.launch import environment, processes
+from ddp_notebook.launch.ways.base import LOOPBACK, Way
+from ddp_notebook.wire import signals
+
+LEASE_S = 30.0  # without a word from the notebook, until the host gives it up
+_BEATS = 6  # words in that time
+_END_S = 12.0  # what the server gets to end all below it, before the connection is cut
+_FORWARD_S = 10.0
+_BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cut
+_LAST_WORDS = 2000  # characters
+_READ_BYTES = 1 << 18
+_ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
+_MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
+_OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "3",
+    "ForwardX11": "no",
+    "ControlPersist": "no",
+}
+_FIXES = (
+    ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
+    ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh {name}"),
+    ("Permission denied", "it asks for a password, which nobody is there to type; a key helps: ssh-copy-id {name}"),
+    ("No module named 'ddp_notebook'", "install the package there too: {python} -m pip install ddp_notebook"),
+    ("No module named 'ddp_notebook.", "the package is older there: {python} -m pip install -U ddp_notebook"),
+    ("No module named", "install it there too, or name another Python with --python"),
+    ("not found", "name the Python that has torch there with --python /path/to/python"),
+    ("No such file", "name the Python that has torch there with --python /path/to/python"),
+    ("Connection refused", "no ssh server answers there"),
+    ("timed out", "it does not answer; is it on, and is there a way to it from here?"),
+)
+
+
+class Ssh(Way):
+    """A host server on a machine that `ssh` reaches.
+
+    Args:
+        destination: as ssh takes it: a name of ~/.ssh/config, or user@host.
+        python: the interpreter there.
+        env: variables on top of those that the host has.
+        lease_s: see `LEASE_S`.
+    """
+
+    is_here = False
+
+    def __init__(
+        self,
+        destination: str,
+        *,
+        python: str = "python3",
+        env: Mapping[str, str] | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.name = destination
+        self.beat_s = lease_s / _BEATS
+        self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
+        self._python = python
+        self._log_file = Path(self.directory) / "host_server.log"
+        self._socket = os.path.join(self.directory, "ssh")  # through which the connection takes further requests
+        self._import_time_env = environment.import_time(env or {})
+        self._ports: dict[int, int] = {}  # of the host's loopback, by those of the notebook that they lead to
+        self._forwarding = threading.Lock()
+        self._sending = threading.Lock()
+        self._is_closed = False
+        self._before_mark: bytearray | None = bytearray()
+        self._pid = 0
+        code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.ssh import main; main()"
+        command = f"exec {shlex.quote(python)} -P -c {shlex.quote(code)}"
+        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+        try:
+            with open(self._log_file, "wb") as log, signals.held_back():
+                self._ssh = subprocess.Popen(
+                    [*_ssh(), "-T", *options, "-M", "-S", self._socket, "--", destination, command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,  # the notebook's interrupts go to its whole process group
+                )
+        except OSError as error:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise HostError(f"ssh cannot be run: {error}; install it, or set DDP_NOTEBOOK_SSH") from error
+        with contextlib.suppress(OSError):  # then `receive` sees its end
+            self.send(json.dumps({"env": dict(env or {}), "lease_s": lease_s}).encode() + b"\n")
+
+    # ---- the stream
+
+    def send(self, data: bytes) -> None:
+        with self._sending:
+            if self._is_closed:
+                raise OSError("the stream was closed")
+            assert self._ssh.stdin is not None
+            _write(self._ssh.stdin.fileno(), data)
+
+    def _hang_up(self) -> None:
+        """Let the host hear the end of the stream."""
+        if not self._sending.acquire(timeout=_BLOCKED_S):
+            self._ssh.terminate()  # the link takes nothing: whoever sends fails now
+            self._sending.acquire()
+        self._is_closed = True
+        self._sending.release()
+        assert self._ssh.stdin is not None
+        with contextlib.suppress(OSError):
+            self._ssh.stdin.close()
+
+    def receive(self) -> bytes:
+        while data := self._read():
+            if self._before_mark is None:
+                return data
+            self._before_mark += data
+            _, mark, rest = bytes(self._before_mark).partition(_MARK)
+            pid, newline, first = rest.partition(b"\n")
+            if mark and newline:
+                self._pid, self._before_mark = int(pid), None
+                if first:
+                    return first
+        return b""
+
+    def _read(self) -> bytes:
+        assert self._ssh.stdout is not None
+        try:
+            return os.read(self._ssh.stdout.fileno(), _READ_BYTES)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        self._hang_up()
+        assert self._ssh.stdout is not None
+        self._ssh.stdout.close()
+
+    # ---- the notebook's ports, as the host reaches them
+
+    def reach(self, url: str) -> str:
+        port = urlsplit(url).port
+        assert port is not None
+        with self._forwarding:
+            if port not in self._ports:
+                self._ports[port] = int(self._forward("forward", f"0:{LOOPBACK}:{port}"))
+            return f"tcp://{LOOPBACK}:{self._ports[port]}"
+
+    def forget(self, url: str) -> None:
+        port = urlsplit(url).port
+        with self._forwarding, contextlib.suppress(HostError):
+            if port is not None and (theirs := self._ports.pop(port, None)) is not None:
+                self._forward("cancel", f"{theirs}:{LOOPBACK}:{port}")
+
+    def _forward(self, what: str, ports: str) -> str:
+        command = [*_ssh(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HostError(f"{self.name} cannot be given a port that leads to the notebook: {error}") from error
+        if done.returncode != 0:
+            raise HostError(
+                f"{self.name} cannot be given a port that leads to the notebook: {done.stderr.strip()}; its ssh server "
+                "has to allow it (AllowTcpForwarding)"
+            )
+        return done.stdout
+
+    # ---- the server's process
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def how_it_ended(self) -> str:
+        """In words. ssh's own messages say why, but not what to do."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._ssh.wait(timeout=1.0)
+        try:
+            words = self._log_file.read_text(errors="replace").strip()[-_LAST_WORDS:]
+        except OSError:
+            words = ""
+        fix = next((fix for text, fix in _FIXES if text in words), "")
+        if self._pid == 0:
+            last = words.splitlines()[-1].strip() if words else f"ssh ended with status {self._ssh.poll()}"
+            help_ = fix.format(name=self.name, python=self._python)
+            return f"no host server on {self.name}: {last}" + (f"; {help_}" if help_ else "")
+        return f"the host server on {self.name} ended, or the connection to it" + (
+            f"; its last words:\n{words}" if words else ""
+        )
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        return environment.import_time(env) == self._import_time_env
+
+    def end(self, *, at_once: bool = False) -> None:
+        if at_once:
+            self._ssh.terminate()
+        self._hang_up()
+        try:
+            self._ssh.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            self._ssh.kill()
+            self._ssh.wait()
+
+    def sweep(self, leaders: Sequence[processes.Identity]) -> None:
+        """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def files(self, directory: str, pattern: str) -> list[Path]:
+        return []
+
+
+def _ssh() -> list[str]:
+    return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH", "ssh"))
+
+
+# ---- on the host
+
+
+def main() -> None:
+    """The other end: what ssh runs. It stays between the stream and the host server, which is its child."""
+    given = json.loads(_first_line())
+    own_env = dict(os.environ)
+    ours, theirs = socket.socketpair()
+    pump = processes.identity(os.getpid())
+    server_pid = os.fork()
+    if server_pid == 0:
+        ours.close()
+        _be_server(theirs, pump, own_env, given["env"])
+    theirs.close()
+    sys.stdout.flush()
+    _write(1, _MARK + b"%d\n" % server_pid)
+    _pump(ours, given["lease_s"])
+    ours.shutdown(socket.SHUT_RDWR)  # the server ends, and with it everything below it; a thread may still read
+    until = time.monotonic() + _END_S
+    while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.02)
+    os._exit(0)
+
+
+def _first_line() -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)  # no more: what follows is the server's
+        if not byte:
+            os._exit(1)
+        line += byte
+    return bytes(line)
+
+
+def _be_server(
+    stream: socket.socket, pump: processes.Identity, own_env: Mapping[str, str], env: Mapping[str, str]
+) -> None:
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)  # to the notebook's log; the stream is for the server's frames
+    os.environ.update(environment.host_server_env({**own_env, **env}, processes.TOKEN_VARIABLE, str(pump)))
+    from ddp_notebook.launch.host import server  # which its owner does not need
+
+    address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # client and server, each an address and a port
+    directory = tempfile.mkdtemp(prefix="ddp_notebook-")
+    status = 1
+    try:
+        server.main(
+            stream,
+            lambda: processes.is_running(pump),
+            directory,
+            address=address[0] if address else LOOPBACK,
+            own_env={**own_env, **env},
+        )
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _pump(server: socket.socket, lease_s: float) -> None:
+    """Carry bytes both ways until one end closes, or the notebook has said nothing for too long. In threads: each of
+    them may be held up, by a link that is cut or a server that is stopped."""
+    heard_s = time.monotonic()
+    ended = threading.Event()
+
+    def carry(read: Callable[[], bytes], write: Callable[[bytes], object]) -> None:
+        nonlocal heard_s
+        with contextlib.suppress(OSError):
+            while data := read():
+                if write == server.sendall:
+                    heard_s = time.monotonic()
+                write(data)
+        ended.set()
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server is to end in order
+    signals.ignore_strangers()
+    for read, write in (
+        (lambda: os.read(0, _READ_BYTES), server.sendall),
+        (lambda: server.recv(_READ_BYTES), lambda data: _write(1, data)),
+    ):
+        threading.Thread(target=carry, args=(read, write), daemon=True).start()
+    while not ended.wait(lease_s / _BEATS) and time.monotonic() - heard_s < lease_s:
+        pass
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,93 @@
+"""What `--hosts` names, and how many ranks each host gets."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.options import StartOptions, parse
+from ddp_notebook.launch.placement import place_on_hosts
+from ddp_notebook.launch.ways import host_list
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("gpu1,gpu2", {"gpu1": None, "gpu2": None}),
+        ("me@login, gpu[1-3]:8", {"me@login": None, "gpu1": 8, "gpu2": 8, "gpu3": 8}),
+        ("gpu[01,09-11]b:2", {"gpu01b": 2, "gpu09b": 2, "gpu10b": 2, "gpu11b": 2}),
+        (["a:1", "b"], {"a": 1, "b": None}),
+    ],
+)
+def test_hosts_are_named_as_clusters_name_them(text, hosts):
+    assert host_list.parse(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "--hosts names no host; write names of your ~/.ssh/config"),
+        ("-oProxyCommand=x", "'-oProxyCommand=x' names no host"),
+        ("a b", "'a b' names no host"),
+        ("a,b,a", "--hosts names a twice; write it once with the sum of its ranks: a:2"),
+        ("a:0", "'a:0' asks for no rank"),
+        ("gpu[4-2]", "'4-2' in 'gpu[4-2]' is no range of numbers"),
+        ("gpu[x]", "'gpu[x]' names no host"),
+    ],
+)
+def test_hosts_that_cannot_be(text, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        host_list.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--hosts a --gpus 0", "--gpus goes with one machine; with --hosts write --env CUDA_VISIBLE_DEVICES=0,1"),
+        ("--python /envs/x/bin/python", "--python goes with --hosts"),
+    ],
+)
+def test_options_that_do_not_go_together(line, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        parse(line)
+
+
+_FACTS = {"gpus": [], "cores": 8, "backends": ["gloo"], "torch": "2.13.0", "memory_mib": 64 << 10}
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("--hosts a:1,b:3", "abbb"),
+        ("4 --hosts a,b", "aabb"),
+        ("5 --hosts a:1,b,c", "abbcc"),
+        ("--hosts a,b:1", "aaaab"),  # as many as one machine without a GPU gets
+    ],
+)
+def test_n_is_the_sum_of_the_ranks(line, ranks):
+    options = parse(line)
+    placed = place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS))
+    assert "".join(placed.hosts) == ranks
+    assert [placed.local_rank(rank) for rank in range(len(ranks))] == [
+        ranks[:r].count(ranks[r]) for r in range(len(ranks))
+    ]
+
+
+@pytest.mark.parametrize("line", ["5 --hosts a,b", "3 --hosts a:1,b:1", "1 --hosts a:2", "2 --hosts a:2,b"])
+def test_a_sum_that_does_not_fit(line):
+    options = parse(line)
+    with pytest.raises(
+        UsageError, match=r"ranks do not divide among .*; N is the sum of all: write how many each host gets"
+    ):
+        place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS))
+
+
+def test_hosts_that_would_talk_in_two_ways():
+    gpu = {"index": 0, "uuid": "GPU-1", "name": "H100", "memory_mib": 80_000}
+    facts = {"a": _FACTS, "b": {**_FACTS, "gpus": [gpu], "backends": ["gloo", "nccl"]}}
+    with pytest.raises(
+        UsageError, match=r"ranks would talk by gloo on a, nccl on b; name one for all, e.g. --backend gloo"
+    ):
+        place_on_hosts(StartOptions(hosts="a,b"), facts)

@@ -1,0 +1,88 @@
+"""A host that ssh reaches: how it ends, and what is said where it cannot begin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import DDPNotebookError, HostError, StartError
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.ways.ssh import Ssh
+from tests.conftest import wait_until
+from tests.ssh import sshd
+
+
+def test_nothing_is_left_of_a_session(python):
+    with ddp_notebook.start(hosts="one:1", python=python) as session:
+        pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
+        directories = [host.directory for host in session._hosts.all]
+        assert session.run("print(1)")[0].stdout == "1\n"
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+    assert not any(map(os.path.exists, directories))
+
+
+def _connection(host: Host) -> subprocess.Popen[bytes]:
+    assert isinstance(host.way, Ssh)
+    return host.way._ssh
+
+
+def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
+    with ddp_notebook.start(hosts="one:1", python=python) as session:
+        pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
+        _connection(session._hosts.all[0]).kill()
+        wait_until(lambda: not session.is_running)
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+        with pytest.raises(DDPNotebookError, match="host server"):
+            session.run("1")
+
+
+def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
+    host = Host(Ssh("one", python=python, lease_s=2.0))
+    try:
+        server = host.facts()["pid"]
+        time.sleep(3.0)  # longer than the lease: the notebook says something by itself
+        assert psutil.pid_exists(server) and not host.trouble()
+        _connection(host).send_signal(signal.SIGSTOP)  # as if the link were cut
+        wait_until(lambda: not psutil.pid_exists(server), 15.0)
+    finally:
+        _connection(host).send_signal(signal.SIGCONT)
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("nowhere.invalid", r"no host server on nowhere.invalid: .*; is it in ~/.ssh/config, or spelt otherwise?"),
+        ("nobody-listens", r"no host server on nobody-listens: .*; no ssh server answers there"),
+        ("wants-a-password", r"no host server on wants-a-password: .*; a key helps: ssh-copy-id wants-a-password"),
+        ("unknown-key", r"no host server on unknown-key: .*; connect once by hand, .*: ssh unknown-key"),
+    ],
+)
+def test_a_host_that_cannot_be_reached(ssh, host, words):
+    with pytest.raises(StartError, match=words):
+        ddp_notebook.start(hosts=host)
+    assert ddp_notebook.current() is None
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ("exec /no/such/python", "name the Python that has torch there with --python"),
+        ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "No module named"),
+    ],
+)
+def test_a_python_that_will_not_do(ssh, first, words):
+    with pytest.raises(StartError, match=words):
+        ddp_notebook.start(hosts="one", python=sshd.python(ssh, first=first))
+
+
+def test_without_ssh(monkeypatch):
+    monkeypatch.setenv("DDP_NOTEBOOK_SSH", "/no/such/ssh")
+    with pytest.raises(HostError, match=r"ssh cannot be run: .*; install it, or set DDP_NOTEBOOK_SSH"):
+        ddp_notebook.start(hosts="one")

@@ -1,0 +1,68 @@
+"""Ranks on machines that ssh reaches: one machine under two names, each with a host server of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import ClientError, DDPNotebookError, RankDiedError, RankError
+
+
+@pytest.fixture(scope="module")
+def session(python):
+    with ddp_notebook.start(hosts="one:1,two:1", python=python, env={"ASKED": "for"}, grace_s=0.3) as session:
+        yield session
+
+
+def test_they_form_a_group(session):
+    result = session.run(
+        "import os\nx = torch.ones(1); dist.all_reduce(x)\n"
+        "print(int(x), *(os.environ.get(name, '-') for name in ('LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')))\n"
+        "print(*(os.environ.get(name, '-') for name in ('ASKED', 'OF_THE_HOST', 'OF_THE_NOTEBOOK')))"
+    )
+    assert [result[rank].stdout for rank in (0, 1)] == ["2 0 1 0\nfor yes -\n", "2 0 1 1\nfor yes -\n"]
+    assert repr(session).startswith("<Session: 2 ranks on ")
+
+
+def test_values_travel(session):
+    big = list(range(300_000))
+    session.push({"numbers": big})
+    session.run("numbers[rank] = -1")
+    assert session.pull("numbers", 1)[1][:3] == [0, -1, 2] and len(session["numbers"][0]) == len(big)
+
+
+def test_a_deadlock_is_freed_and_a_failure_ends_the_others(session):
+    session.run("kept = rank + 40")
+    with pytest.raises(DDPNotebookError, match=r"waiting in recv #1 from rank 1"):
+        session.run("dist.recv(torch.ones(1), 1 - rank)", timeout=0.3)
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        session.run("1 / rank\ndist.barrier()")
+    assert session.run("x = torch.tensor(kept); dist.all_reduce(x); print(int(x))")[0].stdout == "81\n"
+
+
+def test_a_rank_that_dies_is_replaced_on_its_host(session):
+    session.run("kept = 'there'")
+    pid_of = {state.rank: state.pid for state in session.status().rows}
+    with pytest.raises(RankDiedError):
+        session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    session.heal()
+    result = session.run(
+        "import os\nx = torch.ones(1); dist.all_reduce(x)\n"
+        "print(int(x), globals().get('kept'), os.environ['GROUP_RANK'])"
+    )
+    assert [result[rank].stdout for rank in (0, 1)] == ["2 there 0\n", "2 None 1\n"]
+    after = {state.rank: state.pid for state in session.status().rows}
+    assert after[0] == pid_of[0] and after[1] != pid_of[1]
+
+
+def test_what_they_call_is_recorded(session):
+    session.run("dist.all_reduce(torch.full((4,), float(rank)))")
+    newest = int(session.recording.rows("call")["cell"].max())
+    calls = session.recording.collectives(op="all_reduce", cell=newest)
+    assert {call.rank for call in calls} == {0, 1} and {call.site for call in calls} == {"cell line 1"}
+    assert [call.output.mean for call in calls] == [1.0, 1.0]
+
+
+def test_what_is_not_there_says_so(session):
+    with pytest.raises(ClientError, match=r"session\.client and %%px are there for ranks on the notebook's"):
+        session.client  # noqa: B018
