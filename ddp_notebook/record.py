@@ -55,6 +55,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
             file.write(data)
 
     _recording = RankRecording(recorder, Where(), lambda: number, write)
+    _recording.tape.thins = False  # nobody is there who could ask for all
     logs.install(_recording.metrics.log)
     pid = os.getpid()
 

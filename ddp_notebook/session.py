@@ -265,7 +265,7 @@ class Session(GroupFace, ValueFace, RecordFace):
         healed = self.heal() if is_healing else []
         chosen, notes = living.for_cell(ranks)
         if not quiet:
-            notes += foresee(code, chosen, self.world_size, living.cluster.gone)
+            notes += foresee(code, chosen, self.world_size, living.cluster.gone, self.placement.local_rank)
         if timeout is not None:
             check_timeout(timeout)
         asked = parts.recordings.for_cell(record)

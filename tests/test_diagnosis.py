@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.run.groups import diagnosis
 from ddp_notebook.run.groups.diagnosis import Absences, RankView, stuck, verdict
 
 
@@ -119,6 +120,32 @@ def test_a_rank_that_is_further_in_the_group_is_through():
     assert Absences(seen)[1] == set()
     assert stuck(seen) == {}
     assert verdict(seen) == ""
+
+
+def test_groups_of_one_title_are_told_apart():
+    """As those of one dimension of a mesh are called."""
+    seen = views(
+        *(waits(rank, "all_reduce", 5, group="mesh_tp", ranks=(rank, rank + 1)) for rank in (0, 2)), at(1), ended(3)
+    )
+    assert Absences(seen)[0] == {1} and Absences(seen)[2] == {3}
+    assert stuck(seen) == {2: ("mesh_tp", 5)}
+    assert verdict(seen) == "rank 3 has ended the cell without all_reduce #5, which rank 2 waits in"
+
+
+def test_a_thousand_ranks_are_not_looked_at_a_million_times(monkeypatch):
+    looks = 0
+    takes_part = diagnosis._takes_part
+
+    def counted(*given):
+        nonlocal looks
+        looks += 1
+        return takes_part(*given)
+
+    monkeypatch.setattr(diagnosis, "_takes_part", counted)
+    everyone = tuple(range(1024))
+    seen = views(*(waits(rank, "all_reduce", 5, ranks=everyone) for rank in everyone[1:]), at(0))
+    assert verdict(seen).startswith("not arrived at all_reduce #5: rank 0 is at")
+    assert 1024 <= looks <= 10 * 1024
 
 
 def test_rows_of_the_table():

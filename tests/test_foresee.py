@@ -1003,9 +1003,9 @@ def test_a_cell_on_which_the_rank_has_no_bearing_is_read_once(monkeypatch):
     read: list[int | None] = []
 
     class Counting(statements.Reader):
-        def __init__(self, rank: int | None, world_size: int) -> None:
+        def __init__(self, rank: int | None, world_size: int, local_rank: int | None = None) -> None:
             read.append(rank)
-            super().__init__(rank, world_size)
+            super().__init__(rank, world_size, local_rank)
 
     monkeypatch.setattr(foreseeing, "Reader", Counting)
 
@@ -1013,6 +1013,18 @@ def test_a_cell_on_which_the_rank_has_no_bearing_is_read_once(monkeypatch):
     assert read == [None]
     assert foresee_on("all", "if rank == 0: dist.barrier()") == [alone("line 1")]
     assert read == [None, None, 0, 1, 2, 3]
+
+
+def test_the_local_rank_is_the_one_of_the_host():
+    """As on two hosts of two ranks each."""
+
+    def on_two_hosts(code: str) -> list[str]:
+        return foreseeing.foresee(code, range(4), 4, local_rank=lambda rank: rank % 2)
+
+    assert on_two_hosts("if local_rank == 0: dist.barrier()") == [
+        "line 1: dist.barrier runs on ranks 0,2 only; ranks 1,3 do not take part and are waited for"
+    ]
+    assert on_two_hosts("if local_rank < 2: dist.barrier()") == []
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Cluster:
         self._env = environment.rank_env(env, threads=placement.threads)
         if placement.cuda_visible_devices is not None:
             self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
-        self._overlay = environment.rank_env(overlay or {}, threads=placement.threads)
+        self._overlay = dict(overlay or {})
         self._listener = listener
         self.directory = tempfile.mkdtemp(prefix="session-", dir=self._home.directory)
         self._processes = Processes()
@@ -197,20 +197,16 @@ class Cluster:
             raise StartError("the session was stopped")
         process = Process(number=host.next_number(), kind=kind, host=host, rank=rank)
         self._processes.all[process.name] = process
-        if kind == RANK:
-            self._endpoint.expect(process.name)
-            try:
-                control, bulk = host.way.reach(self._endpoint.url), host.way.reach(self._bulk.url)
-            except HostError as error:
-                raise StartError(str(error)) from error
-            address = self._keyring.invite(process.name, control=control, bulk=bulk)
-            spec = {**spec, "process": process.number, "address": asdict(address)}
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
         everyone: dict[str, Any] = {"kind": kind, "cwd": environment.working_directory()}
-        everyone |= (
-            {"env": self._env, "sys_path": path} if host.way.is_here else {"env": self._overlay, "sys_path": None}
-        )
+        here = {"env": self._env, "sys_path": path}
+        everyone |= here if host.way.is_here else {"env": self._overlay, "threads": self._placement.threads}
         try:
+            if kind == RANK:
+                self._endpoint.expect(process.name)
+                control, bulk = host.way.reach(self._endpoint.url), host.way.reach(self._bulk.url)
+                address = self._keyring.invite(process.name, control=control, bulk=bulk)
+                spec = {**spec, "process": process.number, "address": asdict(address)}
             reply = host.start(process.number, {**everyone, **spec})
         except HostError as error:
             del self._processes.all[process.name]  # it does not run: the next try needs another one
@@ -240,6 +236,11 @@ class Cluster:
     def is_stopped(self) -> bool:
         """Whether somebody has stopped a host server: no cell gets to its ranks then, and no text of them comes."""
         return any(host.is_stopped for host in self._hosts.values())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all ranks are on the notebook's machine."""
+        return all(host.way.is_here for host in self._hosts.values())
 
     @property
     def ranks(self) -> list[int]:
@@ -327,7 +328,7 @@ class Cluster:
         Raises:
             ClientError: it cannot be started.
         """
-        if not all(host.way.is_here for host in self._hosts.values()):
+        if not self.is_here:
             raise ClientError(
                 "session.client and %%px are there for ranks on the notebook's machine only; use session.run and "
                 "%%on_all_ranks"
@@ -349,8 +350,6 @@ class Cluster:
             those = [process for process in self._processes.all.values() if process.host is host]
             ranks = [process.number for process in those if process.kind == RANK]
             left += host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s)
-            for url in (self._endpoint.url, self._bulk.url):
-                host.way.forget(url)
         self._bulk.close()
         self._endpoint.close()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -85,6 +85,7 @@ class Forming:
                     world_size=placement.world_size,
                     local_world_size=placement.local_world_size(rank),
                     group_rank=placement.host_rank(rank),
+                    group_world_size=len(self._hosts),
                     backend=placement.backend,
                     device=placement.devices[rank],
                     store_host=self.address_of(store.host),

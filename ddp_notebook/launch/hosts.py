@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.host.host import Host, is_loopback
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
 from ddp_notebook.launch.ways.ssh import Ssh
@@ -66,6 +67,7 @@ class Hosts:
         if self._options.hosts is None:
             return place(self._options, next(iter(facts.values())), env)
         _check_versions(facts)
+        _check_addresses(facts)
         return place_on_hosts(self._options, facts)
 
     @property
@@ -93,11 +95,25 @@ class Hosts:
         Args:
             healthy: they have ended all that they had started.
         """
-        for host in self.all:
-            if self._give_back:
+        if self._give_back:
+            for host in self.all:
                 warm.give_back(host, healthy=healthy)
-            else:
-                host.close()
+            return
+        ending = [threading.Thread(target=host.close) for host in self.all]  # one may take seconds
+        for one in ending:
+            one.start()
+        for one in ending:
+            one.join()
+
+
+def _check_addresses(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Hosts reach each other by the addresses by which the notebook has reached them."""
+    alone = [host for host, of in facts.items() if is_loopback(of["address"])]
+    if alone and len(alone) < len(facts):
+        raise StartError(
+            f"{' and '.join(alone)} is the notebook's own machine, reached at {facts[alone[0]]['address']}, where no "
+            "other host reaches it; give it the address of its network in ~/.ssh/config (HostName)"
+        )
 
 
 def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -103,7 +103,8 @@ def place_on_hosts(options: StartOptions, facts: Mapping[str, Mapping[str, Any]]
     placed = []
     for host, of_host in facts.items():
         try:
-            placed.append(place(replace(options, world_size=counts[host]), of_host, options.env, host))
+            env = {**of_host["env"], **options.env}
+            placed.append(place(replace(options, world_size=counts[host]), of_host, env, host))
         except UsageError as error:
             raise UsageError(f"{host}: {error}") from error
     backends = {one.hosts[0]: one.backend for one in placed}

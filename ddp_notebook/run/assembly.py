@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from ddp_notebook.errors import SessionBrokenError
+from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.options import StartOptions
@@ -60,7 +60,7 @@ class Parts:
         self.unended = Unended(cluster, cells, living.check_host)
         self.checking = Checking(cells, questions, living)
         self.observer = Observer(world_size, cluster.send, lambda: cluster.alive)
-        self.recordings = Recordings(self.observer, questions, cells, living, lambda: cluster.directory)
+        self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
         self.client = SharedClient(lambda: cluster.pids("rank"), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget)
@@ -119,6 +119,17 @@ class Assembled:
     @property
     def _parts(self) -> Parts:
         return there_already(self._assembled)
+
+
+def _folder_of(cluster: Cluster) -> str:
+    """Where ranks leave profiles.
+
+    Raises:
+        UsageError: they are on other machines.
+    """
+    if not cluster.is_here:
+        raise UsageError("--profile is there for ranks on the notebook's machine only: their files stay on their hosts")
+    return cluster.directory
 
 
 def there_already(part: T | None) -> T:

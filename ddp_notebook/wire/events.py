@@ -100,6 +100,7 @@ class Form(Message):
     world_size: int
     local_world_size: int
     group_rank: int  # number of this host among the hosts: torchrun's GROUP_RANK
+    group_world_size: int  # hosts
     backend: str  # "nccl" or "gloo"
     device: str  # "cpu", "cuda:0", ...
     store_host: str

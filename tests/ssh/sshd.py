@@ -19,6 +19,7 @@ SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/l
 _CONFIG = """
 Port {port}
 ListenAddress 127.0.0.1
+ListenAddress 127.0.0.2
 HostKey {directory}/hostkey
 AuthorizedKeysFile {directory}/id.pub
 StrictModes no
@@ -40,7 +41,9 @@ Host wants-a-password
 Host unknown-key
   Port {port}
   UserKnownHostsFile /dev/null
-Host one two three nobody-listens wants-a-password unknown-key
+Host two
+  HostName 127.0.0.2
+Host one three nobody-listens wants-a-password unknown-key
   HostName 127.0.0.1
 Host one two three nobody-listens unknown-key
   IdentityFile {directory}/id
@@ -65,7 +68,7 @@ def running(directory: Path) -> Iterator[str]:
     (directory / "sshd_config").write_text(_CONFIG.format(**given))
     (directory / "ssh_config").write_text(_NAMES.format(**given))
     host_key = (directory / "hostkey.pub").read_text()
-    (directory / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}")
+    (directory / "known_hosts").write_text(f"[127.0.0.1]:{port},[127.0.0.2]:{port} {host_key}")
     if os.geteuid() == 0:
         os.makedirs("/run/sshd", exist_ok=True)  # which its unit would make
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", directory / "sshd_config"], stderr=subprocess.DEVNULL)
@@ -88,6 +91,12 @@ def python(directory: Path, *, first: str = "", variable: str = "") -> str:
     """An interpreter there, as users have one: a script that does something first, and has the package."""
     script = directory / f"python{abs(hash((first, variable)))}"
     root = Path(__file__).parents[2]
-    script.write_text(f'#!/bin/sh\n{first}\nexport PYTHONPATH={root} {variable}\nexec {sys.executable} "$@"\n')
+    lines = [
+        first,
+        f"export PYTHONPATH={root}",
+        f"export {variable}" if variable else "",
+        f'exec {sys.executable} "$@"',
+    ]
+    script.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     script.chmod(0o700)
     return str(script)

@@ -54,7 +54,7 @@ def test_options_that_do_not_go_together(line, words):
         parse(line)
 
 
-_FACTS = {"gpus": [], "cores": 8, "backends": ["gloo"], "torch": "2.13.0", "memory_mib": 64 << 10}
+_FACTS = {"gpus": [], "cores": 8, "backends": ["gloo"], "torch": "2.13.0", "memory_mib": 64 << 10, "env": {}}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import psutil
@@ -43,10 +44,10 @@ def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
 
 
 def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
-    host = Host(Ssh("one", python=python, lease_s=2.0))
+    host = Host(Ssh("one", python=python, lease_s=3.0))
     try:
         server = host.facts()["pid"]
-        time.sleep(3.0)  # longer than the lease: the notebook says something by itself
+        time.sleep(4.0)  # longer than the lease: the notebook says something by itself
         assert psutil.pid_exists(server) and not host.trouble()
         _connection(host).send_signal(signal.SIGSTOP)  # as if the link were cut
         wait_until(lambda: not psutil.pid_exists(server), 15.0)
@@ -80,6 +81,23 @@ def test_a_host_that_cannot_be_reached(ssh, host, words):
 def test_a_python_that_will_not_do(ssh, first, words):
     with pytest.raises(StartError, match=words):
         ddp_notebook.start(hosts="one", python=sshd.python(ssh, first=first))
+
+
+def test_a_host_without_torch(ssh):
+    """It is missed when the host server has begun."""
+    (ssh / "without").mkdir()
+    (ssh / "without" / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    python = sshd.python(ssh, variable=f'PYTHONPATH="{ssh / "without"}:$PYTHONPATH"')
+    with pytest.raises(StartError, match="no host server on one: ModuleNotFoundError: No module named 'torch';"):
+        ddp_notebook.start(hosts="one", python=python)
+
+
+def test_a_variable_that_python_reads_as_it_starts(ssh):
+    """Is there for the host server and its ranks, though ssh starts the Python that hears of it."""
+    with ddp_notebook.start(hosts="one:1", python=sshd.python(ssh), env={"PYTHONHASHSEED": "7"}) as session:
+        said = session.run("import os; print(os.environ['PYTHONHASHSEED'], hash('a'))")[0].stdout
+    code, env = "print(7, hash('a'))", {"PYTHONHASHSEED": "7"}
+    assert said == subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout
 
 
 def test_without_ssh(monkeypatch):

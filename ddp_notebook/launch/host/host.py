@@ -27,6 +27,11 @@ TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
 EndedCallback = Callable[[int, int], None]  # process, exit status (negative: signal)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only its own machine reaches it. Debian gives a machine's own name 127.0.1.1."""
+    return address.startswith("127.") or address == "::1"
+
+
 class HostGoneError(HostError):
     """The host server ended, and all it had started with it."""
 
@@ -97,7 +102,8 @@ class Host:
     def interface(self, address: str) -> str:
         """The host's network interface that has this address; "" if none is known. Call `facts` first."""
         assert self._facts is not None
-        return str(self._facts["interfaces"].get(address, ""))
+        found = str(self._facts["interfaces"].get(address, ""))
+        return found or (str(self._facts["loopback"]) if is_loopback(address) else "")
 
     @property
     def directory(self) -> str:
@@ -131,7 +137,9 @@ class Host:
             timeout_s: seconds that it gets to answer.
         """
         if not self.is_alive:
-            return "the host server ended, and all ranks with it; start afresh with %ddp_restart"
+            if self.way.is_here:
+                return "the host server ended, and all ranks with it; start afresh with %ddp_restart"
+            return f"{self._how_it_ended}; its ranks are gone, and the session with them: %ddp_restart starts afresh"
         try:
             self.request("ping", timeout_s=timeout_s)
         except HostGoneError:

@@ -71,9 +71,9 @@ def preload() -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "package": __version__,
-        "interfaces": {
-            one.address: name for name, those in psutil.net_if_addrs().items() for one in those if one.address
-        },
+        "interfaces": _interfaces(),
+        "loopback": "lo" if sys.platform == "linux" else "lo0",
+        "env": {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ},
         "cores": devices.cores(),
         "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": [gpu.to_json() for gpu in gpus],
@@ -84,6 +84,15 @@ def preload() -> dict[str, Any]:
             name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()
         ],
     }
+
+
+def _interfaces() -> dict[str, str]:
+    """The host's network interfaces, by their addresses."""
+    try:
+        found = psutil.net_if_addrs()
+    except OSError:
+        return {}
+    return {one.address: name for name, those in found.items() for one in those if one.address}
 
 
 def start_method(asked: str) -> tuple[str, str]:

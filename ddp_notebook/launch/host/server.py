@@ -40,7 +40,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from ddp_notebook.launch import processes
+from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host import ending, framing, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
@@ -188,15 +188,17 @@ class HostServer:
 
     def _on_start(self, request: dict[str, Any]) -> dict[str, Any]:
         process, spec, reply = request["process"], request["spec"], {}
-        if spec["sys_path"] is None:  # the notebook is elsewhere
-            spec["env"], spec["sys_path"] = {**self._own_env, **spec["env"]}, ["", *sys.path]
+        if "sys_path" not in spec:  # the notebook is elsewhere
+            spec["env"] = environment.rank_env({**self._own_env, **spec["env"]}, threads=spec["threads"])
+            spec["sys_path"] = ["", *sys.path]
             spec["cwd"] = spec["cwd"] if os.path.isdir(spec["cwd"]) else os.path.expanduser("~")
         spec["env"][processes.TOKEN_VARIABLE] = os.environ.get(processes.TOKEN_VARIABLE, "")
         if spec["kind"] == "rank":
             spec["stack_file"] = stack_file(self._directory, process)
         listener = None
         if spec["kind"] == "store":
-            listener = socket.create_server((spec["host"], 0), backlog=1024)
+            family = socket.AF_INET6 if ":" in spec["host"] else socket.AF_INET
+            listener = socket.create_server((spec["host"], 0), family=family, backlog=1024)
             spec["fd"], spec["port"] = listener.fileno(), listener.getsockname()[1]
             reply["port"] = spec["port"]
         try:

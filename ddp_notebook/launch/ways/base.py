@@ -59,10 +59,6 @@ class Way(ABC):
         """
         return url
 
-    def forget(self, url: str) -> None:
-        """What listened at this address of the notebook is gone."""
-        return
-
     # ---- the server's process
 
     @property

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -40,6 +41,8 @@ _LAST_WORDS = 2000  # characters
 _READ_BYTES = 1 << 18
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
 _MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
+_GIVEN = "DDP_NOTEBOOK_GIVEN"
+_READ_AT_START = ("LD_", "DYLD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")  # by Python or the loader
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
@@ -47,6 +50,7 @@ _OPTIONS = {
     "ServerAliveCountMax": "3",
     "ForwardX11": "no",
     "ControlPersist": "no",
+    "RemoteCommand": "none",
 }
 _FIXES = (
     ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
@@ -55,6 +59,7 @@ _FIXES = (
     ("No module named 'ddp_notebook'", "install the package there too: {python} -m pip install ddp_notebook"),
     ("No module named 'ddp_notebook.", "the package is older there: {python} -m pip install -U ddp_notebook"),
     ("No module named", "install it there too, or name another Python with --python"),
+    ("nknown option", "the Python there is older than 3.11; name another one with --python"),
     ("not found", "name the Python that has torch there with --python /path/to/python"),
     ("No such file", "name the Python that has torch there with --python /path/to/python"),
     ("Connection refused", "no ssh server answers there"),
@@ -96,7 +101,7 @@ class Ssh(Way):
         self._before_mark: bytearray | None = bytearray()
         self._pid = 0
         code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.ssh import main; main()"
-        command = f"exec {shlex.quote(python)} -P -c {shlex.quote(code)}"
+        command = f"exec {_quoted(python)} -P -c {shlex.quote(code)}"
         options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         try:
             with open(self._log_file, "wb") as log, signals.held_back():
@@ -125,7 +130,7 @@ class Ssh(Way):
     def _hang_up(self) -> None:
         """Let the host hear the end of the stream."""
         if not self._sending.acquire(timeout=_BLOCKED_S):
-            self._ssh.terminate()  # the link takes nothing: whoever sends fails now
+            self._ssh.kill()  # the link takes nothing: whoever sends fails now. (`held_back` blocks SIGTERM in it.)
             self._sending.acquire()
         self._is_closed = True
         self._sending.release()
@@ -165,27 +170,23 @@ class Ssh(Way):
         assert port is not None
         with self._forwarding:
             if port not in self._ports:
-                self._ports[port] = int(self._forward("forward", f"0:{LOOPBACK}:{port}"))
+                self._ports[port] = self._forward(port)
             return f"tcp://{LOOPBACK}:{self._ports[port]}"
 
-    def forget(self, url: str) -> None:
-        port = urlsplit(url).port
-        with self._forwarding, contextlib.suppress(HostError):
-            if port is not None and (theirs := self._ports.pop(port, None)) is not None:
-                self._forward("cancel", f"{theirs}:{LOOPBACK}:{port}")
-
-    def _forward(self, what: str, ports: str) -> str:
-        command = [*_ssh(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
+    def _forward(self, port: int) -> int:
+        """Have a port of the host's loopback lead to one of ours. Its number."""
+        ports = f"0:{LOOPBACK}:{port}"
+        command = [*_ssh(), "-S", self._socket, "-O", "forward", "-R", ports, "--", self.name]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HostError(f"{self.name} cannot be given a port that leads to the notebook: {error}") from error
-        if done.returncode != 0:
+        if done.returncode != 0 or not done.stdout.strip().isdigit():
             raise HostError(
                 f"{self.name} cannot be given a port that leads to the notebook: {done.stderr.strip()}; its ssh server "
                 "has to allow it (AllowTcpForwarding)"
             )
-        return done.stdout
+        return int(done.stdout)
 
     # ---- the server's process
 
@@ -201,21 +202,19 @@ class Ssh(Way):
             words = self._log_file.read_text(errors="replace").strip()[-_LAST_WORDS:]
         except OSError:
             words = ""
-        fix = next((fix for text, fix in _FIXES if text in words), "")
-        if self._pid == 0:
+        fix = next((fix for text, fix in _FIXES if text in words), "").format(name=self.name, python=self._python)
+        if self._pid == 0 or fix:
             last = words.splitlines()[-1].strip() if words else f"ssh ended with status {self._ssh.poll()}"
-            help_ = fix.format(name=self.name, python=self._python)
-            return f"no host server on {self.name}: {last}" + (f"; {help_}" if help_ else "")
-        return f"the host server on {self.name} ended, or the connection to it" + (
-            f"; its last words:\n{words}" if words else ""
-        )
+            return f"no host server on {self.name}: {last}" + (f"; {fix}" if fix else "")
+        last_words = f"; its last words:\n{words}" if words else ""
+        return f"the host server on {self.name} ended, or the connection to it{last_words}"
 
     def fits(self, env: Mapping[str, str]) -> bool:
         return environment.import_time(env) == self._import_time_env
 
     def end(self, *, at_once: bool = False) -> None:
         if at_once:
-            self._ssh.terminate()
+            self._ssh.kill()
         self._hang_up()
         try:
             self._ssh.wait(timeout=_END_S)
@@ -231,6 +230,11 @@ class Ssh(Way):
         return []
 
 
+def _quoted(path: str) -> str:
+    """For the shell there, whose ~ stays."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
+
+
 def _ssh() -> list[str]:
     return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH", "ssh"))
 
@@ -240,7 +244,12 @@ def _ssh() -> list[str]:
 
 def main() -> None:
     """The other end: what ssh runs. It stays between the stream and the host server, which is its child."""
-    given = json.loads(_first_line())
+    given = json.loads(os.environ.pop(_GIVEN, "") or _first_line())
+    if any(
+        name.startswith(_READ_AT_START) for name in given["env"]
+    ):  # too late for this process, but not for itself anew
+        again = {**os.environ, **given["env"], _GIVEN: json.dumps({**given, "env": {}})}
+        os.execve(sys.executable, sys.orig_argv, again)
     own_env = dict(os.environ)
     ours, theirs = socket.socketpair()
     pump = processes.identity(os.getpid())
@@ -291,7 +300,11 @@ def _be_server(
             own_env={**own_env, **env},
         )
         status = 0
+    except BaseException:
+        traceback.print_exc()  # to the notebook
     finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        sys.stderr.flush()
         os._exit(status)
 
 

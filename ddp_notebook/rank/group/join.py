@@ -108,7 +108,8 @@ def _environment(place: Form) -> dict[str, str]:
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    defaults = {**dict.fromkeys(names, place.interface), "FORK_LAUNCHED": "1"}
+    interface = dict.fromkeys(names, place.interface) if place.interface else {}  # else each finds one by itself
+    defaults = {**interface, "FORK_LAUNCHED": "1"}
     if place.device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"
     return {
@@ -118,7 +119,7 @@ def _environment(place: Form) -> dict[str, str]:
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "GROUP_RANK": str(place.group_rank),
-        "GROUP_WORLD_SIZE": str(place.world_size // place.local_world_size),
+        "GROUP_WORLD_SIZE": str(place.group_world_size),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(place.rank),
         "ROLE_WORLD_SIZE": str(place.world_size),

@@ -176,7 +176,7 @@ class Tape:
             call.is_of_backward = True
         self.thinning.calls += 1
         call.values = moment.values
-        if call.values == LEFT_OUT and self.thinning.keeps_of_line((id(call.site[2]), call.site[3])):
+        if self.thins and self.thinning.keeps_of_line((id(call.site[2]), call.site[3])):
             call.values = KEPT
         if call.values == KEPT and (at := call.kernel.at_input) is not None:
             call.input = self._copy(call, 0, call.arguments[at])

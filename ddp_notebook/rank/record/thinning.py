@@ -1,8 +1,9 @@
 """Which steps of a training loop have their values recorded: more of them than a screen shows would cost it time.
 
 Whole steps are kept or left out, so that what is kept is a collective on all of its ranks, and all buckets of a step:
-ranks count the same steps. The stride between kept steps comes from how fast this rank trains. It is a power of two, so
-where ranks do not have the same one, what the longest keeps is kept by all.
+ranks count the same steps. Of so many steps as the stride one is kept, in runs of four: with several optimizers, as
+those of a GAN, each has its turn. The stride comes from how fast this rank trains. It is a power of two, so where ranks
+do not have the same one, what the longest keeps is kept by all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 FIRST_STEPS = 16  # of a cell, which are all kept
 FIRST_CALLS = 8  # of a line, likewise: what comes after the loop, or every hundredth step
 PER_S = 20  # calls whose values are kept: more than anybody can look at as they come
+_RUN = 4  # steps that are kept in a row
 _WINDOW = 16  # steps between two looks at the rate
 
 
@@ -43,10 +45,11 @@ class Thinning:
             if step:
                 self._look((now_ns - self._since_ns) / 1e9)
             self._since_ns, self.calls = now_ns, 0
-        return step < FIRST_STEPS or step % self.stride == 0
+        return step < FIRST_STEPS or step % (_RUN * self.stride) < _RUN
 
     def keeps_of_line(self, line: tuple[int, int]) -> bool:
-        """Whether a call's values are kept although its step's are not: it is one of the first of its line."""
+        """Whether a call is one of the first of its line, whose values are kept although its step's may not be. Asked
+        for each call, kept or not: else a line of the loop would have its first ones at another time on each rank."""
         count = self._of_line.get(line, 0)
         self._of_line[line] = count + 1
         return count < FIRST_CALLS

@@ -25,19 +25,30 @@ class Branches(ast.NodeVisitor):
     Args:
         rank: this rank; None: any. Tests on the rank are then left open, and only whether they matter is looked at.
         world_size: how many ranks there are.
+        local_rank: its number on its host; None: the rank's.
     """
 
-    def __init__(self, rank: int | None, world_size: int) -> None:
+    def __init__(self, rank: int | None, world_size: int, local_rank: int | None = None) -> None:
         self.rank = -1 if rank is None else rank
+        local = rank if local_rank is None else local_rank
         self.trace: list[Collective] = []
         self.unseen: set[ast.Call] = set()  # calls that cannot be looked into: what they run is not in the trace
         self.exits: set[int] = set()  # lines of return, break, continue and raise
         self._world = Group(tuple(range(world_size)))
         self._own, text = (RANKED, RANKED) if rank is None else (rank, str(rank))
-        self._environ = {"RANK": text, "LOCAL_RANK": text, "WORLD_SIZE": str(world_size)}
+        self._environ = {
+            "RANK": text,
+            "LOCAL_RANK": text if local is None else str(local),
+            "WORLD_SIZE": str(world_size),
+        }
         self._scopes: list[dict[str, Value]] = [
             {
-                **{"rank": self._own, "local_rank": self._own, "world_size": world_size, "__name__": "__main__"},
+                **{
+                    "rank": self._own,
+                    "local_rank": self._own if local is None else local,
+                    "world_size": world_size,
+                    "__name__": "__main__",
+                },
                 **{"torch": Api("torch"), "dist": Api("torch.distributed")},
                 # Imported in an earlier cell, as far as one can tell.
                 **{"nn": Api("torch.nn"), **{name: Api(f"torch.{name}") for name in ELSEWHERE}},

@@ -38,14 +38,21 @@ _NO_PYTHON: Final = re.compile(
 )
 
 
-def foresee(code: str, ranks: Sequence[int], world_size: int, gone: Sequence[int] = ()) -> list[str]:
+def foresee(
+    code: str,
+    ranks: Sequence[int],
+    world_size: int,
+    gone: Sequence[int] = (),
+    local_rank: Callable[[int], int] = lambda rank: rank,
+) -> list[str]:
     """Warnings, one line each, about the collectives of a cell that cannot work.
 
     Args:
         code: the cell, as it is sent.
         ranks: where it is to run.
-        world_size: how many ranks there are. They are taken to be on one machine, so that `local_rank` is `rank`.
+        world_size: how many ranks there are.
         gone: ranks that have died.
+        local_rank: the number of a rank on its host.
 
     Example:
         >>> foresee("if rank == 0: dist.barrier()", range(4), 4)
@@ -66,7 +73,7 @@ def foresee(code: str, ranks: Sequence[int], world_size: int, gone: Sequence[int
     try:
         if is_on_all and not Reader(None, world_size).tells_apart(tree):
             return []
-        readers = {rank: Reader(rank, world_size) for rank in here}
+        readers = {rank: Reader(rank, world_size, local_rank(rank)) for rank in here}
         for reader in readers.values():
             reader.block(tree.body)
     except (GiveUpError, RecursionError):

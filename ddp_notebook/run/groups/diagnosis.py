@@ -73,7 +73,7 @@ class Absences:
 
     def __init__(self, views: Views) -> None:
         self._views = views
-        self._of_collective: dict[tuple[str, int, str], frozenset[int]] = {}
+        self._of_collective: dict[tuple[tuple[int, ...], str, int, str], frozenset[int]] = {}
 
     def __getitem__(self, rank: int) -> frozenset[int]:
         operation = self._views[rank].operation
@@ -81,7 +81,8 @@ class Absences:
         if operation.is_point_to_point:
             others = set(operation.ranks) - {rank} if operation.root is None else {operation.root}
             return frozenset(other for other in others if not _answers(self._views, other, rank, operation))
-        key = operation.group, operation.number, operation.name
+        # With the ranks: all groups of one dimension of a mesh have the same title.
+        key = operation.ranks, operation.group, operation.number, operation.name
         found = self._of_collective.get(key)
         if found is None:
             absent = (other for other in operation.ranks if not _takes_part(self._views, other, operation))

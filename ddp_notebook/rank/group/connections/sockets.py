@@ -83,6 +83,7 @@ def knock(port: int, numbers: int) -> None:
         port: where gloo listens here.
         numbers: how many ranks the group has.
     """
-    for number in range(numbers):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.1) as peer:
+    hosts = [one.getsockname()[0] for found, one in tcp_sockets() if found.listens and found.port == port]
+    for number in range(numbers if hosts else 0):
+        with contextlib.suppress(OSError), socket.create_connection((hosts[0], port), timeout=0.1) as peer:
             peer.sendall(number.to_bytes(8, sys.byteorder))
