@@ -1,0 +1,126 @@
+"""Hosts with networks of their own: namespaces on a bridge, an ssh server in each, whose links can be cut."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.ssh.sshd import SSHD
+
+_CONFIG = """
+Port 22
+ListenAddress {address}
+HostKey {directory}/hostkey
+AuthorizedKeysFile {directory}/id.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PidFile none
+"""
+_NAMES = """
+Host *
+  User root
+  IdentityFile {directory}/id
+  IdentitiesOnly yes
+  StrictHostKeyChecking yes
+  UserKnownHostsFile {directory}/known_hosts
+"""
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Namespaces:
+    """Some hosts.
+
+    Args:
+        directory: of keys and configuration.
+        names: of the hosts.
+    """
+
+    def __init__(self, directory: Path, names: Sequence[str]) -> None:
+        mark = os.getpid() % 10_000  # of names that the whole machine shares
+        self.links = {name: f"ddpl{mark}{name}" for name in names}
+        self.command = f"ssh -F {directory}/ssh_config"
+        self._directory = directory
+        self._bridge, self._net = f"ddpb{mark}", f"10.79.{mark % 250}"
+        self._ends = ExitStack()
+
+    def __enter__(self) -> Namespaces:
+        try:
+            self._make()
+        except BaseException:
+            self._ends.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def _make(self) -> None:
+        _ip("link", "add", self._bridge, "type", "bridge")
+        self._ends.callback(_ip, "link", "del", self._bridge)
+        _ip("addr", "add", f"{self._net}.1/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        for name in ("id", "hostkey"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self._directory / name], check=True)
+        host_key = (self._directory / "hostkey.pub").read_text()
+        known, hosts = [], []
+        for number, (name, link) in enumerate(self.links.items()):
+            address = f"{self._net}.{11 + number}"
+            self._add(name, link, address)
+            known.append(f"{address} {host_key}")
+            hosts.append(f"Host {name}\n  HostName {address}\n")
+        (self._directory / "known_hosts").write_text("".join(known))
+        names = _NAMES.format(directory=self._directory)
+        (self._directory / "ssh_config").write_text("".join(hosts) + names)
+
+    def _add(self, name: str, link: str, address: str) -> None:
+        namespace = link
+        _ip("netns", "add", namespace)
+        self._ends.callback(_ip, "netns", "del", namespace)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        _ip("link", "set", link, "master", self._bridge, "up")
+        _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _ip("-n", namespace, "link", "set", device, "up")
+        config = self._directory / f"sshd_config.{name}"
+        config.write_text(_CONFIG.format(directory=self._directory, address=address))
+        server = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, str(SSHD), "-D", "-e", "-f", config], stderr=subprocess.DEVNULL
+        )
+        self._ends.callback(server.wait)
+        self._ends.callback(server.terminate)
+        until = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection((address, 22), timeout=1).close()
+                return
+            except OSError:
+                assert server.poll() is None and time.monotonic() < until, "sshd does not start"
+                time.sleep(0.02)
+
+    def cut(self, name: str, *, is_up: bool = False) -> None:
+        """Cut a host's link, or restore it."""
+        _ip("link", "set", self.links[name], "up" if is_up else "down")
+
+
+@contextmanager
+def hosts(directory: Path, *names: str) -> Iterator[Namespaces]:
+    """Hosts of these names; skips the test where they cannot be had."""
+    if SSHD is None or shutil.which("ssh") is None or shutil.which("ip") is None:
+        pytest.skip("no ssh server, or no iproute2: `make cluster-tools` installs them")
+    if os.geteuid() != 0 or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode != 0:
+        pytest.skip("network namespaces cannot be made here: it takes root")
+    os.makedirs("/run/sshd", exist_ok=True)
+    with Namespaces(directory, names) as made:
+        yield made
