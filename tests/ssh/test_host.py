@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -53,6 +57,34 @@ def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
         wait_until(lambda: not psutil.pid_exists(server), 15.0)
     finally:
         _connection(host).send_signal(signal.SIGCONT)
+        host.close()
+
+
+@pytest.mark.alone  # others want ports too
+def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 12_000:
+        pytest.skip(f"only {hard} files may be open here")
+    host = Host(Ssh("one", python=python))
+    taken: list[socket.socket] = []
+    try:
+        host.facts()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        for port in range(33_000, 60_000, 3):
+            with contextlib.suppress(OSError):
+                taken.append(socket.create_server(("127.0.0.1", port)))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = urlsplit(host.way.reach(f"tcp://127.0.0.1:{listener.getsockname()[1]}"))
+            with socket.create_connection((url.hostname, url.port), timeout=5) as connection:
+                listener.settimeout(5)
+                answered, _ = listener.accept()
+                with answered:
+                    answered.sendall(b"here")
+                    assert connection.recv(4) == b"here"
+    finally:
+        for one in taken:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         host.close()
 
 

@@ -175,7 +175,8 @@ class Ssh(Way):
 
     def _forward(self, port: int) -> int:
         """Have a port of the host's loopback lead to one of ours. Its number."""
-        ports = f"0:{LOOPBACK}:{port}"
+        # With the address: else sshd takes a port that is free on ::1, which on 127.0.0.1 may be somebody else's.
+        ports = f"{LOOPBACK}:0:{LOOPBACK}:{port}"
         command = [*_ssh(), "-S", self._socket, "-O", "forward", "-R", ports, "--", self.name]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
