@@ -34,8 +34,13 @@ def test_isend_and_irecv_let_the_ranks_work_meanwhile(ranks):
 
 
 def test_what_is_written_before_wait_is_sent(ranks):
-    """The receiver comes late, so the half that was written too early has changed, and only that."""
-    race, none = lessons.point_to_point("race"), lessons.point_to_point("no race")
+    """The receiver comes late, so the half that was written too early has changed, and only that. On a busy machine the
+    sender may come later still, whose message then goes at once: it says so, and is asked again."""
+    none, race = lessons.point_to_point("no race"), lessons.point_to_point("race")
+    for _ in range(4):
+        if "rank 1 waited" not in race.said:
+            break
+        race = lessons.point_to_point("race")
     assert race.changed == 0.5 and none.changed == 0.0
     assert set(race.values[1][:128]) == {1.0} and set(race.values[1][128:]) == {2.0}
     assert "rank 1 has 50% of the numbers as they were at isend, 50% changed" in race.said
