@@ -73,7 +73,7 @@ def preload() -> dict[str, Any]:
         "package": __version__,
         "interfaces": _interfaces(),
         "loopback": "lo" if sys.platform == "linux" else "lo0",
-        "env": {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ},
+        "env": {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"},
         "cores": devices.cores(),
         "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": [gpu.to_json() for gpu in gpus],

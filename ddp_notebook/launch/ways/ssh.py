@@ -93,7 +93,6 @@ class Ssh(Way):
         self._python = python
         self._log_file = Path(self.directory) / "host_server.log"
         self._socket = os.path.join(self.directory, "ssh")  # through which the connection takes further requests
-        self._import_time_env = environment.import_time(env or {})
         self._ports: dict[int, int] = {}  # of the host's loopback, by those of the notebook that they lead to
         self._forwarding = threading.Lock()
         self._sending = threading.Lock()
@@ -209,9 +208,6 @@ class Ssh(Way):
             return f"no host server on {self.name}: {last}" + (f"; {fix}" if fix else "")
         last_words = f"; its last words:\n{words}" if words else ""
         return f"the host server on {self.name} ended, or the connection to it{last_words}"
-
-    def fits(self, env: Mapping[str, str]) -> bool:
-        return environment.import_time(env) == self._import_time_env
 
     def end(self, *, at_once: bool = False) -> None:
         if at_once:
