@@ -16,7 +16,7 @@ from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import Backend, LiveMode, StartOptions
 from ddp_notebook.records.words import name_ranks
-from ddp_notebook.run.assembly import Parts, there_already
+from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
@@ -27,6 +27,7 @@ from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.record import baseline
 from ddp_notebook.run.record.face import RecordFace
 from ddp_notebook.run.values.face import ValueFace
+from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.record_options import RecordOptions
 
@@ -56,7 +57,11 @@ def start(
     heal: bool = False,
     live: LiveMode = "auto",
     hosts: str | Sequence[str] | None = None,
-    python: str = "python3",
+    slurm: str | None = None,
+    mpi: str | None = None,
+    profile: str | None = None,
+    client: str | None = None,
+    python: str | None = None,
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
@@ -64,8 +69,8 @@ def start(
 
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
-        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, python: see
-            `StartOptions`.
+        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
+            client, python: see `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
         report: told a line about each stage that is done.
@@ -95,6 +100,10 @@ def start(
         heal=heal,
         live=live,
         hosts=hosts,
+        slurm=slurm,
+        mpi=mpi,
+        profile=profile,
+        client=client,
         python=python,
     )
     if not reuse:
@@ -118,13 +127,12 @@ def _reusable(asked: StartOptions) -> Session | None:
     return running
 
 
-class Session(GroupFace, ValueFace, RecordFace):
+class Session(GroupFace, ValueFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 
     def __init__(self, options: StartOptions, *, report: Progress = lambda _: None) -> None:
         global _current
         self._cluster: Cluster | None = None
-        self._live: Placing | None = None
         self.options = options
         self._ready = False
         self._host_ended = False  # closed, or given back
@@ -162,11 +170,19 @@ class Session(GroupFace, ValueFace, RecordFace):
             report(f"{name} {time.monotonic() - began:.1f} s")
 
         env = {**os.environ, **self.options.env}
-        self._placement = self._hosts.place(env, interrupts.check)
+        self._placement = self._hosts.place(env, interrupts.check, report)
         stage(self._hosts.stage)
         guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
         dispatch = Dispatch()
-        cluster = Cluster(self._hosts.all, self.placement, env, dispatch, guard=guard, overlay=self.options.env)
+        cluster = Cluster(
+            self._hosts.all,
+            self.placement,
+            env,
+            dispatch,
+            guard=guard,
+            overlay=self.options.env,
+            address=self._hosts.address,
+        )
         self._assembled = parts = Parts(cluster, dispatch, self.world_size, self.options)
         self._cells = parts.cells
         self._live = live = Placing(
@@ -177,7 +193,7 @@ class Session(GroupFace, ValueFace, RecordFace):
             self.options.live,
         )
         self._cluster = cluster
-        cluster.start(began + self.options.timeout_s, stage, interrupts.check)
+        cluster.start(self._hosts.began_s + self.options.timeout_s, stage, interrupts.check)
         parts.on_started()
         live.prepare()
         self.when_stopped(live.close)
@@ -288,22 +304,6 @@ class Session(GroupFace, ValueFace, RecordFace):
             return run()
         living.check_host()  # now, not in a thread of its own
         return self._cells.run_later(run)
-
-    def monitor(self, cell: int | None = None) -> None:
-        """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.
-
-        Args:
-            cell: only this one; None: all, those to come among them.
-
-        Raises:
-            UsageError: nothing was recorded of this cell.
-        """
-        self.views.show(cell)
-
-    @property
-    def views(self) -> Placing:
-        """Where its monitors stand. `widgets.Monitor(session)` is one more."""
-        return there_already(self._live)
 
     def baseline(self, steps: int = 30, seconds: float = 20.0) -> None:
         """Let rank 0 run the last training cell alone for some steps, which `%ddp_report` then compares with. Its

@@ -60,6 +60,7 @@ def cluster(hosts, heard):
     placement = Placement(
         backend="gloo",
         hosts=("a", "b", "b"),
+        machines=("a", "b", "b"),
         devices=("cpu",) * 3,
         names=("CPU",) * 3,
         cuda_visible_devices=None,

@@ -10,7 +10,8 @@
     hosts        the hosts of one session
     warm         the host server that is started ahead of time
     host/        the process on each host that forks ranks, and its owner's side
-    ways/        how a host is reached: this machine, ssh; Slurm or MPI would be files there
+    ways/        how a host is reached: this machine, ssh, or it calls in
+    starters/    what starts tasks elsewhere that call in
     store        the rendezvous store, a process of its own
     engines      ipyparallel's side: the ranks' engines, and a controller once somebody asks for it
     controller   that controller, nine processes

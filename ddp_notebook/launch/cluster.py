@@ -24,6 +24,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Processes, describe_status
+from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
@@ -64,7 +65,8 @@ class Cluster:
         env: the environment of the ranks.
         listener: who is told what the ranks say.
         guard: whether ranks compare what they call.
-        overlay: of that, what was asked for: on other machines ranks have this on top of what is there.
+        overlay: of that, what was asked for: ranks of other machines have it on top of what is there.
+        address: of this machine, at which they reach the notebook.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Cluster:
         *,
         guard: bool = False,
         overlay: Mapping[str, str] | None = None,
+        address: str = LOOPBACK,
     ) -> None:
         self.mark_token = secrets.token_hex(8)
         self._hosts = {host.name: host for host in hosts}
@@ -90,11 +93,10 @@ class Cluster:
         self._processes = Processes()
         self._has_ended = False
         self._keyring = Keyring()
-        self._endpoint = Endpoint.listen(self._keyring, self._on_message)
-        self._forming = Forming(
-            self._processes, hosts, placement, self._endpoint, store_prefix=self.mark_token, guard=guard
-        )
-        self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
+        self._endpoint = Endpoint.listen(self._keyring, self._on_message, host=address)
+        wire, token = self._endpoint, self.mark_token
+        self._forming = Forming(self._processes, hosts, placement, wire, store_prefix=token, guard=guard)
+        self._bulk = BulkFetcher(self._endpoint.context, self._keyring, host=address)
         self._engines = Engines(
             self.directory, self._processes, partial(self._start_process, CONTROLLER, self._home), self.send
         )
@@ -187,9 +189,8 @@ class Cluster:
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
-        [*_, store] = self._processes.living(STORE) or [
-            self._start_process(STORE, self._home, {"host": self._forming.address_of(self._home)})
-        ]
+        at = {"host": self._forming.address_of(self._home)}
+        [*_, store] = self._processes.living(STORE) or [self._start_process(STORE, self._home, at)]
         self._forming.call(store)
 
     def _start_process(self, kind: str, host: Host, spec: dict[str, Any], rank: int = -1) -> Process:

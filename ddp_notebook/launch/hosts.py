@@ -13,6 +13,9 @@ from ddp_notebook.launch import warm
 from ddp_notebook.launch.host.host import Host, is_loopback
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
+from ddp_notebook.launch.starters.choice import choose
+from ddp_notebook.launch.starters.tasks import Tasks
+from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ssh import Ssh
 from ddp_notebook.version import __version__
 
@@ -25,37 +28,55 @@ class Hosts:
     Args:
         options: what was asked for.
 
+    Attributes:
+        address: of this machine, at which its ranks reach the notebook.
+        began_s: monotonic time from which on their start takes time: behind a queue.
+
     Raises:
         HostError: ssh cannot be run.
+        StartError: no tasks can be started.
     """
 
     def __init__(self, options: StartOptions) -> None:
         self.all: list[Host] = []
+        self.address = LOOPBACK
+        self.began_s = time.monotonic()
         self._options = options
         self._give_back = False
-        if options.hosts is None:
+        self._tasks: Tasks | None = None
+        if options.is_here:
             host, self._give_back = warm.take({**os.environ, **options.env})
             self.all.append(host)
             return
         try:
+            if starter := choose(options):
+                self._tasks = Tasks(starter, options.python, options.env)
+                self.address = self._tasks.address
             for name in options.ranks_of_hosts:
                 self.all.append(Host(Ssh(name, python=options.python, env=options.env)))
         except BaseException:
             self.end()
             raise
 
-    def place(self, env: Mapping[str, str], check: Callable[[], None]) -> Placement:
+    def place(
+        self, env: Mapping[str, str], check: Callable[[], None], report: Callable[[str], None] = lambda _: None
+    ) -> Placement:
         """Place the ranks. Waits until all servers have imported torch.
 
         Args:
             env: that ranks of this machine will have.
             check: called often while it waits; what it raises ends the wait.
+            report: told what a queue says while it waits.
 
         Raises:
             StartError: a server ended or took too long, or versions differ.
             UsageError: the ranks do not fit.
         """
-        until = time.monotonic() + self._options.timeout_s
+        if self._tasks is not None:
+            ways = self._tasks.wait(self._options.timeout_s, check, report)
+            self.all += [Host(way) for way in ways]
+            self.began_s = self._tasks.began_s
+        until = self.began_s + self._options.timeout_s
         facts: dict[str, Mapping[str, Any]] = {}
         for host in self.all:
             try:
@@ -64,11 +85,11 @@ class Hosts:
                 raise StartTimeoutError(
                     f"the start took too long: the host server was importing torch ({error})"
                 ) from None
-        if self._options.hosts is None:
+        if self._options.is_here:
             return place(self._options, next(iter(facts.values())), env)
         _check_versions(facts)
         _check_addresses(facts)
-        return place_on_hosts(self._options, facts)
+        return place_on_hosts(self._options, facts, {host.name: host.way.machine for host in self.all})
 
     @property
     def are_alive(self) -> bool:
@@ -104,6 +125,8 @@ class Hosts:
             one.start()
         for one in ending:
             one.join()
+        if self._tasks is not None:
+            self._tasks.end()
 
 
 def _check_addresses(facts: Mapping[str, Mapping[str, Any]]) -> None:

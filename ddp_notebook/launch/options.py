@@ -19,8 +19,9 @@ LIVE = get_args(LiveMode)
 USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
-    "[--hosts NAME[:N],...] [--python PATH]"
+    "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH]"
 )
+_ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,12 @@ class StartOptions:
         heal: begin the next cell with replacing ranks that have died, as `%ddp_heal` would.
         hosts: machines that ssh reaches, by names of ~/.ssh/config, each with its number of ranks if that is said:
             "gpu1,gpu[3-5]:8" or a sequence; None: the notebook's own.
-        python: the interpreter there.
+        slurm: what `sbatch` is to be told, as it is: "-N2 --gpus-per-node=8"; "": the allocation that
+            the notebook is in.
+        mpi: what `mpirun` is to be told, as it is: "--hostfile hosts".
+        profile: name of a profile of ipyparallel's, whose launcher starts the ranks' hosts.
+        client: which running cluster of ipyparallel's is to have them: "profile=NAME" or "cluster_id=ID".
+        python: the interpreter there; None: python3 of a host that ssh reaches, else the notebook's.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
 
@@ -60,7 +66,11 @@ class StartOptions:
     heal: bool = False
     live: str = "auto"
     hosts: str | Sequence[str] | Mapping[str, int | None] | None = None
-    python: str = "python3"
+    slurm: str | None = None
+    mpi: str | None = None
+    profile: str | None = None
+    client: str | None = None
+    python: str | None = None
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -70,10 +80,13 @@ class StartOptions:
             object.__setattr__(self, "gpus", tuple(name for gpu in gpus if (name := str(gpu).strip())))
         if self.hosts is not None and not isinstance(self.hosts, Mapping):
             object.__setattr__(self, "hosts", host_list.parse(self.hosts))
-        if self.hosts is not None and self.gpus is not None:
-            raise UsageError("--gpus goes with one machine; with --hosts write --env CUDA_VISIBLE_DEVICES=0,1")
-        if self.hosts is None and self.python != "python3":
-            raise UsageError("--python goes with --hosts; ranks on this machine have the notebook's own Python")
+        asked = [f"--{name}" for name in _ELSEWHERE if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise UsageError(f"{' and '.join(asked)}: ranks are started in one way; choose one of them")
+        if asked and self.gpus is not None:
+            raise UsageError(f"--gpus goes with one machine; with {asked[0]} write --env CUDA_VISIBLE_DEVICES=0,1")
+        if not asked and self.python is not None:
+            raise UsageError("--python goes with other machines; ranks on this one have the notebook's own Python")
         if not isinstance(self.env, Mapping):
             raise UsageError(f"env is {self.env!r}; give names and values, e.g. env={{'OMP_NUM_THREADS': '2'}}")
         object.__setattr__(self, "env", {str(name): str(value) for name, value in self.env.items()})
@@ -95,6 +108,11 @@ class StartOptions:
                 raise UsageError(f"{name} {_written(seconds)} is no time to wait; give seconds, e.g. {name} 5, or off")
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the ranks are to be on the notebook's machine."""
+        return all(getattr(self, name) is None for name in _ELSEWHERE)
 
     @property
     def ranks_of_hosts(self) -> dict[str, int | None]:
@@ -137,7 +155,9 @@ def parse(line: str) -> StartOptions:
     parser.add_argument("--heal", action="store_true")
     parser.add_argument("--live", default="auto")
     parser.add_argument("--hosts")
-    parser.add_argument("--python", default="python3")
+    parser.add_argument("--slurm", nargs="?", const="")
+    for name in ("--mpi", "--profile", "--client", "--python"):
+        parser.add_argument(name)
     given = parser.parse_line(line)
     n = given.world_size
     return StartOptions(
@@ -153,6 +173,10 @@ def parse(line: str) -> StartOptions:
         heal=given.heal,
         live=given.live,
         hosts=given.hosts,
+        slurm=given.slurm,
+        mpi=given.mpi,
+        profile=given.profile,
+        client=given.client,
         python=given.python,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ class Placement:
 
     backend: str
     hosts: tuple[str, ...]  # by rank: the name of its host, see `launch.ways`
+    machines: tuple[str, ...]  # by rank: its machine, which may have several hosts
     devices: tuple[str, ...]  # by rank: "cuda:0", "cpu"
     names: tuple[str, ...]  # by rank: "NVIDIA H200", "CPU"
     cuda_visible_devices: str | None  # the same for all ranks; LOCAL_RANK selects. None: not set
@@ -31,26 +33,31 @@ class Placement:
     def world_size(self) -> int:
         return len(self.devices)
 
-    def host_rank(self, rank: int) -> int:
-        """Number of the rank's host.
+    @property
+    def group_world_size(self) -> int:
+        """How many machines there are: torchrun's GROUP_WORLD_SIZE."""
+        return len(set(self.machines))
+
+    def group_rank(self, rank: int) -> int:
+        """Number of the rank's machine: torchrun's GROUP_RANK.
 
         Example:
             >>> two = Placement(
-            ...     backend="gloo", hosts=("a", "b", "b"), devices=("cpu",) * 3, names=("CPU",) * 3,
-            ...     cuda_visible_devices=None, threads=1,
+            ...     backend="gloo", hosts=("a", "b", "b"), machines=("a", "b", "b"), devices=("cpu",) * 3,
+            ...     names=("CPU",) * 3, cuda_visible_devices=None, threads=1,
             ... )
-            >>> two.host_rank(2), two.local_rank(2), two.local_world_size(2)
+            >>> two.group_rank(2), two.local_rank(2), two.local_world_size(2)
             (1, 1, 2)
         """
-        return list(dict.fromkeys(self.hosts)).index(self.hosts[rank])
+        return list(dict.fromkeys(self.machines)).index(self.machines[rank])
 
     def local_rank(self, rank: int) -> int:
-        """Number of the rank among those of its host."""
-        return self.hosts[:rank].count(self.hosts[rank])
+        """Number of the rank among those of its machine."""
+        return self.machines[:rank].count(self.machines[rank])
 
     def local_world_size(self, rank: int) -> int:
-        """How many ranks its host has."""
-        return self.hosts.count(self.hosts[rank])
+        """How many ranks its machine has."""
+        return self.machines.count(self.machines[rank])
 
 
 def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str], host: str = LOCAL) -> Placement:
@@ -82,6 +89,7 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
     return Placement(
         backend=backend,
         hosts=(host,) * world_size,
+        machines=(host,) * world_size,
         devices=tuple(f"cuda:{rank % len(gpus)}" if gpus else "cpu" for rank in range(world_size)),
         names=tuple(gpus[rank % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
         cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus else None,
@@ -89,22 +97,30 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
     )
 
 
-def place_on_hosts(options: StartOptions, facts: Mapping[str, Mapping[str, Any]]) -> Placement:
+def place_on_hosts(
+    options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str]
+) -> Placement:
     """Place the ranks on several hosts: those of one host follow each other.
 
     Args:
-        options: what was asked for; `hosts` names the hosts.
+        options: what was asked for.
         facts: what their host servers told, by name, in the order of their ranks.
+        machines: of the hosts, by their names. A task that was started beside others has its share of one.
 
     Raises:
         UsageError: it does not fit on one of them, or they do not fit together.
     """
-    counts = _counts(options)
+    counts = _counts(options, facts)
+    beside = Counter(machines.values())
     placed = []
     for host, of_host in facts.items():
         try:
             env = {**of_host["env"], **options.env}
-            placed.append(place(replace(options, world_size=counts[host]), of_host, env, host))
+            cores = of_host["cores"]
+            if cores == of_host["machine_cores"]:  # else its launcher has bound it to its share
+                cores = max(1, cores // beside[machines[host]])
+            its = {**of_host, "cores": cores}
+            placed.append(place(replace(options, world_size=counts[host]), its, env, host))
         except UsageError as error:
             raise UsageError(f"{host}: {error}") from error
     backends = {one.hosts[0]: one.backend for one in placed}
@@ -114,6 +130,7 @@ def place_on_hosts(options: StartOptions, facts: Mapping[str, Mapping[str, Any]]
     return Placement(
         backend=placed[0].backend,
         hosts=tuple(host for one in placed for host in one.hosts),
+        machines=tuple(machines[host] for one in placed for host in one.hosts),
         devices=tuple(device for one in placed for device in one.devices),
         names=tuple(name for one in placed for name in one.names),
         cuda_visible_devices=None,
@@ -121,19 +138,23 @@ def place_on_hosts(options: StartOptions, facts: Mapping[str, Mapping[str, Any]]
     )
 
 
-def _counts(options: StartOptions) -> dict[str, int | None]:
-    """The number of ranks of each host; None: as many as it has GPUs."""
-    asked, total = options.ranks_of_hosts, options.world_size
+def _counts(options: StartOptions, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int | None]:
+    """The number of ranks of each host; None: as many as it has GPUs, or cores."""
+    asked, total = options.ranks_of_hosts or dict.fromkeys(facts, None), options.world_size
     open_ones = [host for host, count in asked.items() if count is None]
     if total is None:
+        if options.hosts is None:  # a task without a GPU is one rank: its launcher has counted
+            return {host: len(of["gpus"]) or 1 for host, of in facts.items()}
         return asked
     left = total - sum(count or 0 for count in asked.values())
     share, rest = divmod(left, len(open_ones)) if open_ones else (0, left)
     if rest or left < 0 or (open_ones and share == 0):
-        raise UsageError(
-            f"{total} ranks do not divide among {', '.join(asked)} as asked; N is the sum of all: write how many each "
-            f"host gets, e.g. --hosts {','.join(f'{host}:2' for host in list(asked)[:2])}"
+        fix = (
+            f"write how many each host gets, e.g. --hosts {','.join(f'{host}:2' for host in list(asked)[:2])}"
+            if options.hosts is not None
+            else f"ask for a multiple of {len(asked)}, or leave N out"
         )
+        raise UsageError(f"{total} ranks do not divide among {', '.join(asked)} as asked; N is the sum of all: {fix}")
     return asked | dict.fromkeys(open_ones, share)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Collection
 from typing import NoReturn, TypeVar
 
 from ddp_notebook.errors import UsageError
 
 _Number = TypeVar("_Number", int, float)
+_MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # their values
 
 
 class LineParser(argparse.ArgumentParser):
@@ -35,7 +37,7 @@ class LineParser(argparse.ArgumentParser):
             words = shlex.split(line)
         except ValueError as error:
             self.error(f"{error}: {line!r}")
-        return self.parse_args(_with_signed_values(words))
+        return self.parse_args(_with_signed_values(words, self._option_string_actions))
 
     def number(self, kind: type[_Number], name: str, text: str, what: str) -> _Number:
         """The number that an option was given.
@@ -49,11 +51,16 @@ class LineParser(argparse.ArgumentParser):
             self.error(f"{name} is {text!r}, which is no {what}")
 
 
-def _with_signed_values(words: list[str]) -> list[str]:
-    """Write `--ranks -2:` as `--ranks=-2:`: argparse takes a value that begins with a minus for an option."""
+def _with_signed_values(words: list[str], own: Collection[str]) -> list[str]:
+    """Write `--ranks -2:` as `--ranks=-2:`: argparse takes a value that begins with a minus for an option.
+
+    Args:
+        words: of the line.
+        own: the options that the line may have.
+    """
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] == "--ranks":
+        if joined and joined[-1] in _MAY_BEGIN_WITH_A_MINUS and word.partition("=")[0] not in own:
             joined[-1] += f"={word}"
         else:
             joined.append(word)

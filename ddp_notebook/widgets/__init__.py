@@ -1,6 +1,7 @@
 """The live monitor: what a recording holds, drawn while it grows.
 
 monitor    the widget
+face       the session's methods for looking on
 placing    where views appear: under a running cell, at %ddp_monitor
 under_cell when one comes under a running cell
 views      what stands at a place: a widget, a picture

@@ -50,13 +50,23 @@ class Endpoint:
         self._awake = False
         self._closing = False
         self._extra: dict[Any, Callable[[], None]] = {}  # further sockets served by this thread
+        self._expects_all = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     # ---- making one
 
     @classmethod
-    def listen(cls, keyring: Keyring, receive: Receive, *, host: str = "127.0.0.1") -> Endpoint:
-        """The notebook's end, on a port that the system chooses, in a Context of its own."""
+    def listen(
+        cls, keyring: Keyring, receive: Receive, *, host: str = "127.0.0.1", expects_all: bool = False
+    ) -> Endpoint:
+        """The notebook's end, on a port that the system chooses, in a Context of its own.
+
+        Args:
+            keyring: whom to admit.
+            receive: see the class.
+            host: the address to listen at.
+            expects_all: each peer with a key that is admitted is expected, by whatever name.
+        """
         context = zmq.Context(io_threads=2)  # the second one carries bulk data, see `bulk`
         doorman = Doorman(context, keyring)
         socket = context.socket(zmq.ROUTER)
@@ -68,6 +78,7 @@ class Endpoint:
         self = cls(context, socket, receive, "ddp-wire")
         self.doorman = doorman
         self._extra[doorman.socket] = doorman.answer
+        self._expects_all = expects_all
         return self
 
     @classmethod
@@ -172,6 +183,8 @@ class Endpoint:
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             peer = frames.pop(0) if self._routed else b""
             link = self._links.get(peer)
+            if link is None and self._expects_all:
+                link = self._links[peer] = Link(last_heard_s=time.monotonic())
             if link is None:
                 continue
             try:

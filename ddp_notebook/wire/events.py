@@ -21,6 +21,8 @@ module; it imports neither.
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
 
+    Stream     bytes of a host server's stream     Arrived      it was started, by an outpost; then Stream
+
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `link`.
 """
 
@@ -368,6 +370,27 @@ class ClockReply(Message):
     sent_ns: int  # as asked
     rank_ns: int  # of the rank's clock
     boot: str  # the host's boot: processes of one boot have one clock
+
+
+# ---- notebook <-> outpost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived(Message):
+    """A host server was started. The first message of an outpost."""
+
+    host: str  # the name that the machine has for itself
+    address: str  # by which others reach it
+    pid: int  # of the host server
+    task: int  # number among the tasks that were started together; -1: nobody has told
+    tasks: int  # how many these are; 0: nobody has told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream(Message):
+    """Bytes of the stream between a host server and its owner; none at its end."""
+
+    data: bytes
 
 
 _KINDS: dict[str, type[Message]] = {

@@ -46,7 +46,7 @@ def test_hosts_that_cannot_be(text, words):
     ("line", "words"),
     [
         ("--hosts a --gpus 0", "--gpus goes with one machine; with --hosts write --env CUDA_VISIBLE_DEVICES=0,1"),
-        ("--python /envs/x/bin/python", "--python goes with --hosts"),
+        ("--python /envs/x/bin/python", "--python goes with other machines"),
     ],
 )
 def test_options_that_do_not_go_together(line, words):
@@ -54,7 +54,16 @@ def test_options_that_do_not_go_together(line, words):
         parse(line)
 
 
-_FACTS = {"gpus": [], "cores": 8, "backends": ["gloo"], "torch": "2.13.0", "memory_mib": 64 << 10, "env": {}}
+_FACTS = {
+    "gpus": [],
+    "cores": 8,
+    "machine_cores": 8,
+    "backends": ["gloo"],
+    "torch": "2.13.0",
+    "memory_mib": 64 << 10,
+    "env": {},
+}
+_SELVES = {"a": "a", "b": "b", "c": "c"}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +77,7 @@ _FACTS = {"gpus": [], "cores": 8, "backends": ["gloo"], "torch": "2.13.0", "memo
 )
 def test_n_is_the_sum_of_the_ranks(line, ranks):
     options = parse(line)
-    placed = place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS))
+    placed = place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS), _SELVES)
     assert "".join(placed.hosts) == ranks
     assert [placed.local_rank(rank) for rank in range(len(ranks))] == [
         ranks[:r].count(ranks[r]) for r in range(len(ranks))
@@ -81,7 +90,7 @@ def test_a_sum_that_does_not_fit(line):
     with pytest.raises(
         UsageError, match=r"ranks do not divide among .*; N is the sum of all: write how many each host gets"
     ):
-        place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS))
+        place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS), _SELVES)
 
 
 def test_hosts_that_would_talk_in_two_ways():
@@ -90,4 +99,4 @@ def test_hosts_that_would_talk_in_two_ways():
     with pytest.raises(
         UsageError, match=r"ranks would talk by gloo on a, nccl on b; name one for all, e.g. --backend gloo"
     ):
-        place_on_hosts(StartOptions(hosts="a,b"), facts)
+        place_on_hosts(StartOptions(hosts="a,b"), facts, _SELVES)

@@ -9,6 +9,7 @@ child        the first steps of a forked or spawned process
 pipes        between the server and each process: cells in, text out
 look         what is seen of a process that cannot answer: is it stopped, where is its stack
 ending       how processes end, with all that they have started
+far          how the server of another machine begins, below what carries its stream
 watchdog     sees to the server's end when its owner is gone and it cannot notice
 
 How a host server is started and its stream is made is a way's: see `launch.ways`.

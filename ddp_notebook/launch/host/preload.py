@@ -75,6 +75,7 @@ def preload() -> dict[str, Any]:
         "loopback": "lo" if sys.platform == "linux" else "lo0",
         "env": {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"},
         "cores": devices.cores(),
+        "machine_cores": os.cpu_count() or 1,
         "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": [gpu.to_json() for gpu in gpus],
         "python": platform.python_version(),

@@ -3,8 +3,10 @@
     base       what a way must be able to do
     local      this machine: a child of the notebook's process, and a socket pair
     ssh        another machine: what one ssh runs there, and its standard input and output
+    called     a machine whose host server something else has started, see `launch.starters`, and which calls in
+    outpost    its other end
     host_list  what `--hosts` names
 
-A further way (Slurm, MPI) is a file here: a class on top of `base.Way`, and the function in which its host server
-begins. Both ends of a way are in one file. What they speak to each other is the same for all: `launch.host.framing`.
+A further way is a file here: a class on top of `base.Way`, and the function in which its host server begins. What they
+speak to each other is the same for all: `launch.host.framing`.
 """

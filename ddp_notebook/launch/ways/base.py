@@ -23,12 +23,14 @@ class Way(ABC):
         name: of the host in its session; part of the names of its processes on the wire.
         directory: of this machine, only for its user. It goes with the host server at the latest.
         is_here: the host is the notebook's machine: its ranks have the notebook's environment, directory and path.
+        machine: on which the host server is. Several servers may be on one, each a host of its own.
         beat_s: the server has to hear something this often, or takes its owner for gone; 0: it sees its owner.
     """
 
     name: str
     directory: str
     is_here: bool = True
+    machine: str
     beat_s: float = 0.0
 
     # ---- the stream

@@ -38,7 +38,7 @@ class Local(Way):
     """
 
     def __init__(self, env: Mapping[str, str], name: str = LOCAL) -> None:
-        self.name = name
+        self.name = self.machine = name
         self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
         self._log_file = Path(self.directory) / "host_server.log"  # empty, unless something is wrong
         self._token = secrets.token_hex(16)

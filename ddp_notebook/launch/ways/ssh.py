@@ -15,20 +15,18 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch import environment, processes
+from ddp_notebook.launch import processes
+from ddp_notebook.launch.host import far
 from ddp_notebook.launch.ways.base import LOOPBACK, Way
 from ddp_notebook.wire import signals
 
@@ -38,11 +36,9 @@ _END_S = 12.0  # what the server gets to end all below it, before the connection
 _FORWARD_S = 10.0
 _BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cut
 _LAST_WORDS = 2000  # characters
-_READ_BYTES = 1 << 18
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
 _MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
 _GIVEN = "DDP_NOTEBOOK_GIVEN"
-_READ_AT_START = ("LD_", "DYLD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")  # by Python or the loader
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
@@ -72,7 +68,7 @@ class Ssh(Way):
 
     Args:
         destination: as ssh takes it: a name of ~/.ssh/config, or user@host.
-        python: the interpreter there.
+        python: the interpreter there; None: python3.
         env: variables on top of those that the host has.
         lease_s: see `LEASE_S`.
     """
@@ -83,14 +79,14 @@ class Ssh(Way):
         self,
         destination: str,
         *,
-        python: str = "python3",
+        python: str | None = None,
         env: Mapping[str, str] | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
-        self.name = destination
+        self.name = self.machine = destination
         self.beat_s = lease_s / _BEATS
         self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
-        self._python = python
+        self._python = python or "python3"
         self._log_file = Path(self.directory) / "host_server.log"
         self._socket = os.path.join(self.directory, "ssh")  # through which the connection takes further requests
         self._ports: dict[int, int] = {}  # of the host's loopback, by those of the notebook that they lead to
@@ -100,7 +96,7 @@ class Ssh(Way):
         self._before_mark: bytearray | None = bytearray()
         self._pid = 0
         code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.ssh import main; main()"
-        command = f"exec {_quoted(python)} -P -c {shlex.quote(code)}"
+        command = f"exec {_quoted(self._python)} -P -c {shlex.quote(code)}"
         options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         try:
             with open(self._log_file, "wb") as log, signals.held_back():
@@ -153,7 +149,7 @@ class Ssh(Way):
     def _read(self) -> bytes:
         assert self._ssh.stdout is not None
         try:
-            return os.read(self._ssh.stdout.fileno(), _READ_BYTES)
+            return os.read(self._ssh.stdout.fileno(), far.READ_BYTES)
         except OSError:
             return b""
 
@@ -241,27 +237,14 @@ def _ssh() -> list[str]:
 
 def main() -> None:
     """The other end: what ssh runs. It stays between the stream and the host server, which is its child."""
-    given = json.loads(os.environ.pop(_GIVEN, "") or _first_line())
-    if any(
-        name.startswith(_READ_AT_START) for name in given["env"]
-    ):  # too late for this process, but not for itself anew
-        again = {**os.environ, **given["env"], _GIVEN: json.dumps({**given, "env": {}})}
-        os.execve(sys.executable, sys.orig_argv, again)
-    own_env = dict(os.environ)
-    ours, theirs = socket.socketpair()
-    pump = processes.identity(os.getpid())
-    server_pid = os.fork()
-    if server_pid == 0:
-        ours.close()
-        _be_server(theirs, pump, own_env, given["env"])
-    theirs.close()
-    sys.stdout.flush()
+    given = json.loads(os.environ.get(_GIVEN, "") or _first_line())
+    far.settle_environment(given["env"], {_GIVEN: json.dumps(given)})
+    os.environ.pop(_GIVEN, None)
+    address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # client and server, each an address and a port
+    server, server_pid = far.start_server(given["env"], address[0] if address else LOOPBACK)
     _write(1, _MARK + b"%d\n" % server_pid)
-    _pump(ours, given["lease_s"])
-    ours.shutdown(socket.SHUT_RDWR)  # the server ends, and with it everything below it; a thread may still read
-    until = time.monotonic() + _END_S
-    while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
-        time.sleep(0.02)
+    _pump(server, given["lease_s"])
+    far.end_server(server, server_pid)
     os._exit(0)
 
 
@@ -273,36 +256,6 @@ def _first_line() -> bytes:
             os._exit(1)
         line += byte
     return bytes(line)
-
-
-def _be_server(
-    stream: socket.socket, pump: processes.Identity, own_env: Mapping[str, str], env: Mapping[str, str]
-) -> None:
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)  # to the notebook's log; the stream is for the server's frames
-    os.environ.update(environment.host_server_env({**own_env, **env}, processes.TOKEN_VARIABLE, str(pump)))
-    from ddp_notebook.launch.host import server  # which its owner does not need
-
-    address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # client and server, each an address and a port
-    directory = tempfile.mkdtemp(prefix="ddp_notebook-")
-    status = 1
-    try:
-        server.main(
-            stream,
-            lambda: processes.is_running(pump),
-            directory,
-            address=address[0] if address else LOOPBACK,
-            own_env={**own_env, **env},
-        )
-        status = 0
-    except BaseException:
-        traceback.print_exc()  # to the notebook
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def _pump(server: socket.socket, lease_s: float) -> None:
@@ -320,11 +273,9 @@ def _pump(server: socket.socket, lease_s: float) -> None:
                 write(data)
         ended.set()
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server is to end in order
-    signals.ignore_strangers()
     for read, write in (
-        (lambda: os.read(0, _READ_BYTES), server.sendall),
-        (lambda: server.recv(_READ_BYTES), lambda data: _write(1, data)),
+        (lambda: os.read(0, far.READ_BYTES), server.sendall),
+        (lambda: server.recv(far.READ_BYTES), lambda data: _write(1, data)),
     ):
         threading.Thread(target=carry, args=(read, write), daemon=True).start()
     while not ended.wait(lease_s / _BEATS) and time.monotonic() - heard_s < lease_s:

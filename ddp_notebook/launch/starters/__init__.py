@@ -1,0 +1,8 @@
+"""What starts tasks on other machines, each of which becomes an outpost and calls in.
+
+    base       what a starter must be able to do
+    choice     which one was asked for
+    tasks      the tasks of one session, from their start to their end
+
+A starter knows nothing of ranks: it runs one command as often as it was asked, tells how that goes, and ends it.
+"""

@@ -1,0 +1,75 @@
+"""What a starter of tasks must be able to do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from ddp_notebook.launch.ways.base import LOOPBACK
+
+
+class Starter(ABC):
+    """Something that starts tasks: a queue, mpirun, a launcher of ipyparallel's.
+
+    Attributes:
+        tasks: how many will call in; None: they tell it themselves.
+    """
+
+    tasks: int | None = None
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What was asked for, as in "Slurm job 42"."""
+
+    @property
+    def address(self) -> str:
+        """The address of the notebook's machine by which the tasks reach it."""
+        return address_towards("")
+
+    @abstractmethod
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Have this command run as each task. Returns at once.
+
+        Args:
+            command: of an outpost.
+            env: the invitation, as a variable, for launchers that hand variables on. Not for a command line.
+
+        Raises:
+            StartError: it is refused; says why and what to do.
+        """
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the tasks wait for their turn: that time does not count as the start's."""
+        return False
+
+    def state(self) -> str:
+        """What it does now, in words that its user waits behind; "" if there is nothing to say."""
+        return ""
+
+    @abstractmethod
+    def trouble(self) -> str:
+        """Why its tasks have ended, or will not come, in a sentence; "" while all is well."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End what is left of it, with everything that it has made."""
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine on its route to a host.
+
+    Args:
+        host: a name or an address; "": the network beyond this machine.
+
+    Example:
+        >>> address_towards("127.0.0.1")
+        '127.0.0.1'
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((host or "192.0.2.1", 9))  # sends nothing; RFC 5737: an address that nobody has
+        return str(asked.getsockname()[0])
+    return LOOPBACK

@@ -1,0 +1,214 @@
+"""A machine whose host server something else has started, and which calls in: tasks of Slurm, of MPI, of a template.
+
+The stream is messages of the wire: encrypted, admitted by a key that only the invitation holds, and nothing is lost
+when the link is cut for a while. The far end is `outpost`.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ddp_notebook.errors import StartError, StartTimeoutError
+from ddp_notebook.launch.processes import Identity
+from ddp_notebook.launch.ways.base import Way
+from ddp_notebook.launch.ways.outpost import Invitation
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.events import Arrived, Message, Stream
+from ddp_notebook.wire.keys import Keyring
+
+_LOOK_S = 0.1
+_HEARD_S = 1.0  # between two looks whether a host is still heard
+_END_S = 15.0  # what an outpost gets to end all that it has started
+_IDENTITY = "outpost"
+
+
+class Called(Way):
+    """A host server that has called in. Made by `Arrivals`.
+
+    Args:
+        name: of the host in its session.
+        arrived: what it said first.
+        peer: its name on the wire.
+        incoming: what its host server sends.
+        wire: to all outposts.
+        lease_s: seconds without a word after which it is given up, on both sides.
+        why: what the launcher says of its tasks, in words; "" if nothing.
+    """
+
+    is_here = False
+
+    def __init__(
+        self,
+        name: str,
+        arrived: Arrived,
+        peer: str,
+        incoming: queue.SimpleQueue[bytes],
+        wire: Endpoint,
+        lease_s: float,
+        why: Callable[[], str],
+    ) -> None:
+        self.name = name
+        self.machine = _machine(arrived)
+        self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
+        self._incoming = incoming
+        self._arrived = arrived
+        self._peer = peer
+        self._wire = wire
+        self._lease_s = lease_s
+        self._why = why
+        self._has_ended = threading.Event()
+
+    def send(self, data: bytes) -> None:
+        if self._has_ended.is_set():
+            raise OSError("the stream has ended")
+        self._wire.send(Stream(data=bytes(data)), self._peer)
+
+    def receive(self) -> bytes:
+        while not self._has_ended.is_set():
+            try:
+                data = self._incoming.get(timeout=_HEARD_S)
+            except queue.Empty:
+                if self._wire.silent_s(self._peer) < self._lease_s:
+                    continue
+                data = b""
+            if data:
+                return data
+            self._has_ended.set()
+        return b""
+
+    def close(self) -> None:
+        return
+
+    @property
+    def pid(self) -> int:
+        return self._arrived.pid
+
+    def how_it_ended(self) -> str:
+        silent_s = self._wire.silent_s(self._peer)
+        if silent_s >= self._lease_s:
+            how = f"{self.name} has not been heard for {silent_s:.0f} s"
+        else:
+            how = f"the host server on {self.name} ended"
+        why = self._why()
+        return f"{how}: {why}" if why else how
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Say so to the outpost, and wait until it says that nothing is left."""
+        if not self._has_ended.is_set():
+            self._wire.send(Stream(data=b""), self._peer)
+            self._has_ended.wait(_END_S)
+
+    def sweep(self, leaders: Sequence[Identity]) -> None:
+        """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def files(self, directory: str, pattern: str) -> list[Path]:
+        return []
+
+
+class Arrivals:
+    """Where outposts call in.
+
+    Args:
+        address: of this machine, by which they reach it.
+        lease_s: see `Called`.
+        env: variables on top of those that the tasks have.
+        why: see `Called`.
+
+    Attributes:
+        invitation: what each of them is to be given.
+    """
+
+    def __init__(
+        self, address: str, lease_s: float, env: Mapping[str, str], why: Callable[[], str] = lambda: ""
+    ) -> None:
+        keyring = Keyring()
+        self._wire = Endpoint.listen(keyring, self._on_message, host=address, expects_all=True)
+        keys = keyring.invite(_IDENTITY, control=self._wire.url, bulk="")
+        self.invitation = Invitation(
+            control=keys.control,
+            server_key=keys.server_key,
+            public_key=keys.public_key,
+            secret_key=keys.secret_key,
+            lease_s=lease_s,
+            env=dict(env),
+        )
+        self._lease_s = lease_s
+        self._why = why
+        self._arrived: dict[str, Arrived] = {}  # by peer
+        self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
+        self._changed = threading.Condition()
+        self._wire.start()
+
+    def wait(
+        self,
+        expected: Callable[[], int | None],
+        trouble: Callable[[], str],
+        remaining_s: Callable[[], float],
+        check: Callable[[], None],
+    ) -> list[Called]:
+        """Wait until all have called. They are in the order of their tasks.
+
+        Args:
+            expected: how many there will be; None: the tasks themselves tell.
+            trouble: why no more will come, in a sentence; "" while they may.
+            remaining_s: seconds that they still get.
+            check: called often; what it raises ends the wait.
+
+        Raises:
+            StartError: they will not come.
+            StartTimeoutError: they took too long.
+        """
+        while True:
+            check()
+            with self._changed:
+                here = list(self._arrived.items())
+                wanted = expected() or max((one.tasks for _, one in here), default=0)
+                if here and len(here) >= wanted:
+                    return self._named(here)
+                if why := trouble():
+                    raise StartError(f"{_count(len(here), wanted)} called the notebook: {why}")
+                if remaining_s() <= 0:
+                    raise StartTimeoutError(
+                        f"the start took too long: {_count(len(here), wanted)} called the notebook at "
+                        f"{self.invitation.control}; give it more time (--timeout), or see whether it is reached there"
+                    )
+                self._changed.wait(_LOOK_S)
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        self._wire.close()
+
+    def _named(self, here: Sequence[tuple[str, Arrived]]) -> list[Called]:
+        """Those of one machine next to each other, with its name, and numbered."""
+        by_task = sorted(here, key=lambda pair: pair[1].task)
+        machines = list(dict.fromkeys(_machine(one) for _, one in by_task))
+        ways: list[Called] = []
+        seen: dict[str, int] = {}
+        for peer, one in sorted(by_task, key=lambda pair: machines.index(_machine(pair[1]))):
+            number = seen[one.host] = seen.get(one.host, -1) + 1
+            name = f"{one.host}:{number}" if number else one.host
+            ways.append(Called(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why))
+        return ways
+
+    def _on_message(self, peer: str, _: int, message: Message) -> None:
+        if isinstance(message, Arrived):
+            with self._changed:
+                self._incoming[peer] = queue.SimpleQueue()
+                self._arrived[peer] = message
+                self._changed.notify_all()
+        elif isinstance(message, Stream) and peer in self._incoming:
+            self._incoming[peer].put(message.data)
+
+
+def _machine(arrived: Arrived) -> str:
+    return f"{arrived.host} {arrived.address}"
+
+
+def _count(number: int, of: int) -> str:
+    return f"{number or 'none'} of {of} tasks" if of else "no task"

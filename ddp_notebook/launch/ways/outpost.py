@@ -1,0 +1,184 @@
+"""The far end of `called`: what a task of Slurm, of MPI or of ipyparallel's launchers runs.
+
+    python -m ddp_notebook.launch.ways.outpost [--file INVITATION]
+
+It forks a host server and carries its stream over a wire of the session's own, encrypted, with a key that the
+invitation holds. So a link that is cut for a while loses nothing; one that stays silent for the lease ends the host
+server, and all that it has started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
+
+from ddp_notebook.launch.host import far
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.events import Arrived, Message, Stream
+from ddp_notebook.wire.keys import Address
+
+VARIABLE = "DDP_NOTEBOOK_INVITATION"  # holds what the file does, where the launcher hands variables on
+_REACH_S = 3.0  # what the notebook gets to take a connection
+_LOOK_S = 0.2
+_MOST_WAITING = 64  # messages; then the ranks wait with their text
+_GOODBYE_S = 2.0  # what the last message gets to arrive
+# How launchers tell a task its number among how many.
+_TASK_OF = (
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PALS_RANKID", "PALS_SIZE"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """All that an outpost needs to reach its notebook. Secret: in a file or a variable that only its user can read."""
+
+    control: str  # "tcp://10.0.0.1:40123"
+    server_key: str
+    public_key: str
+    secret_key: str
+    lease_s: float
+    env: Mapping[str, str]  # on top of what the task has
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def find(cls, path: str | None) -> Invitation:
+        """The one that this process was given.
+
+        Raises:
+            SystemExit: there is none; says what was looked for.
+        """
+        text = os.environ.get(VARIABLE, "")
+        if path is not None:
+            try:
+                with open(path) as file:
+                    text = file.read()
+            except OSError as error:
+                if not text:
+                    raise SystemExit(
+                        f"{socket.gethostname()}: the notebook's invitation cannot be read: {error}; "
+                        "its folder has to be shared with this machine"
+                    ) from error
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise SystemExit(
+                f"{socket.gethostname()}: no invitation of a notebook ({VARIABLE} or --file): {error}"
+            ) from error
+
+
+def task_of(env: Mapping[str, str]) -> tuple[int, int]:
+    """The number of a task and how many there are, as its launcher tells; (-1, 0) if it does not.
+
+    Example:
+        >>> task_of({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
+        (3, 8)
+    """
+    for number, of in _TASK_OF:
+        if env.get(number, "").isdigit() and env.get(of, "").isdigit():
+            return int(env[number]), int(env[of])
+    return -1, 0
+
+
+def route_to(url: str) -> str:
+    """The address of this machine by which it reaches the notebook, and by which others reach it.
+
+    Raises:
+        SystemExit: the notebook takes no connection from here.
+    """
+    host, port = urlsplit(url).hostname, urlsplit(url).port
+    try:
+        with socket.create_connection((host, port), timeout=_REACH_S) as connection:
+            return str(connection.getsockname()[0])
+    except OSError as error:
+        raise SystemExit(
+            f"{socket.gethostname()} cannot reach the notebook at {host}:{port}: {error}; is there a firewall, or is "
+            "that not the network that both are in?"
+        ) from error
+
+
+def main() -> None:
+    """Be an outpost until the notebook ends it, or has not been heard for the lease."""
+    parser = argparse.ArgumentParser(prog="python -m ddp_notebook.launch.ways.outpost")
+    parser.add_argument("--file", help="the notebook's invitation")
+    given, _ = parser.parse_known_args()  # launchers add arguments of their own
+    invitation = Invitation.find(given.file)
+    far.settle_environment(invitation.env, {VARIABLE: invitation.to_json()})
+    os.environ.pop(VARIABLE, None)
+    address = route_to(invitation.control)
+    server, server_pid = far.start_server(invitation.env, address)
+    task, tasks = task_of(os.environ)
+    arrived = Arrived(host=socket.gethostname(), address=address, pid=server_pid, task=task, tasks=tasks)
+    wire = _carry(server, invitation, arrived)
+    far.end_server(server, server_pid)
+    wire.send(Stream(data=b""))  # now nothing is left here
+    until = time.monotonic() + _GOODBYE_S
+    while wire.waiting() and time.monotonic() < until:
+        time.sleep(0.005)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _carry(server: socket.socket, invitation: Invitation, arrived: Arrived) -> Endpoint:
+    """Carry bytes both ways until one end closes, or the notebook has said nothing for too long. Returns the wire."""
+    incoming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def on_message(_: str, __: int, message: Message) -> None:
+        if isinstance(message, Stream):
+            incoming.put(message.data)
+
+    def to_server() -> None:
+        with contextlib.suppress(OSError):
+            while data := incoming.get():
+                server.sendall(data)
+        ended.set()
+
+    def to_notebook() -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(far.READ_BYTES):
+                wire.send(Stream(data=data))
+                while wire.waiting() > _MOST_WAITING and not ended.is_set():
+                    time.sleep(0.002)
+        ended.set()
+
+    identity = f"{arrived.host}-{os.getpid()}-{secrets.token_hex(4)}"
+    wire = Endpoint.connect(
+        Address(
+            control=invitation.control,
+            bulk="",
+            server_key=invitation.server_key,
+            public_key=invitation.public_key,
+            secret_key=invitation.secret_key,
+            identity=identity,
+        ),
+        on_message,
+    )
+    wire.start()
+    wire.send(arrived)
+    for work in (to_server, to_notebook):
+        threading.Thread(target=work, daemon=True).start()
+    while not ended.wait(_LOOK_S) and wire.silent_s() < invitation.lease_s:
+        pass
+    ended.set()
+    return wire
+
+
+if __name__ == "__main__":
+    main()
