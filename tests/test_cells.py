@@ -256,6 +256,20 @@ def test_a_flood_waits_in_the_ranks(session, monkeypatch):
     assert session.run("rank").ok
 
 
+def test_a_flood_of_displays_waits_in_the_ranks(session):
+    """They come by the wire, which takes all that it is given, and the end of the cell came behind them."""
+    processes = [psutil.Process(), *(psutil.Process(pid) for pid in session.pids())]
+    before = [process.memory_info().rss for process in processes]
+    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt, match="^the cell was stopped"):
+        session.run("from IPython.display import HTML\nwhile True: display(HTML('x' * 200_000))")
+    assert time.monotonic() - began < 6
+    grown = [process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)]
+    assert grown[0] < 400e6 and max(grown[1:]) < 150e6, [f"{nbytes >> 20} MiB" for nbytes in grown]
+    assert session.run("rank").ok
+
+
 def test_presses_within_a_second_count_as_one(session, tmp_path):
     """The cell ends behind both: one that came after it would end the test run."""
     pressed = tmp_path / "pressed"

@@ -55,6 +55,7 @@ from ddp_notebook.wire.events import (
 )
 from ddp_notebook.wire.signals import STACK
 
+_FEW_WAITING = 3  # messages that the notebook has not acknowledged: it keeps up
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 
 
@@ -108,7 +109,15 @@ class Rank:
     def adopt(self, app: RankEngine) -> None:
         """The engine has its kernel: cells can run from now on."""
         assert self.place is not None
-        self.runner = Runner(app.kernel, self._streams, self._network, self._recording, self.agent.send)
+        waiting = self.agent.endpoint.waiting
+        self.runner = Runner(
+            app.kernel,
+            self._streams,
+            self._network,
+            self._recording,
+            self.agent.send,
+            is_behind=lambda: waiting() > _FEW_WAITING,
+        )
         runner = self.runner
         tutorials.install(lambda: self.place, lambda: runner.running)
         self._loop = asyncio.get_running_loop()

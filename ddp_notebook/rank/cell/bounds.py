@@ -16,13 +16,19 @@ def bounded(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are left out ...]\n{text[-half:]}"
 
 
+def display_chars(content: dict[str, Any]) -> int:
+    """Characters in a display message, all its MIME types together."""
+    data = content.get("data") or {}
+    return sum(len(value) for value in data.values() if isinstance(value, str))
+
+
 def bounded_display(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a display message, or instead a text that says what was too large. A table of 200,000 rows is 17
     MB of HTML, which a browser shows after minutes if at all."""
     data = content.get("data") or {}
-    sizes = {kind: len(value) for kind, value in data.items() if isinstance(value, str)}
-    if sum(sizes.values()) <= MOST_DISPLAY_CHARS:
+    if display_chars(content) <= MOST_DISPLAY_CHARS:
         return content
+    sizes = {kind: len(value) for kind, value in data.items() if isinstance(value, str)}
     told = ", ".join(f"{kind} {chars / 1e6:.1f} MB" for kind, chars in sizes.items())
     text = bounded(str(data.get("text/plain", "")))
     return {**content, "data": {"text/plain": f"{text}\n[... not sent, since it is too large: {told} ...]"}}

@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from ddp_notebook.rank.cell import hygiene, kernel_api, numbering
 from ddp_notebook.rank.cell.asking import Asking
-from ddp_notebook.rank.cell.bounds import bounded_display
+from ddp_notebook.rank.cell.bounds import bounded_display, display_chars
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.handlers import Handlers
@@ -28,6 +28,8 @@ from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interr
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
+_MOST_UNSEEN_CHARS = 8_000_000  # of displays that the notebook may have before it
+_LOOK_S = 0.005
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
@@ -49,6 +51,7 @@ class Runner:
         network: Network,
         recording: RankRecording,
         send: Callable[[Message], None],
+        is_behind: Callable[[], bool],
     ) -> None:
         self.running: tuple[int, float] | None = None  # the cell's number, and since when (monotonic seconds)
         self._pid = os.getpid()
@@ -57,6 +60,8 @@ class Runner:
         self._shell: Any = kernel.shell
         self._streams = streams
         self._send = send
+        self._is_behind = is_behind  # the notebook, with what was sent to it
+        self._unseen_chars = 0  # of displays, since it was not
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a cell without `await` is under way: an interrupt raises in it
         self._is_for_client = False  # a message of ipyparallel's client is, such as a cell of %%px
@@ -348,11 +353,23 @@ class Runner:
             print(content.get("text") or (content.get("data") or {}).get("text/plain", ""), flush=True)
         elif msg_type in _SHOWN:
             self._uneventful = False
+            content = bounded_display(content)
+            self._keep_pace(content)
             place = self._streams.next_place()
             # The mark comes last: at a mark, text waits for its display, while a display waits for nothing.
-            self._send(Display(cell=cell, msg_type=msg_type, content=bounded_display(content), place=place))
+            self._send(Display(cell=cell, msg_type=msg_type, content=content, place=place))
             self._streams.mark_place(place)
         return True
+
+    def _keep_pace(self, content: dict[str, Any]) -> None:
+        """Let a display wait where its mark in the text would: the wire takes what it is given, and a flood would fill
+        this process and the notebook's, and hide the cell's end behind it."""
+        self._unseen_chars += display_chars(content)
+        if self._unseen_chars < _MOST_UNSEEN_CHARS:
+            return
+        while self._streams.has_unread() or self._is_behind():
+            time.sleep(_LOOK_S)
+        self._unseen_chars = 0
 
 
 def _parent_message(cell: int) -> dict[str, Any]:

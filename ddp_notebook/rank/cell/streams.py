@@ -15,6 +15,7 @@ import io
 import itertools
 import os
 import sys
+import termios
 import threading
 
 from ddp_notebook.wire.marks import CellEnd, Place
@@ -73,6 +74,13 @@ class Streams:
         """Mark the place of that display: here in the text."""
         self.flush()
         os.write(self._pipe, Place(place).encode(self._token))
+
+    def has_unread(self) -> bool:
+        """Whether marks or text wait to be read: the host server is behind, or the notebook wants no more for now."""
+        waiting = ctypes.c_int(0)
+        with contextlib.suppress(OSError):  # a system that does not tell
+            fcntl.ioctl(self._pipe, termios.FIONREAD, waiting)
+        return waiting.value > 0
 
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""

@@ -11,7 +11,7 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.run.cells.result import CellResult, RankResult
 from ddp_notebook.wire.events import CellDone, Display, InputRequest
 
-_HIGH_WATER_CHARS = 4_000_000  # text that waits to be shown, above which the ranks have to wait with theirs
+_HIGH_WATER_CHARS = 4_000_000  # what waits to be shown, above which the ranks have to wait with theirs
 _LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
 STREAMS = {1: "stdout", 2: "stderr"}
 
@@ -25,6 +25,12 @@ class Shown:
     stream: str = "stdout"
     display: Display | None = None
     ask: InputRequest | None = None
+
+    @property
+    def chars(self) -> int:
+        """How much it is."""
+        data = (self.display.content.get("data") or {}) if self.display is not None else {}
+        return len(self.text) + sum(len(value) for value in data.values() if isinstance(value, str))
 
 
 class CellRun:
@@ -76,7 +82,7 @@ class CellRun:
         with self._lock:  # also around `_hold_text`: the last word that goes out must be the last that was meant
             if not self.is_watched:
                 return
-            self._unshown_chars += len(item.text)
+            self._unshown_chars += item.chars
             if not self._held and self._unshown_chars > _HIGH_WATER_CHARS:
                 self._held = True
                 self._hold_text(True)
@@ -90,7 +96,7 @@ class CellRun:
             return None
         if item is not None:
             with self._lock:
-                self._unshown_chars -= len(item.text)
+                self._unshown_chars -= item.chars
                 if self._held and self._unshown_chars < _HIGH_WATER_CHARS // 4:
                     self._held = False
                     self._hold_text(False)

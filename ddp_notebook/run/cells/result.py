@@ -33,24 +33,51 @@ class Text:
 
 
 class Displays(list[dict[str, Any]]):
-    """MIME bundles in order; one that was updated is there in its last form, and what was cleared is not there."""
+    """MIME bundles in order; one that was updated is there in its last form, and what was cleared is not there. Of a
+    flood the last part is kept.
 
-    def __init__(self) -> None:
+    Attributes:
+        left_out: how many before these were not kept.
+    """
+
+    def __init__(self, limit_chars: int = 50_000_000) -> None:
         super().__init__()
-        self._handles: dict[str, int] = {}  # display id -> place
+        self.left_out = 0
+        self._limit_chars = limit_chars
+        self._chars = 0
+        self._handles: dict[str, int] = {}  # display id -> number of the display
 
     def take(self, msg_type: str, data: dict[str, Any], handle: str | None) -> None:
         """Take what a rank displayed."""
         if msg_type == "clear_output":
             self.clear()
             self._handles.clear()
+            self._chars = self.left_out = 0
         elif data and msg_type == "update_display_data":
-            if (place := self._handles.get(handle or "")) is not None:
+            if (number := self._handles.get(handle or "", -1)) >= self.left_out:
+                place = number - self.left_out
+                self._chars += _chars(data) - _chars(self[place])
                 self[place] = data
         elif data:
             if handle is not None:
-                self._handles[handle] = len(self)
+                self._handles[handle] = self.left_out + len(self)
             self.append(data)
+            self._chars += _chars(data)
+        if self._chars > self._limit_chars:
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Keep the last half: one at a time would cost their number each time."""
+        number = 0
+        while self._chars > self._limit_chars // 2 and number < len(self) - 1:
+            self._chars -= _chars(self[number])
+            number += 1
+        del self[:number]
+        self.left_out += number
+
+
+def _chars(data: dict[str, Any]) -> int:
+    return sum(len(value) for value in data.values() if isinstance(value, str))
 
 
 _AUXILIARIES = {"": ("", ""), "be": ("was ", "were "), "have": ("has ", "have ")}  # for one rank, for several
