@@ -262,7 +262,7 @@ def test_a_flood_of_displays_waits_in_the_ranks(session):
     before = [process.memory_info().rss for process in processes]
     threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt, match="^the cell was stopped"):
+    with pytest.raises(KeyboardInterrupt, match=r"^the cell was stopped"):
         session.run("from IPython.display import HTML\nwhile True: display(HTML('x' * 200_000))")
     assert time.monotonic() - began < 6
     grown = [process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)]
