@@ -21,7 +21,7 @@ module; it imports neither.
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
 
-    Stream     bytes of a host server's stream     Arrived      it was started, by an outpost; then Stream
+    outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `link`.
 """
