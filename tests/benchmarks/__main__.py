@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, collective, intake, memory, monitor, output, recording, results, scale, start
+from tests.benchmarks import cell, collective, hosts, intake, memory, monitor, output, recording, results, scale, start
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
             *start.measure(rounds=given.rounds),
             *cell.measure(blocks=given.blocks),
             *scale.measure(rounds=given.rounds),
+            *hosts.measure(rounds=given.rounds),
             *output.measure(),
             *collective.measure(),
             *intake.measure(),

@@ -1,0 +1,167 @@
+"""Two hosts with two ranks each, over ssh, beside the same ranks on one: `python -m tests.benchmarks.hosts`, as root.
+
+The hosts are network namespaces of this machine with an ssh server each, so both share its cores: two host servers
+import torch side by side, and so do the two processes that a cold start is compared with.
+    cold      from the call to the end of the first all_reduce
+    import    two processes that import torch and `torch._dynamo` at once
+    pass      `session.run("pass")`, on the hosts and on one machine, block by block in turn
+    freed     a ring of recv across hosts, from the cell's limit to its end
+    healed    a rank of the far host that was killed, from `session.heal` to the end of an all_reduce
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import CellTimeoutError, RankDiedError
+from ddp_notebook.session import Session
+from tests.benchmarks.results import Figure, moment, table
+from tests.ssh import namespaces, sshd
+
+BAR_COLD, BAR_PASS = 1.2, 1.3  # ratios to two imports, and to one machine
+BAR_FREED_S, BAR_HEALED_S = 0.5, 1.0
+_HOSTS = ("a", "b")
+_WORLD_SIZE = 4
+_SUM = "x = torch.ones(1); dist.all_reduce(x)"
+_IMPORT = "import torch, torch._dynamo; assert torch.optim"
+_LIMIT_S = 0.3
+_CELLS = 100  # of a block
+
+
+def measure(rounds: int = 3) -> list[Figure]:
+    """Start, run and mend ranks on two hosts. Nothing where the hosts cannot be made."""
+    with contextlib.ExitStack() as ends:
+        directory = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            made = ends.enter_context(namespaces.hosts(directory, *_HOSTS))
+        except pytest.skip.Exception as why:
+            print(why)
+            return []
+        before = os.environ.get("DDP_NOTEBOOK_SSH")
+        os.environ["DDP_NOTEBOOK_SSH"] = made.command
+        ends.callback(_restore, "DDP_NOTEBOOK_SSH", before)
+        return _measure(rounds, sshd.python(directory))
+
+
+def _restore(name: str, value: str | None) -> None:
+    os.environ.pop(name)
+    if value is not None:
+        os.environ[name] = value
+
+
+def _measure(rounds: int, python: str) -> list[Figure]:
+    times: dict[str, list[float]] = {}
+
+    def note(what: str, value: float) -> None:
+        times.setdefault(what, []).append(value)
+
+    def start(hosts: str | None) -> Session:
+        return ddp_notebook.start(_WORLD_SIZE, hosts=hosts, python=python if hosts else None, grace_s=0.3)
+
+    for _ in range(rounds):
+        note("import", _two_imports_s())
+        began = time.perf_counter()
+        with start(",".join(_HOSTS)) as session:
+            session.run(_SUM)
+            note("cold", time.perf_counter() - began)
+            note("pass", _pass_ms(session))
+            note("freed", _freed_s(session))
+            note("healed", _healed_s(session))
+        with start(None) as session:
+            note("local pass", _pass_ms(session))
+    middle = {what: median(values) for what, values in times.items()}
+    blocks = {what: tuple(values) for what, values in times.items()}
+    return [
+        Figure(
+            what="2 hosts over ssh, 2 ranks each: a cold start",
+            value=middle["cold"],
+            unit="s",
+            bar=BAR_COLD,
+            baseline=middle["import"],
+            against="two imports of torch side by side",
+            blocks=blocks["cold"],
+        ),
+        Figure(
+            what="`pass` on them, from a script",
+            value=middle["pass"],
+            unit="ms",
+            bar=BAR_PASS,
+            baseline=middle["local pass"],
+            against="4 ranks on one machine",
+            blocks=blocks["pass"],
+        ),
+        Figure(
+            what="a deadlock across hosts is freed",
+            value=middle["freed"],
+            unit="s",
+            bar=BAR_FREED_S,
+            blocks=blocks["freed"],
+        ),
+        Figure(
+            what="a rank of a far host is healed",
+            value=middle["healed"],
+            unit="s",
+            bar=BAR_HEALED_S,
+            blocks=blocks["healed"],
+        ),
+    ]
+
+
+def _two_imports_s() -> float:
+    began = time.perf_counter()
+    both = [subprocess.Popen([sys.executable, "-c", _IMPORT]) for _ in _HOSTS]
+    assert [one.wait() for one in both] == [0, 0]
+    return time.perf_counter() - began
+
+
+def _pass_ms(session: Session) -> float:
+    run: Callable[[], object] = lambda: session.run("pass", quiet=True)  # noqa: E731
+    for _ in range(_CELLS // 5):
+        run()
+    each = []
+    for _ in range(_CELLS):
+        began = time.perf_counter()
+        run()
+        each.append(time.perf_counter() - began)
+    return median(each) * 1e3
+
+
+def _freed_s(session: Session) -> float:
+    began = time.perf_counter()
+    with contextlib.suppress(CellTimeoutError):
+        session.run("dist.recv(torch.ones(1), (rank + 1) % world_size)", timeout=_LIMIT_S, quiet=True)
+    freed_s = time.perf_counter() - began - _LIMIT_S
+    session.run(_SUM, quiet=True)
+    return freed_s
+
+
+def _healed_s(session: Session) -> float:
+    with contextlib.suppress(RankDiedError):
+        session.run(f"import os\nif rank == {_WORLD_SIZE - 1}: os.kill(os.getpid(), 9)\ndist.barrier()", quiet=True)
+    began = time.perf_counter()
+    session.heal()
+    session.run(_SUM, quiet=True)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.hosts")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    print(moment(), "", *table(measure(given.rounds)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
