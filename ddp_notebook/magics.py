@@ -11,6 +11,7 @@ from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, NoSessionError, UsageError
 from ddp_notebook.launch import options as start_options
 from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run import progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.lines import LineParser
 from ddp_notebook.run.values.exchange import check_name
@@ -19,14 +20,15 @@ from ddp_notebook.run.values.exchange import check_name
 @magics_class
 class DDPMagics(Magics):
     """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for ranks
-    (`%%on_all_ranks` to `%ddp_auto`), and values (`%ddp_pull`, `%ddp_push`)."""
+    (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`, `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
 
     # ---- the session
 
     @line_magic
     def ddp_start(self, line: str) -> None:
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
-        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]"""
+        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]
+        [--hosts NAME[:N],...] [--python PATH] [--sync DIR] [--sync-large]"""
         _start(start_options.parse(line))
 
     @line_magic
@@ -196,6 +198,39 @@ class DDPMagics(Magics):
             raise UsageError(f"the notebook has no variable {', '.join(unknown)}; set it here first, then push it")
         _session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
 
+    # ---- files
+
+    @line_magic
+    def ddp_sync(self, line: str) -> None:
+        """Send what has changed in a folder to hosts that do not share it: %ddp_sync [DIR] [--overwrite]
+        [--also NAME ...] [--large]"""
+        parser = LineParser("%ddp_sync [DIR] [--overwrite] [--also NAME ...] [--large]")
+        parser.add_argument("folder", metavar="DIR", nargs="?")
+        parser.add_argument("--overwrite", action="store_true")
+        parser.add_argument("--also", nargs="+", action="extend", default=[])
+        parser.add_argument("--large", action="store_true")
+        given = parser.parse_line(line)
+        session = _session()
+        with progress.shown("sending:") as report:
+            synced = session.sync(
+                given.folder, overwrite=given.overwrite, also=given.also, large=given.large, report=report
+            )
+        print(synced)
+
+    @line_magic
+    def ddp_fetch(self, line: str) -> None:
+        """Bring files of ranks here: %ddp_fetch PATH [--ranks 0,2-3] [--to DIR] [--overwrite]"""
+        parser = LineParser("%ddp_fetch PATH [--ranks 0,2-3] [--to DIR] [--overwrite]")
+        parser.add_argument("path", metavar="PATH")
+        parser.add_argument("--ranks")
+        parser.add_argument("--to", default=".")
+        parser.add_argument("--overwrite", action="store_true")
+        given = parser.parse_line(line)
+        session = _session()
+        with progress.shown("fetching:") as report:
+            fetched = session.fetch(given.path, given.ranks, given.to, given.overwrite, report)
+        print(fetched)
+
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
         _session().run(
             code,
@@ -231,17 +266,10 @@ class DDPMagics(Magics):
 
 
 def _start(asked: start_options.StartOptions) -> None:
-    stages: list[str] = []
-
-    def report(stage: str) -> None:
-        print(f"  {stage}" if stages else f"starting:  {stage}", end="", flush=True)
-        stages.append(stage)
-
-    try:
+    with progress.shown("starting:") as report:
         session = sessions.Session(asked, report=report)
-    finally:
-        if stages:
-            print(flush=True)
+    if session.synced is not None:
+        print(session.synced)
     print(session.status())
 
 

@@ -21,6 +21,7 @@ from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uni
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.dispatch import Dispatch
+from ddp_notebook.run.files.face import FileFace
 from ddp_notebook.run.foresee.warnings import foresee
 from ddp_notebook.run.groups.face import GroupFace
 from ddp_notebook.run.rank_sets import RankSet
@@ -62,6 +63,8 @@ def start(
     profile: str | None = None,
     client: str | None = None,
     python: str | None = None,
+    sync: str | os.PathLike[str] | None = None,
+    sync_large: bool = False,
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
@@ -70,10 +73,10 @@ def start(
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
-            client, python: see `StartOptions`.
+            client, python, sync, sync_large: see `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
-        report: told a line about each stage that is done.
+        report: told a line about each stage that is done, and behind a carriage return how far one is.
 
     Raises:
         UsageError: an option that cannot be, or does not fit this machine.
@@ -105,6 +108,8 @@ def start(
         profile=profile,
         client=client,
         python=python,
+        sync=sync,
+        sync_large=sync_large,
     )
     if not reuse:
         return Session(asked, report=report)
@@ -127,7 +132,7 @@ def _reusable(asked: StartOptions) -> Session | None:
     return running
 
 
-class Session(GroupFace, ValueFace, RecordFace, ViewFace):
+class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 
     def __init__(self, options: StartOptions, *, report: Progress = lambda _: None) -> None:
@@ -172,6 +177,9 @@ class Session(GroupFace, ValueFace, RecordFace, ViewFace):
         env = {**os.environ, **self.options.env}
         self._placement = self._hosts.place(env, interrupts.check, report)
         stage(self._hosts.stage)
+        if self.options.sync is not None:
+            self.synced = self._hosts.sync_first(interrupts.check, report)
+            stage("sync")
         guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
         dispatch = Dispatch()
         cluster = Cluster(

@@ -79,7 +79,7 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
 
 
 # What the rest of the package may use of how processes come to be: the ranks, and what is asked of a start.
-OPEN_TO_OTHERS = {"warm", "client", "cluster", "hosts", "process", "options", "placement"}
+OPEN_TO_OTHERS = {"warm", "client", "cluster", "hosts", "process", "options", "placement", "sync"}
 _LAUNCH = "ddp_notebook.launch"
 
 

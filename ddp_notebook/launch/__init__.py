@@ -12,6 +12,7 @@
     host/        the process on each host that forks ranks, and its owner's side
     ways/        how a host is reached: this machine, ssh, or it calls in
     starters/    what starts tasks elsewhere that call in
+    sync/        the notebook's folder on hosts that do not share it
     store        the rendezvous store, a process of its own
     engines      ipyparallel's side: the ranks' engines, and a controller once somebody asks for it
     controller   that controller, nine processes

@@ -199,7 +199,7 @@ class Cluster:
         process = Process(number=host.next_number(), kind=kind, host=host, rank=rank)
         self._processes.all[process.name] = process
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
-        everyone: dict[str, Any] = {"kind": kind, "cwd": environment.working_directory()}
+        everyone: dict[str, Any] = {"kind": kind, "cwd": host.folder or environment.working_directory()}
         here = {"env": self._env, "sys_path": path}
         everyone |= here if host.way.is_here else {"env": self._overlay, "threads": self._placement.threads}
         try:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.errors import StartError, StartTimeoutError
+from ddp_notebook.errors import HostError, StartError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.host.host import Host, is_loopback
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
 from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.starters.tasks import Tasks
+from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ssh import Ssh
 from ddp_notebook.version import __version__
@@ -90,6 +91,44 @@ class Hosts:
         _check_versions(facts)
         _check_addresses(facts)
         return place_on_hosts(self._options, facts, {host.name: host.way.machine for host in self.all})
+
+    def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
+        """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.
+
+        Raises:
+            UsageError: as `launch.sync.sync.sync`.
+            StartError: a host cannot take the files.
+        """
+        try:
+            done = self.sync(None, overwrite=False, also=(), is_large=False, check=check, progress=progress)
+        except HostError as error:
+            raise StartError(str(error)) from error
+        for host in self.all:
+            host.folder = done.folders[host.name]
+        return done
+
+    def sync(
+        self,
+        folder: str | None,
+        *,
+        overwrite: bool,
+        also: Sequence[str],
+        is_large: bool,
+        check: Callable[[], None],
+        progress: Callable[[str], None],
+    ) -> Synced:
+        """Send a folder, None: the one of the start, or the notebook's. See `Session.sync`."""
+        if all(host.way.is_here for host in self.all):
+            raise UsageError("the ranks are on this machine, and see the notebook's files: there is nothing to send")
+        return sync(
+            os.fspath(folder or self._options.sync or "."),
+            self.all,
+            overwrite=overwrite,
+            also=also,
+            is_large=is_large or self._options.sync_large,
+            check=check,
+            progress=progress,
+        )
 
     @property
     def are_alive(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
@@ -19,7 +20,8 @@ LIVE = get_args(LiveMode)
 USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
-    "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH]"
+    "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
+    "[--sync DIR] [--sync-large]"
 )
 _ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
@@ -47,6 +49,8 @@ class StartOptions:
         profile: name of a profile of ipyparallel's, whose launcher starts the ranks' hosts.
         client: which running cluster of ipyparallel's is to have them: "profile=NAME" or "cluster_id=ID".
         python: the interpreter there; None: python3 of a host that ssh reaches, else the notebook's.
+        sync: a folder whose files are sent to hosts that do not share it, before ranks start in it; None: none.
+        sync_large: it may have more than 1 GB or 20,000 files.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
 
@@ -71,6 +75,8 @@ class StartOptions:
     profile: str | None = None
     client: str | None = None
     python: str | None = None
+    sync: str | os.PathLike[str] | None = None
+    sync_large: bool = False
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -87,6 +93,12 @@ class StartOptions:
             raise UsageError(f"--gpus goes with one machine; with {asked[0]} write --env CUDA_VISIBLE_DEVICES=0,1")
         if not asked and self.python is not None:
             raise UsageError("--python goes with other machines; ranks on this one have the notebook's own Python")
+        if self.sync is not None:
+            object.__setattr__(self, "sync", os.fspath(self.sync))
+            if not asked:
+                raise UsageError("--sync goes with other machines; ranks on this one see the notebook's files")
+        elif self.sync_large:
+            raise UsageError("--sync-large goes with --sync; name the folder too, e.g. --sync . --sync-large")
         if not isinstance(self.env, Mapping):
             raise UsageError(f"env is {self.env!r}; give names and values, e.g. env={{'OMP_NUM_THREADS': '2'}}")
         object.__setattr__(self, "env", {str(name): str(value) for name, value in self.env.items()})
@@ -156,8 +168,9 @@ def parse(line: str) -> StartOptions:
     parser.add_argument("--live", default="auto")
     parser.add_argument("--hosts")
     parser.add_argument("--slurm", nargs="?", const="")
-    for name in ("--mpi", "--profile", "--client", "--python"):
+    for name in ("--mpi", "--profile", "--client", "--python", "--sync"):
         parser.add_argument(name)
+    parser.add_argument("--sync-large", action="store_true")
     given = parser.parse_line(line)
     n = given.world_size
     return StartOptions(
@@ -178,6 +191,8 @@ def parse(line: str) -> StartOptions:
         profile=given.profile,
         client=given.client,
         python=given.python,
+        sync=given.sync,
+        sync_large=given.sync_large,
     )
 
 

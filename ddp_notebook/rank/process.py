@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_notebook.rank import files
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -40,6 +41,7 @@ from ddp_notebook.wire.events import (
     Formed,
     InputReply,
     Interrupt,
+    ListFiles,
     Lost,
     Message,
     Peers,
@@ -47,6 +49,7 @@ from ddp_notebook.wire.events import (
     Pulled,
     Push,
     Pushed,
+    ReadFiles,
     Ready,
     Recorded,
     Register,
@@ -173,6 +176,8 @@ class Rank:
             self.runner.deliver(message)
         elif isinstance(message, Push) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
+        elif isinstance(message, ListFiles | ReadFiles) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._read_files, message)
         elif isinstance(message, Check) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
         elif isinstance(message, Register):
@@ -235,7 +240,23 @@ class Rank:
         except Exception as error:  # of a user's object; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
             return
-        answer = Pulled(request=message.request, about=about, nbytes=len(data))
+        self._answer(message.request, data, about)
+
+    async def _read_files(self, message: ListFiles | ReadFiles) -> None:
+        try:
+            if isinstance(message, ListFiles):
+                data = json.dumps(files.find(message.path)).encode()
+            else:
+                data = files.read(message.parts)
+        except files.CannotFetchError as error:
+            self.agent.send(Pulled(request=message.request, error=str(error)))
+        except Exception as error:  # such as a working directory that is gone; the notebook waits for an answer
+            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+        else:
+            self._answer(message.request, data)
+
+    def _answer(self, request: int, data: bytes, about: str = "") -> None:
+        answer = Pulled(request=request, about=about, nbytes=len(data))
         if len(data) <= INLINE_BYTES:
             self.agent.send(replace(answer, pickle=data))
         else:

@@ -70,6 +70,16 @@ def size(nbytes: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
 
 
+def files(count: int, nbytes: float) -> str:
+    """An amount of files.
+
+    Example:
+        >>> files(1200, 4_200_000), files(1, 0)
+        ('1,200 files (4.2 MB)', '1 file (0 B)')
+    """
+    return f"{count:,} file{'s' * (count != 1)} ({size(nbytes)})"
+
+
 def percent(share: float) -> str:
     """A share of 1.
 

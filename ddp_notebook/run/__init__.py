@@ -4,6 +4,7 @@ cells/      one cell after the other: sent, waited for, ended
 output/     what comes back, in the notebook: folded, labelled, live
 groups/     who waits for whom; ranks that died, and their group formed anew
 values/     variables there and back
+files/      the notebook's files to hosts, and those of ranks to the notebook
 foresee/    collectives that cannot work, found before a cell is sent
 agree/      whether ranks hold the same
 record/     what cells record, and the recording up to now
@@ -13,5 +14,6 @@ dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers
 rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
 lines       how the lines of magics are read
+progress    a line that tells how far something is
 kernel      what this process is: a notebook's kernel or a script
 """

@@ -17,6 +17,7 @@ from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.unended import Unended
 from ddp_notebook.run.dispatch import Dispatch
+from ddp_notebook.run.files.fetching import Fetching
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.output.comms import Comms
@@ -56,6 +57,7 @@ class Parts:
         )
         transfers = Transfers(cluster, living.check_rank)
         self.exchange = Exchange(cells, questions, transfers, living)
+        self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
         self.healing = Healing(cluster, cells, questions, transfers, living)
         self.unended = Unended(cluster, cells, living.check_host)
         self.checking = Checking(cells, questions, living)

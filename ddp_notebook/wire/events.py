@@ -20,6 +20,8 @@ module; it imports neither.
     Lost       these ranks died: no collectives    Checked      what is to agree between ranks
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
+    ListFiles  which files have this name?         (Pulled)
+    ReadFiles  what is in these?                   (Pulled)
 
     outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner
 
@@ -222,6 +224,22 @@ class Check(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListFiles(Message):
+    """Answer with `Pulled`, whose bytes are JSON: the files of this name or pattern, see `rank.files.find`."""
+
+    request: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFiles(Message):
+    """Answer with `Pulled`, whose bytes are these parts of files, see `rank.files.read`."""
+
+    request: int
+    parts: list[tuple[str, int, int, int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClockProbe(Message):
     """Answer with `ClockReply`, from the agent's thread."""
 
@@ -302,7 +320,10 @@ class CellDone(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled(Message):
-    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from. Or why there is none."""
+    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from. Or why there is none.
+
+    Likewise the bytes that answer `ListFiles` and `ReadFiles`.
+    """
 
     request: int
     error: str = ""

@@ -7,6 +7,7 @@ preload      what the server imports, and knows about its host
 children     how it starts a process: a fork of itself, or afresh
 child        the first steps of a forked or spawned process
 pipes        between the server and each process: cells in, text out
+files        files that the notebook sends to the host
 look         what is seen of a process that cannot answer: is it stopped, where is its stack
 ending       how processes end, with all that they have started
 far          how the server of another machine begins, below what carries its stream

@@ -4,6 +4,7 @@ frame      length (4 bytes)  kind (1 byte)  body
 COMMAND    JSON: a request, its reply, or an event
 TEXT       process (4 bytes)  fd (1 byte)  bytes that the process wrote to its fd 1 or 2
 INPUT      count (4 bytes)  processes (4 bytes each)  bytes for their inboxes
+DATA       length (4 bytes)  JSON: a request  bytes that go with it
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 _FRAME = struct.Struct("!IB")
 _TEXT = struct.Struct("!IB")
-_COMMAND_KIND, _TEXT_KIND, _INPUT_KIND = 0, 1, 2
+_COMMAND_KIND, _TEXT_KIND, _INPUT_KIND, _DATA_KIND = 0, 1, 2, 3
 
 Text = tuple[int, int, bytes]  # process, fd, bytes
 
@@ -27,9 +28,11 @@ class Input(NamedTuple):
     data: bytes
 
 
-def pack_command(command: dict[str, Any]) -> bytes:
-    """A frame that holds JSON."""
+def pack_command(command: dict[str, Any], data: bytes = b"") -> bytes:
+    """A frame that holds JSON, and bytes if there are any: the other end finds them in the command, as "data"."""
     body = json.dumps(command).encode()
+    if data:
+        return b"".join((_FRAME.pack(4 + len(body) + len(data), _DATA_KIND), len(body).to_bytes(4, "big"), body, data))
     return _FRAME.pack(len(body), _COMMAND_KIND) + body
 
 
@@ -74,6 +77,9 @@ class Unpacker:
                 elif kind == _INPUT_KIND:
                     count = int.from_bytes(body[:4], "big")
                     yield Input(struct.unpack_from(f"!{count}I", body, 4), body[4 + 4 * count :])
+                elif kind == _DATA_KIND:
+                    begin = 4 + int.from_bytes(body[:4], "big")
+                    yield {**json.loads(body[4:begin]), "data": body[begin:]}
                 else:
                     yield json.loads(body)
         finally:

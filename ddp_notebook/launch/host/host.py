@@ -73,6 +73,7 @@ class Host:
         self._numbers = itertools.count()
         self._owner_pid = os.getpid()
         self._facts: dict[str, Any] | None = None
+        self.folder = ""  # where ranks of the host begin, if files were sent for them
         threading.Thread(target=self._read, name="ddp-host", daemon=True).start()
         if way.beat_s:
             threading.Thread(target=self._beat, name="ddp-host-beat", daemon=True).start()
@@ -186,18 +187,28 @@ class Host:
             HostSilentError: the server was stopped, or has not answered within `timeout_s`.
             HostError: the server could not do it.
         """
+        return self.reply(self.ask(op, **arguments), op, timeout_s, check)
+
+    def ask(self, op: str, *, data: bytes = b"", **arguments: Any) -> Future[dict[str, Any]]:
+        """Send a request, whose `reply` can be waited for. `data` are bytes that go with it."""
         future: Future[dict[str, Any]] = Future()
         with self._lock:
             self._requests += 1
             number = self._requests
-            command = framing.pack_command({"op": op, "id": number, **arguments})
+            command = framing.pack_command({"op": op, "id": number, **arguments}, data)
             self._pending[number] = future
             if self._gone.is_set():
                 self._fail_pending()
             else:
                 with contextlib.suppress(OSError):  # then the reader sees the end of the stream
                     self.way.send(command)
-        reply = self._wait_for(future, op, timeout_s, check)
+        return future
+
+    def reply(
+        self, asked: Future[dict[str, Any]], op: str, timeout_s: float = 30.0, check: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Wait for the reply to what was asked. Raises what `request` does."""
+        reply = self._wait_for(asked, op, timeout_s, check)
         if "error" in reply:
             raise HostError(f"the host server could not {op!r}: {reply['error']}")
         return reply

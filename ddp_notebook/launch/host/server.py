@@ -19,6 +19,7 @@ below it. What the notebook wants to know about processes of this host, it asks 
     {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
+    {"op": "files", "do", ...}                     what is asked of files here, see `launch.host.files`
                                                    {"event": "ended", "process", "status"} after its last text
 
 A frame of input puts a line, a cell, into the inboxes of some ranks. It has no reply.
@@ -43,6 +44,7 @@ import psutil
 from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host import ending, framing, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
+from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.ways.base import LOOPBACK
@@ -81,6 +83,7 @@ class HostServer:
         self._own_env = own_env
         self._facts = facts
         self._unpacker = framing.Unpacker()
+        self._files = Files()
         self._out = bytearray()
         self._children: dict[int, Child] = {}  # by process id
         self._under_way: list[tuple[int, Work]] = []  # with the number of the request
@@ -121,6 +124,7 @@ class HostServer:
             if time.monotonic() > next_owner_check:
                 next_owner_check = time.monotonic() + _OWNER_CHECK_S
                 self._serving &= self._owner_lives()
+        self._files.discard()
         until = time.monotonic() + _END_ALL_S
         while (left := processes.descendants(os.getpid())[1:]) and time.monotonic() < until:
             processes.end(left, deadline_s=1.0)  # again: what was forked meanwhile has come back to us
@@ -233,6 +237,9 @@ class HostServer:
         leaders = {known.pid for known in self._known(request["processes"])}
         orphans = self._adopted if request["orphans"] else list
         return ending.Ending(leaders, request["grace_s"], self._children.keys(), orphans)
+
+    def _on_files(self, request: dict[str, Any]) -> dict[str, Any] | Work:
+        return self._files.answer(request)
 
     def _known(self, numbers: Sequence[int]) -> list[Child]:
         return [known for known in self._children.values() if known.process in numbers]

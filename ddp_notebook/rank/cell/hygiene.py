@@ -22,6 +22,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
     "line": (
         *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check", "ddp_auto"),
         *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "on_all_ranks"),
+        *("ddp_sync", "ddp_fetch"),
     ),
     "cell": ("on_all_ranks", "on_ranks", "local"),
 }

@@ -47,7 +47,7 @@ class Exchange:
         """See `Session.pull`."""
         chosen = self._living.parse(ranks)
         check_name(name)
-        with self._turn(chosen):
+        with self.turn(chosen):
             return self._pull(name, chosen, force)
 
     def _pull(self, name: str, ranks: list[int], force: bool) -> RankValues:
@@ -85,7 +85,7 @@ class Exchange:
                 _check_has(name, value, chosen)
         for rank in chosen if differ else chosen[:1]:
             _check_can_be_sent(_of_rank(variables, rank), f"rank {rank}: " if differ else "", force)
-        with self._turn(chosen):
+        with self.turn(chosen):
             answers = self._push(variables, chosen, differ)
         names = ", ".join(repr(name) for name in variables)
         _raise_errors(answers, f"{names} could not be set: ")
@@ -114,7 +114,8 @@ class Exchange:
     # ---- both
 
     @contextmanager
-    def _turn(self, ranks: list[int]) -> Iterator[None]:
+    def turn(self, ranks: list[int]) -> Iterator[None]:
+        """Wait until ranks are there and have nothing else to do, for a transfer that ends with the block."""
         try:
             with self._cells.turn:
                 self._living.check(ranks)

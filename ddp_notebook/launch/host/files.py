@@ -1,0 +1,226 @@
+"""Files that the notebook sends to a host: where they go there, what is there already, and how they are written.
+
+    {"do": "settle", "path", "marker"}     {"folder", "is_shared"}: where the files of the notebook's folder are to be,
+                                           and whether that is the notebook's own, which has a file of that name
+    {"do": "mark", "folder", "name",       {}; make or remove such a file here
+     "remove"}
+    {"do": "see", "folder", "names"}       {"seen"}: which of these are there
+    {"do": "stat", "folder", "paths"}      {"found": [Found or null]}
+    {"do": "same", "folder", "files":      {"same": [bool]}: has it this content? Then it gets this time
+     [[path, digest, mtime_ns]]}
+    {"do": "write", "folder", "parts"}     {}; their bytes follow each other in the data of the request
+    {"do": "discard"}                      {}; what was begun is not to be ended
+
+What could not be done is told by {"failed": [path, number of the error, its words]}. A file is written under another
+name and renamed when it is whole, so nobody finds half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+MARK = ".ddp_notebook-"  # how the names of files begin that are there for a while only
+READ_BYTES = 1 << 20
+_STEP_S = 0.05  # for how long the server does nothing else
+
+
+class Found(NamedTuple):
+    """What has a file's name on the host."""
+
+    kind: str  # "file", "link" or "other"
+    size: int  # bytes
+    mtime_ns: int
+    mode: int  # permissions
+    link: str = ""  # where a link leads
+
+
+class Part(NamedTuple):
+    """A part of a file, or a link."""
+
+    path: str
+    nbytes: int = 0
+    is_first: bool = True
+    end: tuple[int, int] | None = None  # permissions and time of a file that is whole with this part
+    link: str = ""  # where it leads, if it is one
+    discard: bool = False  # what was sent of the file
+
+
+def digest(path: str) -> Iterator[str]:
+    """The digest of a file's content; "" after each step before it is known.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    content = hashlib.blake2b(digest_size=20)
+    with open(path, "rb") as file:
+        while piece := file.read(READ_BYTES):
+            content.update(piece)
+            yield ""
+    yield content.hexdigest()
+
+
+class Files:
+    """The files of one host server."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, str] = {}  # the file that is written, by the one that it is to be
+        self._numbers = itertools.count()
+        self._token = secrets.token_hex(4)  # hosts may share a folder
+
+    def answer(self, request: dict[str, Any]) -> Any:
+        """The reply to a request, or the work that ends with it."""
+        try:
+            return getattr(self, f"_{request['do']}")(request)
+        except OSError as error:
+            return failed(error)
+
+    def discard(self) -> None:
+        """Remove what is not whole."""
+        for target in list(self._begun):
+            self._remove(target)
+
+    def _settle(self, request: dict[str, Any]) -> dict[str, Any]:
+        path, marker = request["path"], request["marker"]
+        candidates = [path, os.path.join(os.path.expanduser("~"), os.path.basename(path))]
+        for folder in candidates:
+            if marker and os.path.lexists(os.path.join(folder, marker)):
+                return {"folder": folder, "is_shared": True}
+        if not _can_hold_files(path):
+            os.makedirs(candidates[1], exist_ok=True)
+            return {"folder": candidates[1], "is_shared": False}
+        return {"folder": path, "is_shared": False}
+
+    def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
+        path = os.path.join(request["folder"], request["name"])
+        if request["remove"]:
+            _unlink(path)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        return {}
+
+    def _see(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"seen": [name for name in request["names"] if os.path.lexists(os.path.join(request["folder"], name))]}
+
+    def _stat(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"found": [_found(os.path.join(request["folder"], path)) for path in request["paths"]]}
+
+    def _same(self, request: dict[str, Any]) -> _Comparing:
+        return _Comparing(request["folder"], request["files"])
+
+    def _write(self, request: dict[str, Any]) -> dict[str, Any]:
+        data, at = memoryview(request.get("data", b"")), 0
+        for part in (Part(*fields) for fields in request["parts"]):
+            target = os.path.join(request["folder"], part.path)
+            try:
+                if part.discard:
+                    self._remove(target)
+                elif part.link:
+                    os.symlink(part.link, self._begin(target))
+                    os.replace(self._begun[target], target)
+                    del self._begun[target]
+                else:
+                    self._write_part(target, part, data[at : at + part.nbytes])
+            except OSError as error:
+                self._remove(target)
+                return failed(error, part.path)
+            at += part.nbytes
+        return {}
+
+    def _write_part(self, target: str, part: Part, data: memoryview) -> None:
+        if part.is_first:
+            self._begin(target)
+        name = self._begun.get(target)
+        if name is None:
+            return  # an earlier part has failed, which was told
+        fd = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+            if part.end is not None:
+                os.fchmod(fd, part.end[0])
+        finally:
+            os.close(fd)  # which may tell that the disk is full
+        if part.end is not None:
+            os.utime(name, ns=(part.end[1], part.end[1]))
+            os.replace(name, target)
+            del self._begun[target]
+
+    def _begin(self, target: str) -> str:
+        self._remove(target)
+        folder = os.path.dirname(target)
+        os.makedirs(folder, exist_ok=True)
+        self._begun[target] = name = os.path.join(folder, f"{MARK}{self._token}-{next(self._numbers)}")
+        return name
+
+    def _remove(self, target: str) -> None:
+        if (name := self._begun.pop(target, None)) is not None:
+            _unlink(name)
+
+    def _discard(self, _: dict[str, Any]) -> dict[str, Any]:
+        self.discard()
+        return {}
+
+
+class _Comparing:
+    """Compares files with digests, bit by bit: the server has other work too."""
+
+    def __init__(self, folder: str, files: Sequence[tuple[str, str, int]]) -> None:
+        self._steps = self._compare(folder, files)
+        self._same: list[bool] = []
+
+    def advance(self) -> dict[str, Any] | None:
+        until = time.monotonic() + _STEP_S
+        for _ in self._steps:
+            if time.monotonic() > until:
+                return None
+        return {"same": self._same}
+
+    def _compare(self, folder: str, files: Sequence[tuple[str, str, int]]) -> Iterator[str]:
+        for path, wanted, mtime_ns in files:
+            target, its = os.path.join(folder, path), ""
+            try:
+                for its in digest(target):
+                    yield its
+                if its == wanted:
+                    os.utime(target, ns=(mtime_ns, mtime_ns))  # the next time its size and time are enough
+            except OSError:  # it cannot be read, or is not ours: if it is the same nobody has to know
+                pass
+            self._same.append(its == wanted)
+
+
+def failed(error: OSError, path: str = "") -> dict[str, Any]:
+    """The reply that tells what could not be done."""
+    return {"failed": [path or str(error.filename or ""), error.errno or errno.EIO, error.strerror or str(error)]}
+
+
+def _can_hold_files(path: str) -> bool:
+    """Whether this folder is there, or can be made, and takes files."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+def _found(path: str) -> Found | None:
+    try:
+        its = os.lstat(path)
+        link = os.readlink(path) if stat.S_ISLNK(its.st_mode) else ""
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kind = "link" if link else "file" if stat.S_ISREG(its.st_mode) else "other"
+    return Found(kind, its.st_size, its.st_mtime_ns, stat.S_IMODE(its.st_mode), link)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,151 @@
+"""Which files of a folder are sent to hosts: none that hold keys, none outside of it, and not too many by mistake."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.host.files import MARK
+from ddp_notebook.launch.sync.listing import names
+from ddp_notebook.records import units
+
+MOST_BYTES = 10**9
+MOST_FILES = 20_000
+_SHOWN = 4  # entries of a folder that is too large
+_KEYS = (
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.kdbx",
+    "*.keystore", ".env", ".env.*", "*.env", "credentials", "credentials.*", ".netrc", "_netrc", ".pgpass", ".pypirc",
+    ".npmrc", ".htpasswd", ".git-credentials", "kubeconfig*", "*.kubeconfig", "service_account*.json",
+    "service-account*.json", "secrets.*", ".vault-token",
+)  # fmt: skip
+_NO_KEYS = ("*.pub", "*.py", ".env.example", ".env.sample", ".env.template")
+_FOLDERS_OF_KEYS = {".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", "gcloud"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file to be sent, or a link."""
+
+    path: str  # below the folder
+    size: int  # bytes
+    mtime_ns: int
+    mode: int  # permissions
+    link: str = ""  # where a link leads, within the folder
+
+
+@dataclass(slots=True)
+class Choice:
+    """What of a folder is sent, and what is not though git would have it."""
+
+    folder: Path
+    entries: list[Entry] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    leading_out: list[str] = field(default_factory=list)  # links
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+
+def resolved(folder: str) -> Path:
+    """The folder that was named, as an absolute path whose links stay.
+
+    Raises:
+        UsageError: there is none, or it is one that holds all files of a user or machine.
+    """
+    path = Path(os.path.abspath(os.path.expanduser(folder)))
+    if not path.is_dir():
+        raise UsageError(f"{folder!r} is no folder here ({path}); name the one with your code, e.g. --sync .")
+    if path == Path.home() or path == Path(path.anchor):
+        raise UsageError(f"{path} holds more than your code, and settings too; name the folder with the code")
+    return path
+
+
+def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) -> Choice:
+    """Choose the files of a folder.
+
+    Args:
+        folder: an absolute path.
+        also: names that are sent though they may hold keys, as patterns of the name or of the whole path.
+        is_large: more than 1 GB, or 20,000 files, is what the user wants.
+
+    Raises:
+        UsageError: it is too large; names the largest entries.
+    """
+    choice = Choice(folder)
+    for name in names(folder):
+        path = folder / name
+        try:
+            its = os.lstat(path)
+        except OSError:
+            continue  # git knows it, and it was deleted
+        if path.name.startswith(MARK) or not (stat.S_ISREG(its.st_mode) or stat.S_ISLNK(its.st_mode)):
+            continue
+        if may_hold_keys(name) and not any(_matches(name, pattern) for pattern in also):
+            choice.keys.append(name)
+        elif stat.S_ISLNK(its.st_mode):
+            link = _link_within(folder, path)
+            if link:
+                choice.entries.append(Entry(path=name, size=0, mtime_ns=its.st_mtime_ns, mode=0, link=link))
+            else:
+                choice.leading_out.append(name)
+        elif not os.access(path, os.R_OK):
+            choice.unreadable.append(name)
+        else:
+            mode = stat.S_IMODE(its.st_mode)
+            choice.entries.append(Entry(path=name, size=its.st_size, mtime_ns=its.st_mtime_ns, mode=mode))
+    if not is_large:
+        _check_size(choice)
+    return choice
+
+
+def may_hold_keys(name: str) -> bool:
+    """Whether a file's name is one of those that hold keys and passwords.
+
+    Example:
+        >>> [may_hold_keys(name) for name in ("deploy.pem", ".aws/config", "id_rsa.pub", "keys.py")]
+        [True, True, False, False]
+    """
+    *folders, last = name.lower().split("/")
+    if _FOLDERS_OF_KEYS & set(folders):
+        return True
+    is_key = any(fnmatch.fnmatchcase(last, pattern) for pattern in _KEYS)
+    return is_key and not any(fnmatch.fnmatchcase(last, pattern) for pattern in _NO_KEYS)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    pattern = pattern.removeprefix("./")
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name.rpartition("/")[2], pattern)
+
+
+def _link_within(folder: Path, path: Path) -> str:
+    """Where a link leads, from its own place; "": out of the folder."""
+    root, target = os.path.realpath(folder), os.path.realpath(path)
+    if target != root and not target.startswith(f"{root}{os.sep}"):
+        return ""
+    return os.path.relpath(target, os.path.realpath(path.parent))
+
+
+def _check_size(choice: Choice) -> None:
+    nbytes, count = choice.nbytes, len(choice.entries)
+    if nbytes <= MOST_BYTES and count <= MOST_FILES:
+        return
+    sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for entry in choice.entries:
+        first, slash, _ = entry.path.partition("/")
+        for kind, more in enumerate((1, entry.size)):
+            sizes[first + slash][kind] += more
+    by = 1 if nbytes > MOST_BYTES else 0
+    largest = sorted(sizes.items(), key=lambda one: -one[1][by])[:_SHOWN]
+    shown = ", ".join(f"{name} {units.files(*size)}" for name, size in largest)
+    raise UsageError(
+        f"{choice.folder} has {units.files(count, nbytes)} to send: {shown}; name what is not needed there in a "
+        ".gitignore, or send all of it with --sync-large (sync_large=True), in %ddp_sync --large"
+    )

@@ -1,0 +1,200 @@
+"""The files of a folder on their way to one host: compared first, and then sent in pieces.
+
+They go through the stream to the host server, whatever the way to the host is. Two pieces are under way at a time, so
+that nothing else waits long behind them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from typing import Any
+
+from ddp_notebook.errors import HostError
+from ddp_notebook.launch.host.files import READ_BYTES, Found, Part, digest
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.sync.choice import Choice, Entry
+from ddp_notebook.launch.sync.plan import Plan
+
+_PIECE_BYTES = 1 << 20
+_MOST_PARTS = 500  # of a piece
+_COMPARED = 1000  # files that are asked for at a time
+_HASHED_BYTES = 256 << 20  # so much is compared at a time
+_WINDOW = 2  # pieces under way
+_REPLY_S = 60.0
+_HASH_S = 600.0
+_FIXES = {
+    errno.ENOSPC: "the disk is full there; free some of it, or name what is not needed there in a .gitignore",
+    errno.EDQUOT: "your quota there is used up; free some of it, or name what is not needed there in a .gitignore",
+    errno.EACCES: "you may not write there; remove it there, or ask for the right to",
+    errno.EPERM: "you may not write there; remove it there, or ask for the right to",
+    errno.EROFS: "it cannot be written to; sync a folder of another name, which then goes to your home folder there",
+    errno.ENOTDIR: "a file is there where a folder has to be; move it away there",
+    errno.EISDIR: "a folder is there where a file has to be; move it away there",
+    errno.ENAMETOOLONG: "the name is too long there; give it a shorter one",
+}
+
+
+class Sending:
+    """Sends what has changed to one host. `run` is for a thread of its own; the rest may be read meanwhile.
+
+    Args:
+        host: which has settled where the files go.
+        folder: there.
+        choice: what is to be there.
+        overwrite: also what is newer there.
+        check: called often; what it raises ends it, and nothing half is left there.
+    """
+
+    def __init__(self, host: Host, folder: str, choice: Choice, *, overwrite: bool, check: Callable[[], None]) -> None:
+        self.plan = Plan()
+        self.nbytes = 0  # to be sent, as far as is known
+        self.sent_bytes = 0
+        self.sent: list[str] = []  # files
+        self.changing: list[str] = []  # while they were read
+        self.took_s = 0.0
+        self._host = host
+        self._folder = folder
+        self._choice = choice
+        self._overwrite = overwrite
+        self._check = check
+        self._under_way: deque[Future[dict[str, Any]]] = deque()
+
+    def run(self) -> None:
+        """Compare and send.
+
+        Raises:
+            HostError: the host is gone, or cannot write a file: says which, and what to do.
+        """
+        began = time.monotonic()
+        try:
+            self._compare()
+            self.nbytes = sum(entry.size for entry in self.plan.send)
+            self._send(self.plan.send)
+            if self.changing:
+                again = [entry for entry in self.plan.send if entry.path in set(self.changing)]
+                self.changing.clear()
+                self._send(again)
+            self.took_s = time.monotonic() - began
+        except BaseException:
+            if self._host.is_alive:
+                self._host.ask("files", do="discard")
+            raise
+
+    # ---- what is there
+
+    def _compare(self) -> None:
+        for entries in _slices(self._choice.entries, _COMPARED):
+            reply = self._ask("stat", paths=[entry.path for entry in entries])
+            found = [None if its is None else Found(*its) for its in reply["found"]]
+            self.plan.add(entries, found, overwrite=self._overwrite)
+        ask = deque(self.plan.ask)
+        while ask:
+            together: list[tuple[Entry, Found, str]] = []
+            nbytes = 0
+            while ask and nbytes < _HASHED_BYTES and len(together) < _COMPARED:
+                entry, its = ask.popleft()
+                nbytes += entry.size
+                together.append((entry, its, self._digest(entry)))
+            files = [(entry.path, its_digest, entry.mtime_ns) for entry, _, its_digest in together]
+            same = self._ask("same", _HASH_S, files=files)["same"]
+            for (entry, its, _), is_same in zip(together, same, strict=True):
+                self.plan.add_compared(entry, its, is_same=is_same, overwrite=self._overwrite)
+
+    def _digest(self, entry: Entry) -> str:
+        try:
+            for found in digest(str(self._choice.folder / entry.path)):
+                self._check()
+                if found:
+                    return found
+        except OSError:
+            pass  # it has gone, which is seen again when it is to be sent
+        return ""
+
+    def _ask(self, do: str, timeout_s: float = _REPLY_S, **arguments: Any) -> dict[str, Any]:
+        asked = self._host.ask("files", do=do, folder=self._folder, **arguments)
+        return self._checked(self._host.reply(asked, "files", timeout_s, self._check))
+
+    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
+        if "failed" in reply:
+            path, number, words = reply["failed"]
+            where = os.path.join(self._folder, path)
+            raise HostError(f"{where} cannot be written on {self._host.label}: {fix_of(number, words)}")
+        return reply
+
+    # ---- what is sent
+
+    def _send(self, entries: Sequence[Entry]) -> None:
+        data = bytearray()
+        parts: list[Part] = []
+        for entry in entries:
+            for part, piece in self._parts(entry):
+                if parts and (len(data) + len(piece) > _PIECE_BYTES or len(parts) >= _MOST_PARTS):
+                    self._write(parts, bytes(data))
+                    data, parts = bytearray(), []
+                parts.append(part)
+                data += piece
+        if parts:
+            self._write(parts, bytes(data))
+        while self._under_way:
+            self._take_reply()
+
+    def _write(self, parts: Sequence[Part], data: bytes) -> None:
+        while len(self._under_way) >= _WINDOW:
+            self._take_reply()
+        self._check()
+        self._under_way.append(self._host.ask("files", do="write", folder=self._folder, parts=parts, data=data))
+        self.sent_bytes += len(data)
+
+    def _take_reply(self) -> None:
+        self._checked(self._host.reply(self._under_way.popleft(), "files", _REPLY_S, self._check))
+
+    def _parts(self, entry: Entry) -> Iterator[tuple[Part, bytes]]:
+        """A file in parts of at most a piece. One that changes meanwhile is taken back and noted in `changing`."""
+        if entry.link:
+            yield Part(entry.path, link=entry.link), b""
+            self.sent.append(entry.path)
+            return
+        try:
+            file = open(self._choice.folder / entry.path, "rb", buffering=0)  # noqa: SIM115 - closed below
+        except OSError:
+            self.changing.append(entry.path)
+            return
+        is_first = True
+        with file:
+            before = os.fstat(file.fileno())
+            end = stat.S_IMODE(before.st_mode), before.st_mtime_ns
+            left = before.st_size
+            while is_first or left > 0:
+                piece = file.read(min(left, READ_BYTES)) or b""
+                left -= len(piece)
+                now = os.fstat(file.fileno())
+                if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or (left and not piece):
+                    self.changing.append(entry.path)
+                    yield Part(entry.path, discard=True), b""
+                    return
+                yield Part(entry.path, len(piece), is_first, None if left else end), piece
+                is_first = False
+        self.sent.append(entry.path)
+
+
+def fix_of(number: int, words: str) -> str:
+    """What is wrong where a file cannot be written, and what helps.
+
+    Args:
+        number: of the error.
+        words: the system's.
+    """
+    return f"{words}; {_FIXES[number]}" if number in _FIXES else words
+
+
+def _slices(entries: Sequence[Entry], size: int) -> Iterator[list[Entry]]:
+    rest = iter(entries)
+    while taken := list(islice(rest, size)):
+        yield taken

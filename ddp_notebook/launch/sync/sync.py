@@ -1,0 +1,243 @@
+"""A folder sent to all hosts that do not share it, at once; and what is said about it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.errors import HostError
+from ddp_notebook.launch.host.files import MARK
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.sync.choice import Choice, choose, resolved
+from ddp_notebook.launch.sync.sending import Sending, fix_of
+from ddp_notebook.records import units
+
+_LOOK_S = 0.1
+_GIVE_UP_S = 2.0  # what threads get to end after an interrupt
+_SHOWN = 5  # names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """What was sent. Its `repr` says it in lines.
+
+    Attributes:
+        folder: here.
+        folders: where it is on each host, by the host's name.
+        sent: the files that were sent to each host.
+        lines: what there is to say.
+    """
+
+    folder: Path
+    folders: dict[str, str]
+    sent: dict[str, list[str]]
+    lines: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def sync(
+    folder: str,
+    hosts: Sequence[Host],
+    *,
+    overwrite: bool = False,
+    also: Sequence[str] = (),
+    is_large: bool = False,
+    check: Callable[[], None] = lambda: None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Synced:
+    """Send a folder to hosts: what has changed, and nothing is deleted there.
+
+    Args:
+        folder: the notebook's.
+        hosts: which have told their facts.
+        overwrite: also files that are newer there.
+        also: names, or patterns, of files that are sent although their names are those of keys.
+        is_large: it may have more than 1 GB or 20,000 files.
+        check: called often; what it raises ends it. No half file is left.
+        progress: told again and again how far it is, behind a carriage return.
+
+    Raises:
+        UsageError: there is no such folder, it is too large, or git cannot tell which of its files to ignore.
+        HostError: a host is gone or cannot take the files; says what to do.
+    """
+    whole = resolved(folder)
+    stop = threading.Event()
+
+    def check_in_thread() -> None:
+        if stop.is_set():
+            raise _StoppedError
+
+    with _marked(whole) as marker:
+        settled = _on_all(hosts, lambda host: _settle(host, str(whole), marker), stop, check)
+    folders = {host.name: str(reply["folder"]) for host, reply in zip(hosts, settled, strict=True)}
+    apart = [host for host, reply in zip(hosts, settled, strict=True) if not reply["is_shared"]]
+    twins = _twins(apart, folders)
+    choice = choose(whole, also=also, is_large=is_large) if apart else Choice(whole)
+    sendings = {
+        host.name: Sending(host, folders[host.name], choice, overwrite=overwrite, check=check_in_thread)
+        for host in apart
+        if host.name not in twins
+    }
+    takers = [host for host in apart if host.name in sendings]
+
+    def tell() -> None:
+        sent, nbytes = (sum(getattr(one, name) for one in sendings.values()) for name in ("sent_bytes", "nbytes"))
+        progress(f"\r{units.size(sent)} of {units.size(max(sent, nbytes))} sent")
+
+    _on_all(takers, lambda host: sendings[host.name].run(), stop, check, tell)
+    return Synced(
+        folder=whole,
+        folders=folders,
+        sent={host.name: sendings[host.name].sent if host in takers else [] for host in hosts},
+        lines=tuple(_lines(choice, hosts, folders, twins, sendings)),
+    )
+
+
+class _StoppedError(Exception):
+    """Somebody has pressed stop, or it failed on another host."""
+
+
+def _on_all(
+    hosts: Sequence[Host],
+    work: Callable[[Host], Any],
+    stop: threading.Event,
+    check: Callable[[], None],
+    tell: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """Do something for all hosts, each in a thread of its own. The first error stops the others."""
+    results: dict[str, Any] = {}
+    errors: list[BaseException] = []
+
+    def run(host: Host) -> None:
+        try:
+            results[host.name] = work(host)
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=run, args=(host,), name="ddp-sync", daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_LOOK_S)
+                check()
+                tell()
+    except BaseException:
+        stop.set()
+        for thread in threads:  # one may wait for a link that takes nothing; the end of its host ends that
+            thread.join(_GIVE_UP_S)
+        raise
+    if errors:
+        raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
+    return [results[host.name] for host in hosts]
+
+
+# ---- who shares a folder with whom
+
+
+@contextlib.contextmanager
+def _marked(folder: Path) -> Iterator[str]:
+    """A file in the folder whose name tells a host that it sees the same folder. Yields the name; "": none can be made,
+    then the host compares what it has."""
+    marker = folder / f"{MARK}{secrets.token_hex(8)}"
+    try:
+        marker.touch(mode=0o600)
+    except OSError:
+        yield ""
+        return
+    try:
+        yield marker.name
+    finally:
+        with contextlib.suppress(OSError):
+            marker.unlink()
+
+
+def _settle(host: Host, folder: str, marker: str) -> dict[str, Any]:
+    reply = host.request("files", do="settle", path=folder, marker=marker)
+    if "failed" in reply:
+        path, number, its_words = reply["failed"]
+        raise HostError(f"no folder for {folder} can be made on {host.label} ({path}): {fix_of(number, its_words)}")
+    return reply
+
+
+def _twins(hosts: Sequence[Host], folders: dict[str, str]) -> dict[str, str]:
+    """Hosts that have the folder of another one, which shall get the files: a cluster's home folder, for example."""
+    if len(hosts) < 2:
+        return {}
+    names = {f"{MARK}{secrets.token_hex(8)}": host for host in hosts}
+    twins: dict[str, str] = {}
+    try:
+        for name, host in names.items():
+            host.request("files", do="mark", folder=folders[host.name], name=name, remove=False)
+        order = list(names)
+        for name, host in names.items():
+            seen = host.request("files", do="see", folder=folders[host.name], names=order)["seen"]
+            first = next((one for one in order if one in seen), name)
+            if first != name:
+                twins[host.name] = names[first].name
+    finally:
+        for name, host in names.items():
+            with contextlib.suppress(HostError):
+                host.request("files", do="mark", folder=folders[host.name], name=name, remove=True)
+    return twins
+
+
+# ---- in words
+
+
+def _lines(
+    choice: Choice,
+    hosts: Sequence[Host],
+    folders: dict[str, str],
+    twins: dict[str, str],
+    sendings: dict[str, Sending],
+) -> Iterator[str]:
+    labels = {host.name: host.label for host in hosts}
+    for host in hosts:
+        where = folders[host.name]
+        if host.name in twins:
+            yield f"{host.label}: has {where} from {labels[twins[host.name]]}, which shares it"
+        elif (sending := sendings.get(host.name)) is None:
+            yield f"{host.label}: shares {where}, nothing was sent"
+        else:
+            yield f"{host.label}: {_of_one(sending, where, choice.folder)}"
+    for name, sending in sendings.items():
+        if sending.plan.newer:
+            yield (
+                f"newer on {labels[name]}, and left as they are: {_some(sending.plan.newer)}; %ddp_sync --overwrite "
+                "sends those from here"
+            )
+        if sending.plan.in_the_way:
+            yield f"no file on {labels[name]}, and left as it is: {_some(sending.plan.in_the_way)}; move it away there"
+        if sending.changing:
+            yield f"changed while they were read, and not sent to {labels[name]}: {_some(sending.changing)}"
+    if choice.keys:
+        first = choice.keys[0]
+        yield f"left out, since files of such names hold keys: {_some(choice.keys)}; %ddp_sync --also {first} sends one"
+    if choice.leading_out:
+        yield f"left out, since these links lead out of the folder: {_some(choice.leading_out)}"
+    if choice.unreadable:
+        yield f"left out, since you may not read them here: {_some(choice.unreadable)}"
+
+
+def _of_one(sending: Sending, where: str, folder: Path) -> str:
+    elsewhere = "" if where == str(folder) else f" ({folder} cannot be made there)"
+    if not sending.sent:
+        return f"nothing to send to {where}{elsewhere}; there already: {sending.plan.there:,}"
+    there = f"; there already: {sending.plan.there:,}" if sending.plan.there else ""
+    sent = f"{units.files(len(sending.sent), sending.sent_bytes)} sent to {where}{elsewhere}"
+    return f"{sent} in {sending.took_s:.1f} s{there}"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,84 @@
+"""Files of a rank, for the notebook to fetch: which there are by a name, and what is in them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterator, Sequence
+
+
+class CannotFetchError(Exception):
+    """Files that cannot be fetched: says which, and why."""
+
+
+def find(pattern: str) -> list[tuple[str, str, int, int, int, int]]:
+    """The files that a name or pattern stands for, those in folders too: path, name below the place where the pattern
+    begins, size in bytes, time in ns, permissions, number in its file system.
+
+    Args:
+        pattern: a file, a folder, or what `glob` takes, from the working directory.
+
+    Raises:
+        CannotFetchError: there are none.
+    """
+    whole = os.path.expanduser(pattern)
+    is_one = os.path.lexists(whole)
+    matches = [whole] if is_one else sorted(glob.glob(whole, recursive=True))
+    base = os.path.dirname(os.path.abspath(whole)) if is_one else _fixed_part(whole)
+    found = {path: _entry(path, base) for match in matches for path in _files(os.path.abspath(match))}
+    entries = [entry for entry in found.values() if entry is not None]
+    if not matches:
+        raise CannotFetchError(f"there is no {pattern!r} in {os.getcwd()}, the working directory")
+    if not entries:
+        raise CannotFetchError(f"there are no files in {pattern!r} ({os.path.abspath(matches[0])})")
+    return entries
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folder above the first part of a pattern that stands for several."""
+    parts = os.path.abspath(pattern).split(os.sep)
+    first = next(i for i, part in enumerate([*parts, "*"]) if glob.has_magic(part))
+    return os.sep.join(parts[:first]) or os.sep
+
+
+def _files(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+        return
+    for place, _, names in os.walk(path):
+        yield from (os.path.join(place, name) for name in sorted(names))
+
+
+def _entry(path: str, base: str) -> tuple[str, str, int, int, int, int] | None:
+    """None: it is no file, or a link to none."""
+    try:
+        its = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(its.st_mode):
+        return None
+    name = os.path.relpath(path, base)
+    return os.path.realpath(path), name, its.st_size, its.st_mtime_ns, stat.S_IMODE(its.st_mode), its.st_ino
+
+
+def read(parts: Sequence[tuple[str, int, int, int, int]]) -> bytes:
+    """Parts of files, one behind the other.
+
+    Args:
+        parts: of each the path, offset and number of bytes, and the size and time that the file had.
+
+    Raises:
+        CannotFetchError: a file cannot be read, or is another one by now.
+    """
+    data = []
+    for path, offset, nbytes, size, mtime_ns in parts:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                data.append(os.pread(file.fileno(), nbytes, offset))
+                its = os.fstat(file.fileno())
+        except OSError as error:
+            raise CannotFetchError(f"{path} cannot be read: {error.strerror}") from error
+        if (its.st_size, its.st_mtime_ns) != (size, mtime_ns) or len(data[-1]) != nbytes:
+            raise CannotFetchError(f"{path} is being written: it changed while it was read; fetch it again later")
+    return b"".join(data)

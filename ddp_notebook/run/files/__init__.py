@@ -1,0 +1,8 @@
+"""Files between the notebook and its ranks.
+
+face      the public methods of `Session` for both directions
+fetching  files of ranks: found, told apart, and brought here in pieces
+landing   how they are written here: whole or not at all
+
+The notebook's folder goes to hosts by `launch.sync`, before they have ranks.
+"""

@@ -1,0 +1,216 @@
+"""Files of ranks, brought to the notebook through the sockets for bulk data, in pieces that fit in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, overload
+
+from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.records import units
+from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks, name_ranks
+from ddp_notebook.run.cells.interrupt import uninterrupted
+from ddp_notebook.run.files.landing import Landing
+from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.run.values.transfers import Transfers
+from ddp_notebook.wire.events import ListFiles, Message, Pulled, ReadFiles
+
+_SEGMENT_BYTES = 16 << 20  # so much a rank reads at a time
+_MOST_PARTS = 500
+_SHOWN = 5  # names
+
+
+class File(NamedTuple):
+    """A file of a rank."""
+
+    path: str  # there
+    name: str  # below the folder that gets it
+    size: int  # bytes
+    mtime_ns: int
+    mode: int  # permissions
+    inode: int
+
+
+class Fetched(Sequence[Path]):
+    """The paths that were written. Its `repr` says from where."""
+
+    def __init__(self, paths: Sequence[Path], lines: Sequence[str]) -> None:
+        self._paths = tuple(paths)
+        self._lines = tuple(lines)
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Path, ...]: ...
+    def __getitem__(self, index: int | slice) -> Path | tuple[Path, ...]:
+        return self._paths[index]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines)
+
+
+class Fetching:
+    """Fetches files, in turn with the cells.
+
+    Args:
+        turn: waits until these ranks have nothing else to do.
+        questions: to ask the ranks.
+        transfers: for what is large.
+        living: tells which ranks can answer.
+    """
+
+    def __init__(
+        self,
+        turn: Callable[[list[int]], AbstractContextManager[None]],
+        questions: Questions,
+        transfers: Transfers,
+        living: Living,
+    ) -> None:
+        self._turn = turn
+        self._questions = questions
+        self._transfers = transfers
+        self._living = living
+
+    def fetch(self, path: str, ranks: RankSet, to: str, *, overwrite: bool, report: Callable[[str], None]) -> Fetched:
+        """See `Session.fetch`."""
+        chosen = self._living.parse(ranks)
+        folder = Path(to).expanduser()
+        with self._turn(chosen):
+            groups = self._find(path, chosen)
+            to_write: dict[Path, tuple[int, File]] = {}
+            lines = []
+            for those, files in groups.items():
+                where = folder if len(groups) == 1 else folder / f"rank{format_ranks(those)}"
+                missing = _missing(files, where, overwrite)
+                to_write |= {where / file.name: (those[0], file) for file in missing}
+                lines.append(_line(those, files, missing, where))
+            with Landing(overwrite=overwrite) as landing:
+                self._fetch(to_write, landing, report)
+            return Fetched(landing.written, lines)
+
+    def _find(self, path: str, ranks: list[int]) -> dict[tuple[int, ...], list[File]]:
+        """The files, for each set of ranks to whom they are the same ones."""
+        found = {}
+        answers = self._ask({rank: lambda n: ListFiles(request=n, path=path) for rank in ranks}, path)
+        for rank, data in answers.items():
+            found[rank] = tuple(File(*fields) for fields in json.loads(data))
+        return {tuple(those): list(files) for files, those in group_by_value(found).items()}
+
+    def _fetch(self, files: Mapping[Path, tuple[int, File]], landing: Landing, report: Callable[[str], None]) -> None:
+        whole, done = sum(file.size for _, file in files.values()), 0
+        for rank, parts in _segments(files):
+            wanted = [(file.path, offset, nbytes, file.size, file.mtime_ns) for _, file, offset, nbytes in parts]
+            data = self._ask({rank: _reading(wanted)})[rank]
+            rest = memoryview(data)
+            for target, file, offset, nbytes in parts:
+                landing.write(target, rest[:nbytes])
+                rest = rest[nbytes:]
+                if offset + nbytes == file.size:
+                    landing.end(target, file.mode, file.mtime_ns)
+            done += len(data)
+            report(f"\r{units.size(done)} of {units.size(whole)} fetched")
+
+    def _ask(self, messages: Mapping[int, Callable[[int], Message]], path: str = "") -> dict[int, bytes | bytearray]:
+        """Ask ranks, and fetch what they answer."""
+        asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
+        try:
+            with uninterrupted():
+                for rank, make in messages.items():
+                    asked[rank] = self._questions.ask(rank, make)
+            answers = {rank: self._questions.wait_for(rank, future) for rank, future in asked.items()}
+            _raise_errors(answers, path)
+            found = {}
+            for rank, answer in answers.items():
+                found[rank] = self._transfers.fetch(rank, answer)
+                del asked[rank]
+            return found
+        finally:
+            for rank, future in asked.items():  # now, or when the answer comes
+                future.add_done_callback(partial(self._transfers.drop_answer, rank))
+
+
+def _reading(parts: list[tuple[str, int, int, int, int]]) -> Callable[[int], ReadFiles]:
+    return lambda number: ReadFiles(request=number, parts=parts)
+
+
+def _segments(
+    files: Mapping[Path, tuple[int, File]],
+) -> Iterator[tuple[int, list[tuple[Path, File, int, int]]]]:
+    """What is asked for at a time: a rank, and parts of its files, each with target, offset and number of bytes."""
+    parts: list[tuple[Path, File, int, int]] = []
+    nbytes, of = 0, -1
+    for target, (rank, file) in files.items():
+        offset = 0
+        while offset < file.size or offset == 0:
+            if parts and (rank != of or nbytes >= _SEGMENT_BYTES or len(parts) >= _MOST_PARTS):
+                yield of, parts
+                parts, nbytes = [], 0
+            of = rank
+            part = min(file.size - offset, _SEGMENT_BYTES - nbytes)
+            parts.append((target, file, offset, part))
+            nbytes += part
+            offset += part
+            if file.size == 0:
+                break
+    if parts:
+        yield of, parts
+
+
+def _missing(files: Sequence[File], folder: Path, overwrite: bool) -> list[File]:
+    """The files that are not here yet.
+
+    Raises:
+        DDPNotebookError: others are here by their names.
+    """
+    missing, others = [], []
+    for file in files:
+        target = folder / file.name
+        try:
+            its = target.stat()
+        except OSError:
+            missing.append(file)
+            continue
+        if target.is_file() and (its.st_size, its.st_mtime_ns) == (file.size, file.mtime_ns):
+            continue
+        missing.append(file)
+        if target.is_dir() or not overwrite:
+            others.append(str(target))
+    if others:
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        raise DDPNotebookError(
+            f"here already: {', '.join(others[:_SHOWN])}{more}; nothing was fetched: name another folder with --to "
+            "(to=), or replace files with --overwrite (overwrite=True)"
+        )
+    return missing
+
+
+def _line(ranks: Sequence[int], files: Sequence[File], missing: Sequence[File], folder: Path) -> str:
+    of = (
+        f"{list_ranks(ranks)}, who share {'it' if len(files) == 1 else 'them'},"
+        if len(ranks) > 1
+        else name_ranks(ranks)
+    )
+    if not missing:
+        return f"{folder} has all {units.files(len(files), sum(f.size for f in files))} of {of} already"
+    line = f"{units.files(len(missing), sum(file.size for file in missing))} of {of} in {folder}"
+    there = len(files) - len(missing)
+    return line + (f"; {there:,} were there already" if there else "")
+
+
+def _raise_errors(answers: Mapping[int, Pulled], path: str) -> None:
+    errors = group_by_value({rank: answer.error for rank, answer in answers.items() if answer.error})
+    if not errors:
+        return
+    said = "; ".join(f"{name_ranks(ranks)}: {error}" for error, ranks in errors.items())
+    have = [rank for rank, answer in answers.items() if not answer.error]
+    hint = f"; nothing was fetched: name the ranks that have it, --ranks {format_ranks(have)}" if path and have else ""
+    raise DDPNotebookError(said + hint)

@@ -1,0 +1,89 @@
+"""Files that arrive here: each is written under another name, and gets its own when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from ddp_notebook.errors import DDPNotebookError
+
+_MARK = ".ddp_notebook-"
+
+
+class Landing:
+    """Writes files one after the other. Leaving it removes the one that is not whole.
+
+    Args:
+        overwrite: replace what is there.
+    """
+
+    def __init__(self, *, overwrite: bool) -> None:
+        self.written: list[Path] = []
+        self._overwrite = overwrite
+        self._name: Path | None = None
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Landing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        if self._name is not None:
+            with contextlib.suppress(OSError):
+                self._name.unlink()
+
+    def write(self, target: Path, data: bytes | memoryview) -> None:
+        """Add bytes to the file that is to be `target`. After them comes more of it, or `end`.
+
+        Raises:
+            DDPNotebookError: it cannot be written here.
+        """
+        try:
+            if self._file is None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._name = target.parent / f"{_MARK}{secrets.token_hex(8)}"
+                self._file = open(self._name, "xb", buffering=0)  # noqa: SIM115 - closed by `end`, or on leaving
+            data = memoryview(data)
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise _cannot_write(target, error) from error
+
+    def end(self, target: Path, mode: int, mtime_ns: int) -> None:
+        """The file is whole.
+
+        Args:
+            target: what it is to be.
+            mode: its permissions.
+            mtime_ns: its time.
+
+        Raises:
+            DDPNotebookError: it cannot be written here, or somebody else has made it meanwhile.
+        """
+        self.write(target, b"")
+        assert self._file is not None and self._name is not None
+        try:
+            self._file.close()
+            self._file = None
+            os.chmod(self._name, mode)
+            os.utime(self._name, ns=(mtime_ns, mtime_ns))
+            if self._overwrite:
+                os.replace(self._name, target)
+            else:
+                os.link(self._name, target)  # which fails where there is one
+                self._name.unlink()
+        except OSError as error:
+            raise _cannot_write(target, error) from error
+        self._name = None
+        self.written.append(target)
+
+
+def _cannot_write(target: Path, error: OSError) -> DDPNotebookError:
+    why = error.strerror or str(error)
+    return DDPNotebookError(f"{target} cannot be written here: {why}; name another folder with --to (to=)")

@@ -1,0 +1,67 @@
+"""A line of output that tells how far something is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_EVERY_S = 0.2  # how often what is under way is told anew
+
+
+class ProgressLine:
+    """Grows by what is done, and replaces at its end what is under way.
+
+    Args:
+        head: what it begins with, once there is something to tell.
+
+    Example:
+        >>> line = ProgressLine("starting:")
+        >>> for text in ("hosts 1.2 s", "ranks 2.0 s"):
+        ...     line(text)
+        starting:  hosts 1.2 s  ranks 2.0 s
+    """
+
+    def __init__(self, head: str) -> None:
+        self._line = head
+        self._has_begun = False
+        self._behind = 0  # characters of the line with what is under way; 0: that is not shown
+        self._told_s = 0.0
+
+    def __call__(self, text: str) -> None:
+        """Tell what is done; or what is under way, which begins with a carriage return."""
+        if text.startswith("\r"):
+            if time.monotonic() - self._told_s > _EVERY_S:
+                self._told_s = time.monotonic()
+                self._replace(f"{self._line}  {text[1:]}")
+            return
+        before, self._line = self._line, f"{self._line}  {text}"
+        if self._behind:
+            self._replace(self._line)
+            self._behind = 0
+        else:
+            print(self._line.removeprefix(before) if self._has_begun else self._line, end="", flush=True)
+        self._has_begun = True
+
+    def _replace(self, line: str) -> None:
+        print("\r" + line.ljust(self._behind), end="", flush=True)
+        self._behind = len(line)
+
+    def end(self) -> None:
+        """Nothing more comes. What was under way goes, and where nothing was done the whole line."""
+        if self._behind:
+            self._replace(self._line if self._has_begun else "")
+        if self._has_begun:
+            print(flush=True)
+        elif self._behind:
+            print("\r", end="", flush=True)
+
+
+@contextmanager
+def shown(head: str) -> Iterator[ProgressLine]:
+    """Show such a line until the block ends."""
+    line = ProgressLine(head)
+    try:
+        yield line
+    finally:
+        line.end()
