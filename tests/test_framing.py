@@ -16,6 +16,7 @@ STREAM = [
     (pack_command({}), {}),
     (pack_input([3, 2**32 - 1], b"{}\n"), Input((3, 2**32 - 1), b"{}\n")),
     (pack_input([], b""), Input((), b"")),
+    (pack_command({"op": "files", "id": 7}, b"\x00{}\n"), {"op": "files", "id": 7, "data": b"\x00{}\n"}),
 ]
 
 

@@ -15,6 +15,7 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
 from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.starters.tasks import Tasks
+from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ssh import Ssh
@@ -36,6 +37,7 @@ class Hosts:
     Raises:
         HostError: ssh cannot be run.
         StartError: no tasks can be started.
+        UsageError: there is no folder to send.
     """
 
     def __init__(self, options: StartOptions) -> None:
@@ -49,6 +51,8 @@ class Hosts:
             host, self._give_back = warm.take({**os.environ, **options.env})
             self.all.append(host)
             return
+        if options.sync is not None:
+            resolved(os.fspath(options.sync))  # before anything is started
         try:
             if starter := choose(options):
                 self._tasks = Tasks(starter, options.python, options.env)

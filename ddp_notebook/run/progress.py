@@ -26,7 +26,7 @@ class ProgressLine:
         self._line = head
         self._has_begun = False
         self._behind = 0  # characters of the line with what is under way; 0: that is not shown
-        self._told_s = 0.0
+        self._told_s = time.monotonic()  # what is done at once needs no telling how far it is
 
     def __call__(self, text: str) -> None:
         """Tell what is done; or what is under way, which begins with a carriage return."""
@@ -51,10 +51,9 @@ class ProgressLine:
         """Nothing more comes. What was under way goes, and where nothing was done the whole line."""
         if self._behind:
             self._replace(self._line if self._has_begun else "")
-        if self._has_begun:
+            print(end="\n" if self._has_begun else "\r", flush=True)
+        elif self._has_begun:
             print(flush=True)
-        elif self._behind:
-            print("\r", end="", flush=True)
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
     {"do": "settle", "path", "marker"}     {"folder", "is_shared"}: where the files of the notebook's folder are to be,
                                            and whether that is the notebook's own, which has a file of that name
-    {"do": "mark", "folder", "name",       {}; make or remove such a file here
-     "remove"}
+    {"do": "mark", "folder", "name"}       {}; make such a file here
     {"do": "see", "folder", "names"}       {"seen"}: which of these are there
     {"do": "stat", "folder", "paths"}      {"found": [Found or null]}
     {"do": "same", "folder", "files":      {"same": [bool]}: has it this content? Then it gets this time
      [[path, digest, mtime_ns]]}
     {"do": "write", "folder", "parts"}     {}; their bytes follow each other in the data of the request
-    {"do": "discard"}                      {}; what was begun is not to be ended
+    {"do": "discard"}                      {}; remove such files, and what was begun and is not to be ended
 
 What could not be done is told by {"failed": [path, number of the error, its words]}. A file is written under another
 name and renamed when it is whole, so nobody finds half of one.
@@ -73,6 +72,7 @@ class Files:
 
     def __init__(self) -> None:
         self._begun: dict[str, str] = {}  # the file that is written, by the one that it is to be
+        self._marks: list[str] = []
         self._numbers = itertools.count()
         self._token = secrets.token_hex(4)  # hosts may share a folder
 
@@ -84,9 +84,11 @@ class Files:
             return failed(error)
 
     def discard(self) -> None:
-        """Remove what is not whole."""
+        """Remove what is not whole, and what was made as a mark."""
         for target in list(self._begun):
             self._remove(target)
+        while self._marks:
+            _unlink(self._marks.pop())
 
     def _settle(self, request: dict[str, Any]) -> dict[str, Any]:
         path, marker = request["path"], request["marker"]
@@ -101,10 +103,8 @@ class Files:
 
     def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
         path = os.path.join(request["folder"], request["name"])
-        if request["remove"]:
-            _unlink(path)
-        else:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        self._marks.append(path)
         return {}
 
     def _see(self, request: dict[str, Any]) -> dict[str, Any]:

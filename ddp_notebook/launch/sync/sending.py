@@ -36,6 +36,7 @@ _FIXES = {
     errno.EPERM: "you may not write there; remove it there, or ask for the right to",
     errno.EROFS: "it cannot be written to; sync a folder of another name, which then goes to your home folder there",
     errno.ENOTDIR: "a file is there where a folder has to be; move it away there",
+    errno.EEXIST: "a file is there where a folder has to be; move it away there",
     errno.EISDIR: "a folder is there where a file has to be; move it away there",
     errno.ENAMETOOLONG: "the name is too long there; give it a shorter one",
 }

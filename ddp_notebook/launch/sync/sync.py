@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.files import MARK
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.sync.choice import Choice, choose, resolved
+from ddp_notebook.launch.sync.crew import Crew
 from ddp_notebook.launch.sync.sending import Sending, fix_of
 from ddp_notebook.records import units
 
-_LOOK_S = 0.1
-_GIVE_UP_S = 2.0  # what threads get to end after an interrupt
 _SHOWN = 5  # names
 
 
@@ -68,20 +66,15 @@ def sync(
         HostError: a host is gone or cannot take the files; says what to do.
     """
     whole = resolved(folder)
-    stop = threading.Event()
-
-    def check_in_thread() -> None:
-        if stop.is_set():
-            raise _StoppedError
-
+    crew = Crew(check)
     with _marked(whole) as marker:
-        settled = _on_all(hosts, lambda host: _settle(host, str(whole), marker), stop, check)
-    folders = {host.name: str(reply["folder"]) for host, reply in zip(hosts, settled, strict=True)}
-    apart = [host for host, reply in zip(hosts, settled, strict=True) if not reply["is_shared"]]
-    twins = _twins(apart, folders)
+        settled = crew.work(hosts, lambda host: _settle(host, str(whole), marker, crew))
+    folders = {name: str(reply["folder"]) for name, reply in settled.items()}
+    apart = [host for host in hosts if not settled[host.name]["is_shared"]]
+    twins = _twins(apart, folders, crew)
     choice = choose(whole, also=also, is_large=is_large) if apart else Choice(whole)
     sendings = {
-        host.name: Sending(host, folders[host.name], choice, overwrite=overwrite, check=check_in_thread)
+        host.name: Sending(host, folders[host.name], choice, overwrite=overwrite, check=crew.check)
         for host in apart
         if host.name not in twins
     }
@@ -91,54 +84,13 @@ def sync(
         sent, nbytes = (sum(getattr(one, name) for one in sendings.values()) for name in ("sent_bytes", "nbytes"))
         progress(f"\r{units.size(sent)} of {units.size(max(sent, nbytes))} sent")
 
-    _on_all(takers, lambda host: sendings[host.name].run(), stop, check, tell)
+    crew.work(takers, lambda host: sendings[host.name].run(), tell)
     return Synced(
         folder=whole,
         folders=folders,
         sent={host.name: sendings[host.name].sent if host in takers else [] for host in hosts},
         lines=tuple(_lines(choice, hosts, folders, twins, sendings)),
     )
-
-
-class _StoppedError(Exception):
-    """Somebody has pressed stop, or it failed on another host."""
-
-
-def _on_all(
-    hosts: Sequence[Host],
-    work: Callable[[Host], Any],
-    stop: threading.Event,
-    check: Callable[[], None],
-    tell: Callable[[], None] = lambda: None,
-) -> list[Any]:
-    """Do something for all hosts, each in a thread of its own. The first error stops the others."""
-    results: dict[str, Any] = {}
-    errors: list[BaseException] = []
-
-    def run(host: Host) -> None:
-        try:
-            results[host.name] = work(host)
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
-
-    threads = [threading.Thread(target=run, args=(host,), name="ddp-sync", daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(_LOOK_S)
-                check()
-                tell()
-    except BaseException:
-        stop.set()
-        for thread in threads:  # one may wait for a link that takes nothing; the end of its host ends that
-            thread.join(_GIVE_UP_S)
-        raise
-    if errors:
-        raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
-    return [results[host.name] for host in hosts]
 
 
 # ---- who shares a folder with whom
@@ -161,34 +113,34 @@ def _marked(folder: Path) -> Iterator[str]:
             marker.unlink()
 
 
-def _settle(host: Host, folder: str, marker: str) -> dict[str, Any]:
-    reply = host.request("files", do="settle", path=folder, marker=marker)
+def _settle(host: Host, folder: str, marker: str, crew: Crew) -> dict[str, Any]:
+    reply = host.request("files", check=crew.check, do="settle", path=folder, marker=marker)
     if "failed" in reply:
-        path, number, its_words = reply["failed"]
-        raise HostError(f"no folder for {folder} can be made on {host.label} ({path}): {fix_of(number, its_words)}")
+        path, number, words = reply["failed"]
+        raise HostError(f"no folder for {folder} can be made on {host.label} ({path}): {fix_of(number, words)}")
     return reply
 
 
-def _twins(hosts: Sequence[Host], folders: dict[str, str]) -> dict[str, str]:
+def _twins(hosts: Sequence[Host], folders: dict[str, str], crew: Crew) -> dict[str, str]:
     """Hosts that have the folder of another one, which shall get the files: a cluster's home folder, for example."""
     if len(hosts) < 2:
         return {}
-    names = {f"{MARK}{secrets.token_hex(8)}": host for host in hosts}
-    twins: dict[str, str] = {}
+    markers = {host.name: f"{MARK}{secrets.token_hex(8)}" for host in hosts}
+
+    def ask(host: Host, do: str, **arguments: Any) -> dict[str, Any]:
+        return host.request("files", check=crew.check, do=do, folder=folders[host.name], **arguments)
+
     try:
-        for name, host in names.items():
-            host.request("files", do="mark", folder=folders[host.name], name=name, remove=False)
-        order = list(names)
-        for name, host in names.items():
-            seen = host.request("files", do="see", folder=folders[host.name], names=order)["seen"]
-            first = next((one for one in order if one in seen), name)
-            if first != name:
-                twins[host.name] = names[first].name
+        crew.work(hosts, lambda host: ask(host, "mark", name=markers[host.name]))
+        seen = crew.work(hosts, lambda host: ask(host, "see", names=list(markers.values())))
     finally:
-        for name, host in names.items():
-            with contextlib.suppress(HostError):
-                host.request("files", do="mark", folder=folders[host.name], name=name, remove=True)
-    return twins
+        for host in hosts:
+            host.ask("files", do="discard")
+    firsts = {
+        host.name: next((name for name, marker in markers.items() if marker in seen[host.name].get("seen", ())), "")
+        for host in hosts
+    }
+    return {name: first for name, first in firsts.items() if first not in ("", name)}
 
 
 # ---- in words

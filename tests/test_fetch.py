@@ -1,0 +1,225 @@
+"""Files of ranks, brought to the notebook."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.magics import DDPMagics
+from ddp_notebook.rank import files
+from ddp_notebook.run.files import fetching
+from ddp_notebook.run.files.fetching import File
+from ddp_notebook.run.files.landing import Landing
+from ddp_notebook.run.progress import shown
+
+OLD = 10**18
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where ranks work."""
+    made = tmp_path / "ranks"
+    for path in ("a.txt", "runs/1/model.pt", "runs/1/log.txt", "runs/2/model.pt", "runs/.hidden", "[odd].txt"):
+        (made / path).parent.mkdir(parents=True, exist_ok=True)
+        (made / path).write_text(path)
+    os.chmod(made / "a.txt", 0o755)
+    os.utime(made / "a.txt", ns=(OLD, OLD))
+    (made / "empty").mkdir()
+    return made
+
+
+# ---- in a rank
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a.txt", ["a.txt"]),
+        ("runs/1/model.pt", ["model.pt"]),
+        ("./runs/1", ["1/log.txt", "1/model.pt"]),
+        ("runs/", ["runs/.hidden", "runs/1/log.txt", "runs/1/model.pt", "runs/2/model.pt"]),
+        ("runs/*/model.pt", ["1/model.pt", "2/model.pt"]),
+        ("runs/1/*.pt", ["model.pt"]),
+        ("**/*.txt", ["[odd].txt", "a.txt", "runs/1/log.txt"]),
+        ("[odd].txt", ["[odd].txt"]),
+    ],
+)
+def test_files_are_found_as_a_shell_would(folder, monkeypatch, pattern, names):
+    monkeypatch.chdir(folder)
+    for one in (pattern, f"{folder}/{pattern}"):
+        assert sorted(found[1] for found in files.find(one)) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("none", "there is no 'none' in {}, the working directory"),
+        ("*.pt", "there is no '*.pt' in {}, the working directory"),
+        ("empty", "there are no files in 'empty' ({}/empty)"),
+    ],
+)
+def test_what_is_not_there(folder, monkeypatch, pattern, words):
+    monkeypatch.chdir(folder)
+    with pytest.raises(files.CannotFetchError) as error:
+        files.find(pattern)
+    assert str(error.value) == words.format(folder)
+
+
+def test_a_file_that_changes_is_not_read(folder):
+    [(path, _, size, mtime_ns, _, _)] = files.find(str(folder / "a.txt"))
+    assert files.read([(path, 1, 3, size, mtime_ns), (path, 0, 1, size, mtime_ns)]) == b".txa"
+    (folder / "a.txt").write_text("A.txt")
+    with pytest.raises(files.CannotFetchError, match=r"a.txt is being written: it changed while it was read"):
+        files.read([(path, 1, 3, size, mtime_ns)])
+
+
+# ---- here
+
+
+def test_files_are_asked_for_in_segments(monkeypatch):
+    monkeypatch.setattr(fetching, "_SEGMENT_BYTES", 10)
+    monkeypatch.setattr(fetching, "_MOST_PARTS", 3)
+    sizes = {"a": (0, 4), "b": (0, 17), "c": (0, 0), "d": (0, 1), "e": (1, 2)}
+    of = {name: (rank, File(name, name, size, OLD, 0o644, 1)) for name, (rank, size) in sizes.items()}
+    segments = [
+        (rank, [(target, offset, nbytes) for target, _, offset, nbytes in parts])
+        for rank, parts in fetching._segments(of)  # type: ignore[arg-type]
+    ]
+    assert segments == [
+        (0, [("a", 0, 4), ("b", 0, 6)]),
+        (0, [("b", 6, 10)]),
+        (0, [("b", 16, 1), ("c", 0, 0), ("d", 0, 1)]),
+        (1, [("e", 0, 2)]),
+    ]
+
+
+def test_a_file_has_its_name_when_it_is_whole(tmp_path):
+    target = tmp_path / "sub" / "a"
+    with Landing(overwrite=False) as landing:
+        landing.write(target, b"ab")
+        assert not target.exists()
+        landing.write(target, b"c")
+        landing.end(target, 0o640, OLD)
+        its = target.stat()
+        assert (target.read_bytes(), its.st_mode & 0o777, its.st_mtime_ns) == (b"abc", 0o640, OLD)
+        landing.write(tmp_path / "half", b"ab")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "sub"] and landing.written == [target]
+    with Landing(overwrite=False) as landing:
+        landing.write(target, b"x")
+        with pytest.raises(DDPNotebookError, match="a cannot be written here: File exists; name another folder"):
+            landing.end(target, 0o640, OLD)
+    assert target.read_bytes() == b"abc" and len(list(target.parent.iterdir())) == 1
+
+
+def test_a_line_of_progress(capsys, monkeypatch):
+    monkeypatch.setattr("ddp_notebook.run.progress._EVERY_S", -1.0)
+    with shown("starting:") as report:
+        for text in ("hosts 1 s", "\r10 of 20 MB", "\r9 MB", "sync 2 s", "group 3 s"):
+            report(text)
+    assert capsys.readouterr().out == (
+        "starting:  hosts 1 s\rstarting:  hosts 1 s  10 of 20 MB\rstarting:  hosts 1 s  9 MB       "
+        "\rstarting:  hosts 1 s  sync 2 s  group 3 s\n"
+    )
+    with shown("sending:") as report:
+        report("\r10 MB")
+    assert capsys.readouterr().out == "\rsending:  10 MB\r" + " " * 15 + "\r"
+    with shown("sending:"):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+# ---- both
+
+
+@pytest.fixture
+def ranks(session, folder):
+    """A session whose ranks are in the folder."""
+    session.run(f"import os; os.chdir({str(folder)!r})", quiet=True)
+    yield session
+    session.run("os.chdir('/')", quiet=True)
+
+
+def test_one_file_of_all_ranks_comes_once(ranks, tmp_path):
+    fetched = ranks.fetch("a.txt", to=tmp_path / "to")
+    assert list(fetched) == [tmp_path / "to" / "a.txt"]
+    its = fetched[0].stat()
+    assert (fetched[0].read_text(), its.st_mode & 0o777, its.st_mtime_ns) == ("a.txt", 0o755, OLD)
+    assert repr(fetched) == f"1 file (5 B) of ranks 0,1, who share it, in {tmp_path}/to"
+    again = ranks.fetch("a.txt", to=tmp_path / "to")
+    assert not again and repr(again) == f"{tmp_path}/to has all 1 file (5 B) of ranks 0,1, who share it, already"
+
+
+def test_ranks_that_are_elsewhere_have_files_of_their_own(ranks, tmp_path):
+    ranks.run("os.chdir(f'runs/{rank + 1}')", quiet=True)
+    fetched = ranks.fetch("*", to=tmp_path / "to")
+    assert sorted(str(path.relative_to(tmp_path / "to")) for path in fetched) == [
+        "rank0/log.txt",
+        "rank0/model.pt",
+        "rank1/model.pt",
+    ]
+    assert repr(fetched).splitlines()[1] == f"1 file (15 B) of rank 1 in {tmp_path}/to/rank1"
+    with pytest.raises(DDPNotebookError) as error:
+        ranks.fetch("log.txt", to=tmp_path / "to")
+    assert str(error.value) == (
+        f"rank 1: there is no 'log.txt' in {tmp_path}/ranks/runs/2, the working directory; nothing was fetched: name "
+        "the ranks that have it, --ranks 0"
+    )
+    assert [path.name for path in ranks.fetch("log.txt", "0", tmp_path / "to")] == ["log.txt"]
+
+
+def test_a_file_that_is_here_is_replaced_on_demand_only(ranks, tmp_path):
+    target = tmp_path / "to" / "a.txt"
+    target.parent.mkdir()
+    target.write_text("mine")
+    with pytest.raises(DDPNotebookError, match=r"here already: .*/to/a.txt; nothing was fetched: .* --overwrite"):
+        ranks.fetch("**/*.txt", to=target.parent)
+    assert [path.name for path in target.parent.iterdir()] == ["a.txt"] and target.read_text() == "mine"
+    assert len(ranks.fetch("**/*.txt", to=target.parent, overwrite=True)) == 3
+    assert target.read_text() == "a.txt"
+
+
+def test_a_large_file_comes_in_pieces(ranks, folder, tmp_path):
+    content = os.urandom(1 << 20) * 40
+    (folder / "large.bin").write_bytes(content)
+    told: list[str] = []
+    [path] = ranks.fetch("large.bin", 0, tmp_path, report=told.append)
+    assert path.read_bytes() == content
+    assert told == [f"\r{done} MB of 42 MB fetched" for done in (17, 34, 42)]
+
+
+def test_an_interrupt_leaves_nothing_half(ranks, folder, tmp_path):
+    with open(folder / "large.bin", "wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(KeyboardInterrupt, match="interrupted: the transfer was dropped, the ranks go on"):
+        ranks.fetch("large.bin", 0, tmp_path / "to", report=lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert list((tmp_path / "to").iterdir()) == []
+    assert ranks.run("1 + 1", quiet=True)[0].result == "2"
+
+
+def test_a_file_that_is_gone_meanwhile_is_told(ranks, folder, tmp_path):
+    with open(folder / "large.bin", "wb") as file:
+        file.truncate(40 << 20)
+    with pytest.raises(DDPNotebookError, match=r"rank 0: .*large.bin cannot be read: No such file"):
+        ranks.fetch("large.bin", 0, tmp_path / "to", report=lambda _: (folder / "large.bin").unlink())
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_here(ranks, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DDPNotebookError, match=r"file/to/a.txt cannot be written here: .*; name another folder"):
+        ranks.fetch("a.txt", to=tmp_path / "file" / "to")
+
+
+def test_the_magics(ranks, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    magics = DDPMagics()
+    magics.ddp_fetch("'**/*.txt' --ranks 0 --to got")
+    assert capsys.readouterr().out == "3 files (28 B) of rank 0 in got\n"
+    assert len(list((tmp_path / "got").rglob("*.txt"))) == 3
+    with pytest.raises(UsageError, match="usage: %ddp_fetch PATH"):
+        magics.ddp_fetch("")
+    with pytest.raises(UsageError, match="see the notebook's files: there is nothing to send"):
+        magics.ddp_sync("--overwrite --also .env a.pem --large")
