@@ -24,6 +24,7 @@ SAMPLES: dict[str, Any] = {
     "dict[str, Any]": {"data": {"text/plain": "1"}, "transient": {}, "deep": [{"a": None}]},
     "list[str]": ["a", ""],
     "list[int]": [0, 2**40],
+    "list[list[Any]]": [["\udcff.pt", 0, 2**40], []],
     "list[str] | None": None,
     "dict[str, Any] | None": {"name": "all_reduce", "ranks": [0, 1]},
     "RecordOptions": RecordOptions(level="meta", watch=("loss", "é"), profile=True, profiles="/a {b}", solo=(3, 0.5)),

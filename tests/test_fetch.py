@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,10 +85,10 @@ def test_files_are_asked_for_in_segments(monkeypatch):
     monkeypatch.setattr(fetching, "_SEGMENT_BYTES", 10)
     monkeypatch.setattr(fetching, "_MOST_PARTS", 3)
     sizes = {"a": (0, 4), "b": (0, 17), "c": (0, 0), "d": (0, 1), "e": (1, 2)}
-    of = {name: (rank, File(name, name, size, OLD, 0o644, 1)) for name, (rank, size) in sizes.items()}
+    of = {Path(name): (rank, File(name, name, size, OLD, 0o644, 1)) for name, (rank, size) in sizes.items()}
     segments = [
-        (rank, [(target, offset, nbytes) for target, _, offset, nbytes in parts])
-        for rank, parts in fetching._segments(of)  # type: ignore[arg-type]
+        (rank, [(target.name, offset, nbytes) for target, _, offset, nbytes in parts])
+        for rank, parts in fetching._segments(of)
     ]
     assert segments == [
         (0, [("a", 0, 4), ("b", 0, 6)]),
@@ -215,7 +217,7 @@ def test_a_folder_that_cannot_be_made_here(ranks, tmp_path):
 
 def test_the_magics(ranks, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    magics = DDPMagics()
+    magics: Any = DDPMagics()
     magics.ddp_fetch("'**/*.txt' --ranks 0 --to got")
     assert capsys.readouterr().out == "3 files (28 B) of rank 0 in got\n"
     assert len(list((tmp_path / "got").rglob("*.txt"))) == 3

@@ -6,6 +6,7 @@ import glob
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 
 class CannotFetchError(Exception):
@@ -62,7 +63,7 @@ def _entry(path: str, base: str) -> tuple[str, str, int, int, int, int] | None:
     return os.path.realpath(path), name, its.st_size, its.st_mtime_ns, stat.S_IMODE(its.st_mode), its.st_ino
 
 
-def read(parts: Sequence[tuple[str, int, int, int, int]]) -> bytes:
+def read(parts: Sequence[Sequence[Any]]) -> bytes:
     """Parts of files, one behind the other.
 
     Args:

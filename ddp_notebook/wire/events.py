@@ -236,7 +236,7 @@ class ReadFiles(Message):
     """Answer with `Pulled`, whose bytes are these parts of files, see `rank.files.read`."""
 
     request: int
-    parts: list[tuple[str, int, int, int, int]]
+    parts: list[list[Any]]  # of each the path, offset and number of bytes, and the file's size and time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class FileFace(Assembled):
             KeyboardInterrupt: it was interrupted; no half file is there.
 
         Example:
-            >>> session.sync()
+            >>> session.sync()  # doctest: +SKIP
             gpu1: 1 file (2.1 kB) sent to /home/me/project in 0.1 s, 41 were there already
         """
         if isinstance(also, str):
@@ -101,6 +101,6 @@ class FileFace(Assembled):
 
         Example:
             >>> session.fetch("checkpoints/*.pt", ranks=0, to="results")
-            2 files (8.4 MB) of rank 0 in results
+            1 file (... kB) of rank 0 in results
         """
         return self._parts.fetching.fetch(os.fspath(path), ranks, os.fspath(to), overwrite=overwrite, report=report)

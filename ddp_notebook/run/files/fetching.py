@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.records import units
@@ -108,7 +108,7 @@ class Fetching:
     def _fetch(self, files: Mapping[Path, tuple[int, File]], landing: Landing, report: Callable[[str], None]) -> None:
         whole, done = sum(file.size for _, file in files.values()), 0
         for rank, parts in _segments(files):
-            wanted = [(file.path, offset, nbytes, file.size, file.mtime_ns) for _, file, offset, nbytes in parts]
+            wanted = [[file.path, offset, nbytes, file.size, file.mtime_ns] for _, file, offset, nbytes in parts]
             data = self._ask({rank: _reading(wanted)})[rank]
             rest = memoryview(data)
             for target, file, offset, nbytes in parts:
@@ -138,7 +138,7 @@ class Fetching:
                 future.add_done_callback(partial(self._transfers.drop_answer, rank))
 
 
-def _reading(parts: list[tuple[str, int, int, int, int]]) -> Callable[[int], ReadFiles]:
+def _reading(parts: list[list[Any]]) -> Callable[[int], ReadFiles]:
     return lambda number: ReadFiles(request=number, parts=parts)
 
 
