@@ -1,7 +1,7 @@
 """The files of a folder on their way to one host: compared first, and then sent in pieces.
 
-They go through the stream to the host server, whatever the way to the host is. Two pieces are under way at a time, so
-that nothing else waits long behind them.
+They go through the stream to the host server, whatever the way to the host is. As many pieces are under way as the
+link takes in a quarter of a second, so that what else is said waits no longer behind them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from itertools import islice
 from typing import Any
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.host.files import READ_BYTES, Found, Part, digest
+from ddp_notebook.launch.host.files import Found, Part, digest
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.sync.choice import Choice, Entry
 from ddp_notebook.launch.sync.plan import Plan
 
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 256 << 10
 _MOST_PARTS = 500  # of a piece
 _COMPARED = 1000  # files that are asked for at a time
 _HASHED_BYTES = 256 << 20  # so much is compared at a time
-_WINDOW = 2  # pieces under way
+_MOST_PIECES = 16  # under way
+_QUICK_S = 0.25  # from a piece to its reply
 _REPLY_S = 60.0
 _HASH_S = 600.0
 _FIXES = {
@@ -65,7 +66,8 @@ class Sending:
         self._choice = choice
         self._overwrite = overwrite
         self._check = check
-        self._under_way: deque[Future[dict[str, Any]]] = deque()
+        self._under_way: deque[tuple[float, Future[dict[str, Any]]]] = deque()  # with the time that they were sent
+        self._window = 1
 
     def run(self) -> None:
         """Compare and send.
@@ -147,14 +149,19 @@ class Sending:
             self._take_reply()
 
     def _write(self, parts: Sequence[Part], data: bytes) -> None:
-        while len(self._under_way) >= _WINDOW:
+        while len(self._under_way) >= self._window:
             self._take_reply()
         self._check()
-        self._under_way.append(self._host.ask("files", do="write", folder=self._folder, parts=parts, data=data))
+        began = time.monotonic()
+        asked = self._host.ask("files", do="write", folder=self._folder, parts=parts, data=data)
+        self._under_way.append((began, asked))
         self.sent_bytes += len(data)
 
     def _take_reply(self) -> None:
-        self._checked(self._host.reply(self._under_way.popleft(), "files", _REPLY_S, self._check))
+        sent_s, asked = self._under_way.popleft()
+        self._checked(self._host.reply(asked, "files", _REPLY_S, self._check))
+        is_quick = time.monotonic() - sent_s < _QUICK_S
+        self._window = min(self._window + 1, _MOST_PIECES) if is_quick else max(self._window // 2, 1)
 
     def _parts(self, entry: Entry) -> Iterator[tuple[Part, bytes]]:
         """A file in parts of at most a piece. One that changes meanwhile is taken back and noted in `changing`."""
@@ -173,7 +180,7 @@ class Sending:
             end = stat.S_IMODE(before.st_mode), before.st_mtime_ns
             left = before.st_size
             while is_first or left > 0:
-                piece = file.read(min(left, READ_BYTES)) or b""
+                piece = file.read(min(left, _PIECE_BYTES)) or b""
                 left -= len(piece)
                 now = os.fstat(file.fileno())
                 if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or (left and not piece):
