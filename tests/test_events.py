@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.wire import events
+from ddp_notebook.wire import events, files
 from ddp_notebook.wire.events import VERSION, Display, Message, Probe, Pulled, RunCell, decode
 from ddp_notebook.wire.record_options import PROFILES, RecordOptions, profile_of, profile_path
 
-KINDS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Message)]
+KINDS = [
+    kind
+    for module in (events, files)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
+]
 KINDS.remove(Message)
 SAMPLES: dict[str, Any] = {
     "int": 2**40,

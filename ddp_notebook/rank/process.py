@@ -41,7 +41,6 @@ from ddp_notebook.wire.events import (
     Formed,
     InputReply,
     Interrupt,
-    ListFiles,
     Lost,
     Message,
     Peers,
@@ -49,13 +48,13 @@ from ddp_notebook.wire.events import (
     Pulled,
     Push,
     Pushed,
-    ReadFiles,
     Ready,
     Recorded,
     Register,
     Registered,
     RunCell,
 )
+from ddp_notebook.wire.files import ListFiles, ReadFiles
 from ddp_notebook.wire.signals import STACK
 
 _FEW_WAITING = 3  # messages that the notebook has not acknowledged: it keeps up

@@ -20,8 +20,6 @@ module; it imports neither.
     Lost       these ranks died: no collectives    Checked      what is to agree between ranks
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
-    ListFiles  which files have this name?         (Pulled)
-    ReadFiles  what is in these?                   (Pulled)
 
     outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner
 
@@ -49,9 +47,15 @@ def _plain(value: Any) -> Any:
 _to_json = json.JSONEncoder(default=_plain).encode  # made once: `json.dumps` with an option makes an encoder per call
 
 
+_KINDS: dict[str, type[Message]] = {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """Base of all messages."""
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
 
     def encode(self) -> list[bytes]:
         """Frames: JSON of the name and the small fields, then the `bytes` fields in order of declaration."""
@@ -224,22 +228,6 @@ class Check(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListFiles(Message):
-    """Answer with `Pulled`, whose bytes are JSON: the files of this name or pattern, see `rank.files.find`."""
-
-    request: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFiles(Message):
-    """Answer with `Pulled`, whose bytes are these parts of files, see `rank.files.read`."""
-
-    request: int
-    parts: list[list[Any]]  # of each the path, offset and number of bytes, and the file's size and time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClockProbe(Message):
     """Answer with `ClockReply`, from the agent's thread."""
 
@@ -320,10 +308,7 @@ class CellDone(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled(Message):
-    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from. Or why there is none.
-
-    Likewise the bytes that answer `ListFiles` and `ReadFiles`.
-    """
+    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from. Or why there is none."""
 
     request: int
     error: str = ""
@@ -412,10 +397,3 @@ class Stream(Message):
     """Bytes of the stream between a host server and its owner; none at its end."""
 
     data: bytes
-
-
-_KINDS: dict[str, type[Message]] = {
-    name: kind
-    for name, kind in globals().items()
-    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
-}

@@ -19,7 +19,8 @@ from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Transfers
-from ddp_notebook.wire.events import ListFiles, Message, Pulled, ReadFiles
+from ddp_notebook.wire.events import Message, Pulled
+from ddp_notebook.wire.files import ListFiles, ReadFiles
 
 _SEGMENT_BYTES = 16 << 20  # so much a rank reads at a time
 _MOST_PARTS = 500
