@@ -107,7 +107,9 @@ def test_what_json_cannot_hold_is_sent_as_text():
 
 def test_every_message_is_in_the_table():
     for kind in KINDS:
-        assert f"{kind.__name__} " in events.__doc__, f"{kind.__name__} is missing in the module's table"
+        assert f"{kind.__name__} " in f"{events.__doc__}{files.__doc__}", (
+            f"{kind.__name__} is missing in the module's table"
+        )
 
 
 def test_what_is_no_message_is_refused():

@@ -1,5 +1,10 @@
-"""What the notebook asks a rank about files. Both are answered with `events.Pulled`, which holds the bytes, or tells where
-the rank does."""
+"""Messages about files of ranks. Their answers are `Pulled`, which hold the bytes or tell where the rank does.
+
+notebook -> rank
+----------------
+ListFiles  which files have this name?
+ReadFiles  what is in these?
+"""
 
 from __future__ import annotations
 
