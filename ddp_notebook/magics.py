@@ -211,7 +211,7 @@ class DDPMagics(Magics):
         parser.add_argument("--large", action="store_true")
         given = parser.parse_line(line)
         session = _session()
-        with progress.shown("sending:") as report:
+        with progress.shown("sync:") as report:
             synced = session.sync(
                 given.folder, overwrite=given.overwrite, also=given.also, large=given.large, report=report
             )

@@ -121,13 +121,14 @@ def test_a_line_of_progress(capsys, monkeypatch):
     with shown("starting:") as report:
         for text in ("hosts 1 s", "\r10 of 20 MB", "\r9 MB", "sync 2 s", "group 3 s"):
             report(text)
+    line, longer = "starting:  hosts 1 s", "starting:  hosts 1 s  10 of 20 MB"
+    shorter = f"{line}  9 MB"
     assert capsys.readouterr().out == (
-        "starting:  hosts 1 s\rstarting:  hosts 1 s  10 of 20 MB\rstarting:  hosts 1 s  9 MB       "
-        "\rstarting:  hosts 1 s  sync 2 s  group 3 s\n"
+        f"{line}\r{longer}\r{' ' * len(longer)}\r{shorter}\r{line}  sync 2 s  group 3 s\n"
     )
-    with shown("sending:") as report:
+    with shown("sync:") as report:
         report("\r10 MB")
-    assert capsys.readouterr().out == "\rsending:  10 MB\r" + " " * 15 + "\r"
+    assert capsys.readouterr().out == "\rsync:  10 MB\r            \r"
     with shown("sending:"):
         pass
     assert capsys.readouterr().out == ""
@@ -189,7 +190,7 @@ def test_a_large_file_comes_in_pieces(ranks, folder, tmp_path):
     told: list[str] = []
     [path] = ranks.fetch("large.bin", 0, tmp_path, report=told.append)
     assert path.read_bytes() == content
-    assert told == [f"\r{done} MB of 42 MB fetched" for done in (17, 34, 42)]
+    assert told == [f"\r{done} MB of 42 MB" for done in (17, 34, 42)]
 
 
 def test_an_interrupt_leaves_nothing_half(ranks, folder, tmp_path):

@@ -32,7 +32,7 @@ class Hosts:
 
     Attributes:
         address: of this machine, at which its ranks reach the notebook.
-        began_s: monotonic time from which on their start takes time: behind a queue.
+        began_s: monotonic time from which on their start takes time: behind a queue, and without that of sending files.
 
     Raises:
         HostError: ssh cannot be run.
@@ -103,12 +103,14 @@ class Hosts:
             UsageError: as `launch.sync.sync.sync`.
             StartError: a host cannot take the files.
         """
+        began = time.monotonic()
         try:
             done = self.sync(None, overwrite=False, also=(), is_large=False, check=check, progress=progress)
         except HostError as error:
             raise StartError(str(error)) from error
         for host in self.all:
             host.folder = done.folders[host.name]
+        self.began_s += time.monotonic() - began
         return done
 
     def sync(

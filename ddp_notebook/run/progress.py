@@ -44,15 +44,15 @@ class ProgressLine:
         self._has_begun = True
 
     def _replace(self, line: str) -> None:
-        print("\r" + line.ljust(self._behind), end="", flush=True)
+        erased = f"\r{' ' * self._behind}" if len(line) < self._behind else ""
+        print(f"{erased}\r{line}", end="", flush=True)
         self._behind = len(line)
 
     def end(self) -> None:
         """Nothing more comes. What was under way goes, and where nothing was done the whole line."""
         if self._behind:
             self._replace(self._line if self._has_begun else "")
-            print(end="\n" if self._has_begun else "\r", flush=True)
-        elif self._has_begun:
+        if self._has_begun:
             print(flush=True)
 
 

@@ -107,6 +107,12 @@ def test_only_what_changed_is_sent_again(session, project):
     assert session.sync().sent == {"one": [], "two": []}, "the time of the other one was taken over"
 
 
+def test_sending_takes_nothing_of_the_time_to_start(session):
+    before = session._hosts.began_s
+    session._hosts.sync_first(lambda: None, lambda _: None)
+    assert session._hosts.began_s > before
+
+
 def test_nothing_there_is_deleted_and_what_is_newer_there_stays(session, project):
     session.run("if rank: open('data/x.csv', 'a').write('3,4\\n')\nopen('result.txt', 'w').write('mine')", quiet=True)
     (project / "data" / "x.csv").rename(project / "data" / "y.csv")

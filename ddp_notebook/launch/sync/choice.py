@@ -25,7 +25,7 @@ _KEYS = (
     "service-account*.json", "secrets.*", ".vault-token",
 )  # fmt: skip
 _NO_KEYS = ("*.pub", "*.py", ".env.example", ".env.sample", ".env.template")
-_FOLDERS_OF_KEYS = {".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", "gcloud"}
+_FOLDERS_OF_KEYS = {".ssh", ".aws", ".azure", ".gnupg", ".kube", "gcloud"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ class Fetching:
                 if offset + nbytes == file.size:
                     landing.end(target, file.mode, file.mtime_ns)
             done += len(data)
-            report(f"\r{units.size(done)} of {units.size(whole)} fetched")
+            report(f"\r{units.size(done)} of {units.size(whole)}")
 
     def _ask(self, messages: Mapping[int, Callable[[int], Message]], path: str = "") -> dict[int, bytes | bytearray]:
         """Ask ranks, and fetch what they answer."""
