@@ -275,8 +275,8 @@ def _start(asked: start_options.StartOptions) -> None:
 
 def _stop(session: sessions.Session) -> None:
     if session.is_running and session.trouble:
-        [pid] = session.pids("host server")
-        print(f"the host server (pid {pid}) does not answer; its processes are ended all the same")
+        pids = ", ".join(map(str, session.pids("host server")))
+        print(f"the host server (pid {pids}) does not answer; its processes are ended all the same")
     session.stop()
 
 

@@ -14,7 +14,7 @@ from typing import Literal, overload
 from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.hosts import Hosts
-from ddp_notebook.launch.options import Backend, LiveMode, StartOptions
+from ddp_notebook.launch.options import LEASE_S, Backend, LiveMode, StartOptions
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
@@ -65,6 +65,7 @@ def start(
     python: str | None = None,
     sync: str | os.PathLike[str] | None = None,
     sync_large: bool = False,
+    lease_s: float = LEASE_S,
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
@@ -73,7 +74,7 @@ def start(
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
-            client, python, sync, sync_large: see `StartOptions`.
+            client, python, sync, sync_large, lease_s: see `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
         report: told a line about each stage that is done, and behind a carriage return how far one is.
@@ -110,6 +111,7 @@ def start(
         python=python,
         sync=sync,
         sync_large=sync_large,
+        lease_s=lease_s,
     )
     if not reuse:
         return Session(asked, report=report)
@@ -175,23 +177,24 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
             report(f"{name} {time.monotonic() - began:.1f} s")
 
         env = {**os.environ, **self.options.env}
-        self._placement = self._hosts.place(env, interrupts.check, report)
+        placement = self._hosts.place(env, interrupts.check, report)
         stage(self._hosts.stage)
         if self.options.sync is not None:
             self.synced = self._hosts.sync_first(interrupts.check, report)
             stage("sync")
-        guard = self.backend == "gloo" if self.options.guard is None else self.options.guard
+        guard = placement.backend == "gloo" if self.options.guard is None else self.options.guard
         dispatch = Dispatch()
         cluster = Cluster(
             self._hosts.all,
-            self.placement,
+            placement,
             env,
             dispatch,
             guard=guard,
             overlay=self.options.env,
             address=self._hosts.address,
+            again=self._hosts.again,
         )
-        self._assembled = parts = Parts(cluster, dispatch, self.world_size, self.options)
+        self._assembled = parts = Parts(cluster, dispatch, placement.world_size, self.options)
         self._cells = parts.cells
         self._live = live = Placing(
             parts.observer.recording,

@@ -2,6 +2,7 @@
 
     cluster      the processes of one session on their hosts, and the wire to the ranks
     forming      the group: formed at the start, and anew
+    members/     how its processes come, and where those of a lost host go
     process      one process of a session, which of them has which rank, and how one ended
     options      what `%ddp_start` was asked for
     placement    which rank gets which host and device

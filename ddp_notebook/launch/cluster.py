@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from ddp_notebook.errors import ClientError, HostError, StartError, StartTimeoutError
-from ddp_notebook.launch import environment
+from ddp_notebook.errors import ClientError, StartError
 from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.members.losses import Again, Losses
+from ddp_notebook.launch.members.starter import Starter
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Processes, describe_status
+from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Processes
 from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.records.words import name_ranks
+from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import (
@@ -43,15 +41,13 @@ from ddp_notebook.wire.keys import Keyring
 
 __all__ = ["Check", "Cluster", "Listener"]
 
-_END_S = 5.0  # what ranks that were killed get to be gone
-
 
 class Listener(Protocol):
     """Who is told what the ranks say. Called in I/O threads; must not block."""
 
     def on_message(self, rank: int, message: Message) -> None: ...
     def on_text(self, rank: int, fd: int, data: bytes) -> None: ...
-    def on_ended(self, rank: int, status: int) -> None: ...
+    def on_ended(self, rank: int, how: str) -> None: ...
     def on_controller_ended(self) -> None: ...
     def on_gone(self) -> None: ...
 
@@ -60,13 +56,18 @@ class Cluster:
     """Starts and ends the processes of a session.
 
     Args:
-        hosts: to start them on. The caller keeps them. The first one's directory holds the session's files.
+        hosts: to start them on. The caller keeps them.
         placement: which rank gets which device.
         env: the environment of the ranks.
         listener: who is told what the ranks say.
         guard: whether ranks compare what they call.
         overlay: of that, what was asked for: ranks of other machines have it on top of what is there.
         address: of this machine, at which they reach the notebook.
+        again: makes a new connection to a host that was lost, if there is a way to it.
+
+    Attributes:
+        placement: which rank is where now.
+        directory: of this machine, with the session's files.
     """
 
     def __init__(
@@ -79,30 +80,36 @@ class Cluster:
         guard: bool = False,
         overlay: Mapping[str, str] | None = None,
         address: str = LOOPBACK,
+        again: Again = lambda _: None,
     ) -> None:
         self.mark_token = secrets.token_hex(8)
         self._hosts = {host.name: host for host in hosts}
-        self._home = hosts[0]  # of what is not a rank's
-        self._placement = placement
-        self._env = environment.rank_env(env, threads=placement.threads)
-        if placement.cuda_visible_devices is not None:
-            self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
-        self._overlay = dict(overlay or {})
+        self.placement = placement
         self._listener = listener
-        self.directory = tempfile.mkdtemp(prefix="session-", dir=self._home.directory)
+        # It goes with the host server, if that is here. Others may be lost, and with them what is kept for them.
+        self.directory = tempfile.mkdtemp(
+            prefix="ddp_notebook-session-", dir=hosts[0].directory if hosts[0].way.is_here else None
+        )
         self._processes = Processes()
-        self._has_ended = False
-        self._keyring = Keyring()
-        self._endpoint = Endpoint.listen(self._keyring, self._on_message, host=address)
+        keyring, overlay = Keyring(), dict(overlay or {})
+        self._endpoint = Endpoint.listen(keyring, self._on_message, host=address)
+        self._bulk = BulkFetcher(self._endpoint.context, keyring, host=address)
+        self._starter = Starter(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
+        self._losses = Losses(self._hosts, self._processes, again, self._starter.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
-        self._forming = Forming(self._processes, hosts, placement, wire, store_prefix=token, guard=guard)
-        self._bulk = BulkFetcher(self._endpoint.context, self._keyring, host=address)
+        self._forming = Forming(self._processes, wire, is_alone=len(hosts) == 1, store_prefix=token, guard=guard)
         self._engines = Engines(
-            self.directory, self._processes, partial(self._start_process, CONTROLLER, self._home), self.send
+            self.directory,
+            self._processes,
+            partial(self._starter.start, CONTROLLER, hosts[0]) if self.is_here else None,
+            self.send,
         )
         self._endpoint.start()
         for host in hosts:
-            host.attach(partial(self._on_text, host), partial(self._on_ended, host), self._on_gone)
+            self._attach(host)
+
+    def _attach(self, host: Host) -> None:
+        host.attach(partial(self._on_text, host), partial(self._on_ended, host), partial(self._on_gone, host))
 
     # ---- starting
 
@@ -120,12 +127,12 @@ class Cluster:
             StartError: a process ended or could not do its part.
             StartTimeoutError: the deadline passed; names the stage and the ranks that it waits for.
         """
-        for rank in range(self._placement.world_size):
+        for rank in range(self.placement.world_size):
             self._start_rank(rank)
         self._forming.wait_for("the processes to say hello", "Hello", deadline, check)
         report("processes")
         self._call_to_form()
-        if not self._home.facts()["engines_wait"]:
+        if not self._losses.home.facts()["engines_wait"]:
             self.client_file()
         self._engines.call(self.ranks)
         self._forming.wait(deadline, check)
@@ -146,7 +153,8 @@ class Cluster:
         return self._forming.wait(deadline, check)
 
     def replace(self, ranks: list[int], deadline: float, check: Check = lambda: None) -> list[str]:
-        """New processes for ranks that have died, and then the group of all. Returns what `form` does.
+        """New processes for ranks that have died, and then the group of all. Ranks of a host that was lost get them
+        elsewhere, see `Losses.place`. Returns where they went, and what `form` does.
 
         Raises:
             StartError: it failed, and can be tried again: the new processes are gone.
@@ -154,7 +162,11 @@ class Cluster:
         """
         for process in self._processes.by_rank.values():
             process.error = ""  # of a forming that failed
+        were_on = {rank: self.process(rank).host for rank in ranks}
         try:
+            self.placement, reached_again = self._losses.place(self.placement, ranks, deadline, check)
+            for host in reached_again:
+                self._attach(host)
             if self._engines.have_had_controller:
                 self.client_file()  # it knows the engines of those that have died
             for rank in ranks:
@@ -167,55 +179,21 @@ class Cluster:
             if self._engines.replace():
                 self._forming.wait_for("the engines to register", "Registered", deadline, check, ranks)
         except BaseException as error:
-            self._end_again(ranks)
+            self._starter.kill([self.process(rank) for rank in ranks])
             if isinstance(error, StartError | ClientError):
                 raise StartError(f"no new process for {name_ranks(ranks)}: {error}") from error
             raise  # of `check`
-        return notes
-
-    def _end_again(self, ranks: list[int]) -> None:
-        """End processes that were to replace others, at once."""
-        try:
-            self.signal([rank for rank in ranks if self.process(rank).is_alive], signal.SIGKILL)
-        except HostError:  # the host server is gone, and they with it
-            return
-        with self._processes.changed:
-            self._processes.changed.wait_for(lambda: not set(ranks) & set(self.alive), _END_S)
+        return [*self._losses.moved_in_words(were_on), *notes]
 
     def _start_rank(self, rank: int) -> None:
-        host = self._hosts[self._placement.hosts[rank]]
-        spec = {"mark_token": self.mark_token, "threads": self._placement.threads}
-        self._processes.by_rank[rank] = self._start_process(RANK, host, spec, rank)
+        host = self._hosts[self.placement.hosts[rank]]
+        self._processes.by_rank[rank] = self._starter.start(RANK, host, {"mark_token": self.mark_token}, rank)
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
-        at = {"host": self._forming.address_of(self._home)}
-        [*_, store] = self._processes.living(STORE) or [self._start_process(STORE, self._home, at)]
-        self._forming.call(store)
-
-    def _start_process(self, kind: str, host: Host, spec: dict[str, Any], rank: int = -1) -> Process:
-        if self._has_ended:
-            raise StartError("the session was stopped")
-        process = Process(number=host.next_number(), kind=kind, host=host, rank=rank)
-        self._processes.all[process.name] = process
-        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
-        everyone: dict[str, Any] = {"kind": kind, "cwd": host.folder or environment.working_directory()}
-        here = {"env": self._env, "sys_path": path}
-        everyone |= here if host.way.is_here else {"env": self._overlay, "threads": self._placement.threads}
-        try:
-            if kind == RANK:
-                self._endpoint.expect(process.name)
-                control, bulk = host.way.reach(self._endpoint.url), host.way.reach(self._bulk.url)
-                address = self._keyring.invite(process.name, control=control, bulk=bulk)
-                spec = {**spec, "process": process.number, "address": asdict(address)}
-            reply = host.start(process.number, {**everyone, **spec})
-        except HostError as error:
-            del self._processes.all[process.name]  # it does not run: the next try needs another one
-            kind_of_error = StartTimeoutError if isinstance(error, TimeoutError) else StartError
-            raise kind_of_error(str(error)) from error
-        process.pid = reply["pid"]
-        process.port = reply.get("port", 0)
-        return process
+        at = {"host": self._forming.address_of(self._losses.home)}
+        [*_, store] = self._processes.living(STORE) or [self._starter.start(STORE, self._losses.home, at)]
+        self._forming.call(store, self.placement)
 
     # ---- the ranks
 
@@ -226,17 +204,37 @@ class Cluster:
 
     @property
     def is_running(self) -> bool:
-        """Whether the host servers live, and so the ranks that have not died by themselves."""
-        return all(host.is_alive for host in self._hosts.values())
+        """Whether a host server lives, and with it ranks that have not died by themselves. Those of a host that was
+        lost are gone."""
+        return any(host.is_alive for host in self._hosts.values())
+
+    @property
+    def hosts(self) -> list[Host]:
+        """Those that were not lost."""
+        return [host for host in self._hosts.values() if host.is_alive]
+
+    @property
+    def unheard(self) -> dict[int, str]:
+        """Ranks whose host is not heard and may come back, each with what is said of it."""
+        return self._losses.unheard
+
+    def give_up(self, why: str, ranks: Sequence[int] | None = None) -> None:
+        """Take unreachable hosts for lost; returns when it is known which ranks are gone. Not if no host were left.
+
+        Args:
+            why: in words: "somebody asked for it".
+            ranks: only hosts of these; None: of all.
+        """
+        self._losses.give_up(why, self.ranks if ranks is None else ranks)
 
     def trouble(self) -> str:
-        """Why a host server does not answer, in a sentence; "" if all do."""
-        return next(filter(None, (host.trouble() for host in self._hosts.values())), "")
+        """Why a host server does not answer, in a sentence; "" if all do that were not lost."""
+        return next(filter(None, (host.trouble() for host in self.hosts or self._hosts.values())), "")
 
     @property
     def is_stopped(self) -> bool:
         """Whether somebody has stopped a host server: no cell gets to its ranks then, and no text of them comes."""
-        return any(host.is_stopped for host in self._hosts.values())
+        return any(host.is_stopped for host in self.hosts)
 
     @property
     def is_here(self) -> bool:
@@ -329,11 +327,6 @@ class Cluster:
         Raises:
             ClientError: it cannot be started.
         """
-        if not self.is_here:
-            raise ClientError(
-                "session.client and %%px are there for ranks on the notebook's machine only; use session.run and "
-                "%%on_all_ranks"
-            )
         return self._engines.client_file()
 
     def pids(self, kind: str) -> list[int]:
@@ -345,7 +338,7 @@ class Cluster:
 
     def stop(self, grace_s: float = 1.0) -> bool:
         """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
-        self._has_ended = True
+        self._starter.has_ended = True
         left = []
         for host in self._hosts.values():
             those = [process for process in self._processes.all.values() if process.host is host]
@@ -360,7 +353,7 @@ class Cluster:
 
     def _on_message(self, peer: str, epoch: int, message: Message) -> None:
         process = self._processes.all.get(peer)
-        if process is None:
+        if process is None or process.lost:
             return
         if isinstance(message, Hello | Formed | Ready | Registered):
             self._forming.on_said(process, message)
@@ -371,30 +364,36 @@ class Cluster:
             self._listener.on_message(process.rank, message)
 
     def _on_text(self, host: Host, number: int, fd: int, data: bytes) -> None:
-        process = self._processes.all.get(f"{host.name}/{number}")
-        if process is None:
+        if (process := self._processes.all.get(f"{host.name}/{number}")) is None:
             return
         process.note_text(fd, data)
         if process.kind == RANK:
             self._listener.on_text(process.rank, fd, data)
 
-    def _on_gone(self) -> None:
-        with self._processes.changed:
-            self._processes.changed.notify_all()
-        self._listener.on_gone()
+    def _on_gone(self, host: Host) -> None:
+        if not self.is_running:
+            self._listener.on_gone()
+            return
+        if lost := self._losses.take(host):
+            self._tell_died(lost, self.process(lost[0]).how)
+            for rank in lost:
+                self._listener.on_ended(rank, self.process(rank).how)
 
     def _on_ended(self, host: Host, number: int, status: int) -> None:
-        process = self._processes.all.get(f"{host.name}/{number}")
-        if process is None:
+        if (process := self._processes.all.get(f"{host.name}/{number}")) is None:
             return
         with self._processes.changed:
             process.status = status
             self._processes.changed.notify_all()
         if process.kind == RANK:
-            if self._forming.has_started:
-                why = f"rank {process.rank} died ({describe_status(status)}); %ddp_heal replaces it"
-                for rank in self.alive:
-                    self.send(rank, Lost(why=f"{why}, and until then the ranks cannot communicate"))
-            self._listener.on_ended(process.rank, status)
+            self._tell_died([process.rank], process.how)
+            self._listener.on_ended(process.rank, process.how)
         elif process.kind == CONTROLLER:
             self._listener.on_controller_ended()
+
+    def _tell_died(self, ranks: list[int], how: str) -> None:
+        """Let those that live know why they cannot communicate."""
+        if self._forming.has_started:
+            why = f"{list_ranks(ranks)} died ({how}); %ddp_heal replaces {'it' if len(ranks) == 1 else 'them'}"
+            for rank in self.alive:
+                self.send(rank, Lost(why=f"{why}, and until then the ranks cannot communicate"))

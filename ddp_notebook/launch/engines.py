@@ -18,7 +18,7 @@ class Engines:
     Args:
         directory: the session's.
         processes: of the session.
-        start: starts a controller by this specification.
+        start: starts a controller by this specification; None: the ranks are where none would reach them.
         send: sends a message to a rank.
     """
 
@@ -26,7 +26,7 @@ class Engines:
         self,
         directory: str,
         processes: Processes,
-        start: Callable[[dict[str, Any]], Process],
+        start: Callable[[dict[str, Any]], Process] | None,
         send: Callable[[int, Engine | Register], None],
     ) -> None:
         self._directory = directory
@@ -50,6 +50,11 @@ class Engines:
 
     def client_file(self) -> tuple[str, int]:
         """See `Cluster.client_file`."""
+        if self._start is None:
+            raise ClientError(
+                "session.client and %%px are there for ranks on the notebook's machine only; use session.run and "
+                "%%on_all_ranks"
+            )
         with self._asking:
             has_been = self.have_had_controller
             if running := self._processes.living(CONTROLLER):

@@ -29,9 +29,8 @@ class Forming:
 
     Args:
         processes: of the session.
-        hosts: on which they run.
-        placement: which rank is where.
         wire: to the ranks.
+        is_alone: all processes run on one host.
         store_prefix: of all keys in the store.
         guard: whether ranks compare what they call.
 
@@ -43,18 +42,16 @@ class Forming:
     def __init__(
         self,
         processes: Processes,
-        hosts: Sequence[Host],
-        placement: Placement,
         wire: Endpoint,
         *,
+        is_alone: bool,
         store_prefix: str,
         guard: bool,
     ) -> None:
         self.epoch = 0
         self.has_started = False
         self._processes = processes
-        self._hosts = hosts
-        self._placement = placement
+        self._is_alone = is_alone
         self._wire = wire
         self._store_prefix = store_prefix
         self._guard = guard
@@ -63,16 +60,15 @@ class Forming:
 
     def address_of(self, host: Host) -> str:
         """Where its ranks and store are reached by all others. One host alone listens on no network."""
-        return LOOPBACK if len(self._hosts) == 1 else host.address
+        return LOOPBACK if self._is_alone else host.address
 
-    def call(self, store: Process) -> None:
+    def call(self, store: Process, placement: Placement) -> None:
         """Tell every rank its place in the next epoch's group."""
         with self._processes.changed:
             self._is_formed = False
             self._gloo_ports.clear()
         self.epoch += 1
         self._wire.epoch = self.epoch
-        placement = self._placement
         for rank, process in self._processes.by_rank.items():
             process.said.discard("Formed")
             process.error = ""
@@ -140,7 +136,7 @@ class Forming:
 
     def raise_failures(self, stage: str) -> None:
         """Raise StartError if the wait for `stage` is in vain."""
-        for host in self._hosts:
+        for host in dict.fromkeys(process.host for process in self._processes.current if process.is_alive):
             if not host.is_alive:
                 raise StartError(f"the host server ended while waiting for {stage}; try again with %ddp_start")
             if host.is_stopped:

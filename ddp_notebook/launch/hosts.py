@@ -55,10 +55,11 @@ class Hosts:
             resolved(os.fspath(options.sync))  # before anything is started
         try:
             if starter := choose(options):
-                self._tasks = Tasks(starter, options.python, options.env)
+                self._tasks = Tasks(starter, options.python, options.env, lease_s=options.lease_s)
                 self.address = self._tasks.address
             for name in options.ranks_of_hosts:
-                self.all.append(Host(Ssh(name, python=options.python, env=options.env)))
+                way = Ssh(name, python=options.python, env=options.env, lease_s=options.lease_s)
+                self.all.append(Host(way))
         except BaseException:
             self.end()
             raise
@@ -138,12 +139,24 @@ class Hosts:
 
     @property
     def are_alive(self) -> bool:
-        return all(host.is_alive for host in self.all)
+        """Whether one is: the others were lost."""
+        return any(host.is_alive for host in self.all)
+
+    def again(self, lost: Host) -> Host | None:
+        """A new connection to one that was lost; None: there is no way to it from here.
+
+        Raises:
+            HostError: ssh cannot be run.
+        """
+        host = lost.again()
+        if host is not None:
+            self.all[self.all.index(lost)] = host
+        return host
 
     @property
     def pids(self) -> list[int]:
         """Of the servers, each on its host."""
-        return [host.pid for host in self.all]
+        return [host.pid for host in self.all if host.is_alive]
 
     @property
     def stage(self) -> str:
@@ -153,7 +166,7 @@ class Hosts:
     @property
     def words(self) -> str:
         """Their names. Call `place` first."""
-        return ", ".join(dict.fromkeys(host.label for host in self.all))
+        return ", ".join(dict.fromkeys(host.label for host in self.all if host.is_alive))
 
     def end(self, *, healthy: bool = True) -> None:
         """Give the servers back to the next session, or end them.

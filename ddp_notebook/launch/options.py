@@ -10,8 +10,10 @@ from typing import Literal, get_args
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.environment import OF_EACH_RANK
 from ddp_notebook.launch.ways import host_list
+from ddp_notebook.launch.ways.base import LEASE_S as LEASE_S
 from ddp_notebook.run.lines import LineParser
 
+_SHORTEST_LEASE_S = 4.0  # a host that is not heard is told after 3
 _LONGEST_S = 7 * 24 * 3600.0
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 LiveMode = Literal["auto", "html", "off"]
@@ -21,7 +23,7 @@ USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
     "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
-    "[--sync DIR] [--sync-large]"
+    "[--sync DIR] [--sync-large] [--lease S]"
 )
 _ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
@@ -51,6 +53,7 @@ class StartOptions:
         python: the interpreter there; None: python3 of a host that ssh reaches, else the notebook's.
         sync: a folder whose files are sent to hosts that do not share it, before ranks start in it; None: none.
         sync_large: it may have more than 1 GB or 20,000 files.
+        lease_s: how long a host may be unreachable until it is lost, and ends what was started on it, in seconds.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
 
@@ -77,6 +80,7 @@ class StartOptions:
     python: str | None = None
     sync: str | os.PathLike[str] | None = None
     sync_large: bool = False
+    lease_s: float = LEASE_S
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -118,6 +122,11 @@ class StartOptions:
             is_time = seconds is None or (_is_number(seconds) and 0 <= seconds <= _LONGEST_S)
             if not is_time or (name == "--hang-after" and seconds == 0):  # every wait would be a hang
                 raise UsageError(f"{name} {_written(seconds)} is no time to wait; give seconds, e.g. {name} 5, or off")
+        if not (_is_number(self.lease_s) and _SHORTEST_LEASE_S <= self.lease_s <= _LONGEST_S):
+            raise UsageError(
+                f"--lease {_written(self.lease_s)} is no time for a host to come back; give seconds from "
+                f"{_SHORTEST_LEASE_S:g} up, e.g. --lease 60"
+            )
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
 
@@ -171,6 +180,7 @@ def parse(line: str) -> StartOptions:
     for name in ("--mpi", "--profile", "--client", "--python", "--sync"):
         parser.add_argument(name)
     parser.add_argument("--sync-large", action="store_true")
+    parser.add_argument("--lease", default=f"{LEASE_S:g}")
     given = parser.parse_line(line)
     n = given.world_size
     return StartOptions(
@@ -193,6 +203,7 @@ def parse(line: str) -> StartOptions:
         python=given.python,
         sync=given.sync,
         sync_large=given.sync_large,
+        lease_s=parser.number(float, "--lease", given.lease, "number of seconds"),
     )
 
 

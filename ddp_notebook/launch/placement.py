@@ -14,12 +14,12 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.ways.base import LOCAL
 
 _MAX_DEFAULT_CPU_RANKS = 4
-_RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
+RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the ranks go. Those of one host follow each other."""
+    """Where the ranks go. Those of one host follow each other, until a host is lost, see `moving`."""
 
     backend: str
     hosts: tuple[str, ...]  # by rank: the name of its host, see `launch.ways`
@@ -28,6 +28,7 @@ class Placement:
     names: tuple[str, ...]  # by rank: "NVIDIA H200", "CPU"
     cuda_visible_devices: str | None  # the same for all ranks; LOCAL_RANK selects. None: not set
     threads: int  # per rank
+    local_ranks: tuple[int, ...] = ()  # by rank; (): in the order of the ranks
 
     @property
     def world_size(self) -> int:
@@ -53,7 +54,7 @@ class Placement:
 
     def local_rank(self, rank: int) -> int:
         """Number of the rank among those of its machine."""
-        return self.machines[:rank].count(self.machines[rank])
+        return self.local_ranks[rank] if self.local_ranks else self.machines[:rank].count(self.machines[rank])
 
     def local_world_size(self, rank: int) -> int:
         """How many ranks its machine has."""
@@ -81,10 +82,10 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
             f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
             "them over gloo"
         )
-    if world_size * _RANK_MIB > facts["memory_mib"]:
+    if world_size * RANK_MIB > facts["memory_mib"]:
         raise UsageError(
-            f"{world_size} ranks need some {world_size * _RANK_MIB >> 10} GiB of memory, and this host has "
-            f"{facts['memory_mib'] >> 10}; start at most {facts['memory_mib'] // _RANK_MIB}"
+            f"{world_size} ranks need some {world_size * RANK_MIB >> 10} GiB of memory, and this host has "
+            f"{facts['memory_mib'] >> 10}; start at most {facts['memory_mib'] // RANK_MIB}"
         )
     return Placement(
         backend=backend,

@@ -31,6 +31,7 @@ class Process:
     pid: int = 0
     port: int = 0
     status: int | None = None  # exit status once it ended; negative: signal
+    lost: str = ""  # why nothing is known of it any more, and so it counts as ended
     said: set[str] = field(default_factory=set)  # names of the messages of its start
     error: str = ""
     notes: list[str] = field(default_factory=list)  # what it said of the group that it has formed
@@ -43,7 +44,12 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        return self.status is None
+        return self.status is None and not self.lost
+
+    @property
+    def how(self) -> str:
+        """How it ended, in a few words."""
+        return self.lost or describe_status(self.status)
 
     @property
     def last_words(self) -> str:
@@ -61,7 +67,7 @@ class Process:
     def how_it_ended(self) -> str:
         """In words, with what it wrote last."""
         words = self.last_words
-        return describe_status(self.status) + (f"; its last words:\n{words}" if words else "")
+        return self.how + (f"; its last words:\n{words}" if words else "")
 
     def tell_end(self) -> str:
         """As `how_it_ended`, but what it wrote last is told once: not again in the error of every later cell."""

@@ -55,6 +55,11 @@ class Observer:
         same = bool(self._boot) and message.boot == self._boot
         self.recording.clock.add(rank, message.sent_ns, message.rank_ns, time.monotonic_ns(), same_clock=same)
 
+    def on_moved(self, rank: int) -> None:
+        """A rank's process is on another host now, which has a clock of its own."""
+        self.recording.clock.forget(rank)
+        self._ask(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
+
     def flush(self) -> None:
         """Wait until all that has arrived is in the recording."""
         self._intake.flush(5.0)

@@ -62,6 +62,7 @@ class Parts:
         self.unended = Unended(cluster, cells, living.check_host)
         self.checking = Checking(cells, questions, living)
         self.observer = Observer(world_size, cluster.send, lambda: cluster.alive)
+        cells.mend.on_moved = self.observer.on_moved
         self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
         self.client = SharedClient(lambda: cluster.pids("rank"), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
@@ -103,12 +104,11 @@ class Assembled:
     """What has parts once it has ranks: the base of `Session`'s faces."""
 
     _assembled: Parts | None = None
-    _placement: Placement | None = None
 
     @property
     def placement(self) -> Placement:
         """Which rank has which device."""
-        return there_already(self._placement)
+        return self._parts.cluster.placement
 
     @property
     def world_size(self) -> int:

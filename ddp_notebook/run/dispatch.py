@@ -15,7 +15,7 @@ class OfCells(Protocol):
     """Who is told of what belongs to cells and is no message."""
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None: ...
-    def on_ended(self, rank: int, status: int) -> None: ...
+    def on_ended(self, rank: int, how: str) -> None: ...
     def on_gone(self) -> None: ...
 
 
@@ -58,10 +58,10 @@ class Dispatch:
         if self._cells is not None:
             self._cells.on_text(rank, fd, data)
 
-    def on_ended(self, rank: int, status: int) -> None:
+    def on_ended(self, rank: int, how: str) -> None:
         """A rank's process ended."""
         if self._cells is not None:
-            self._cells.on_ended(rank, status)
+            self._cells.on_ended(rank, how)
 
     def on_controller_ended(self) -> None:
         """ipyparallel's controller ended."""

@@ -117,6 +117,10 @@ class Endpoint:
         """Accept messages of this peer. Those of others are dropped even if their key is valid."""
         self._links[peer.encode()] = Link(last_heard_s=time.monotonic())
 
+    def forget(self, peer: str) -> None:
+        """Accept nothing of this peer any more, and keep nothing for it."""
+        self._links.pop(peer.encode(), None)
+
     def silent_s(self, peer: str = "") -> float:
         """Seconds since the peer was last heard; above `SILENT_S` it counts as silent."""
         link = self._links.get(peer.encode())

@@ -43,12 +43,12 @@ class Keyring:
 
     def __init__(self) -> None:
         self._public, self._secret = zmq.curve_keypair()
-        self._invited: set[bytes] = set()
+        self._invited: dict[bytes, str] = {}  # identities, by public keys
 
     def invite(self, identity: str, *, control: str, bulk: str) -> Address:
         """A fresh key pair for one process, and the endpoints where it is admitted."""
         public, secret = zmq.curve_keypair()
-        self._invited.add(z85.decode(public))
+        self._invited[z85.decode(public)] = identity
         return Address(
             control=control,
             bulk=bulk,
@@ -58,8 +58,13 @@ class Keyring:
             identity=identity,
         )
 
+    def revoke(self, identity: str) -> None:
+        """Do not admit a process again that was invited. From any thread."""
+        for key in [key for key, whose in list(self._invited.items()) if whose == identity]:
+            del self._invited[key]
+
     def admits(self, client_key: bytes) -> bool:
-        """Whether a client's public key (32 bytes) was made by `invite`."""
+        """Whether a client's public key (32 bytes) was made by `invite`, and not revoked."""
         return client_key in self._invited
 
     def guard(self, socket: zmq.Socket[Any]) -> None:

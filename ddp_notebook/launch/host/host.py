@@ -8,19 +8,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host import framing
+from ddp_notebook.launch.host.hearing import Hearing
 from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.host.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
 from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.ways.base import Way
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 1.5  # what the server gets to answer what takes it a millisecond
+_QUIET_S = 1.25  # without a word of a host that speaks each second: then it is not its server that does not answer
 _LOOK_S = 0.25  # whether it was stopped
 _END_S = 8.0  # what it gets to end processes, beyond their grace
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
@@ -32,18 +34,6 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-class HostGoneError(HostError):
-    """The host server ended, and all it had started with it."""
-
-
-class HostSilentError(HostError):
-    """The host server lives but does not answer: it was stopped, or it hangs."""
-
-
-class HostTimeoutError(HostSilentError, TimeoutError):
-    """The host server did not answer in time, and is not known to be stopped."""
-
-
 class Host:
     """One host as its owner sees it. Talks to the host's server, and cleans up when that is gone.
 
@@ -52,6 +42,7 @@ class Host:
 
     Args:
         way: to the host.
+        numbers: of its processes, where it has had some before.
 
     Example:
         >>> host = Host(Local(os.environ))
@@ -60,23 +51,19 @@ class Host:
         >>> host.close()
     """
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, numbers: Iterator[int] | None = None) -> None:
         self.way = way
         self.release()
         self._leaders: dict[int, Identity] = {}  # by process; each leads an OS session
-        self._pending: dict[int, Future[dict[str, Any]]] = {}
-        self._requests = 0
-        self._lock = threading.Lock()
-        self._gone = threading.Event()
+        self._requests = Requests(way)
         self._closing = False
-        self._how_it_ended = ""
-        self._numbers = itertools.count()
+        self._given_up = ""  # why
+        self._numbers = itertools.count() if numbers is None else numbers
         self._owner_pid = os.getpid()
         self._facts: dict[str, Any] | None = None
         self.folder = ""  # where ranks of the host begin, if files were sent for them
         threading.Thread(target=self._read, name="ddp-host", daemon=True).start()
-        if way.beat_s:
-            threading.Thread(target=self._beat, name="ddp-host-beat", daemon=True).start()
+        self._hearing = Hearing(way, self._requests.gone, self._requests.speak, self.give_up)
 
     @property
     def name(self) -> str:
@@ -124,7 +111,40 @@ class Host:
 
     @property
     def is_alive(self) -> bool:
-        return not self._gone.is_set()
+        return not self._requests.gone.is_set()
+
+    @property
+    def how_it_ended(self) -> str:
+        """In words, once it has."""
+        return self._requests.how_it_ended
+
+    def again(self) -> Host | None:
+        """A new connection to a host that was lost. None: there is no way to it from here.
+
+        Raises:
+            HostError: as where the way was made.
+        """
+        way = self.way.again()
+        if way is None:
+            return None
+        host = Host(way, self._numbers)
+        host.folder = self.folder
+        return host
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the host was last heard, whatever its server does. 0.0 of this machine."""
+        return self._hearing.silent_s
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the host is not heard any more, and may come back."""
+        return self._hearing.is_unreachable
+
+    @property
+    def unheard(self) -> str:
+        """That it is unreachable, and for how long it may be, in a sentence; "" if it is heard."""
+        return self._hearing.unheard
 
     @property
     def is_stopped(self) -> bool:
@@ -140,7 +160,10 @@ class Host:
         if not self.is_alive:
             if self.way.is_here:
                 return "the host server ended, and all ranks with it; start afresh with %ddp_restart"
-            return f"{self._how_it_ended}; its ranks are gone, and the session with them: %ddp_restart starts afresh"
+            how = f"{self.name} was lost: {self.how_it_ended}"
+            return f"{how}; its ranks are gone, and the session with them: %ddp_restart starts afresh"
+        if self.is_unreachable:
+            return self.unheard
         try:
             self.request("ping", timeout_s=timeout_s)
         except HostGoneError:
@@ -189,23 +212,12 @@ class Host:
         """
         return self.reply(self.ask(op, **arguments), op, timeout_s, check)
 
-    def ask(self, op: str, *, data: bytes = b"", **arguments: Any) -> Future[dict[str, Any]]:
+    def ask(self, op: str, *, data: bytes = b"", **arguments: Any) -> Reply:
         """Send a request, whose `reply` can be waited for. `data` are bytes that go with it."""
-        future: Future[dict[str, Any]] = Future()
-        with self._lock:
-            self._requests += 1
-            number = self._requests
-            command = framing.pack_command({"op": op, "id": number, **arguments}, data)
-            self._pending[number] = future
-            if self._gone.is_set():
-                self._fail_pending()
-            else:
-                with contextlib.suppress(OSError):  # then the reader sees the end of the stream
-                    self.way.send(command)
-        return future
+        return self._requests.ask(op, data=data, **arguments)
 
     def reply(
-        self, asked: Future[dict[str, Any]], op: str, timeout_s: float = 30.0, check: Callable[[], None] = lambda: None
+        self, asked: Reply, op: str, timeout_s: float = 30.0, check: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Wait for the reply to what was asked. Raises what `request` does."""
         reply = self._wait_for(asked, op, timeout_s, check)
@@ -213,9 +225,7 @@ class Host:
             raise HostError(f"the host server could not {op!r}: {reply['error']}")
         return reply
 
-    def _wait_for(
-        self, reply: Future[dict[str, Any]], op: str, timeout_s: float, check: Callable[[], None]
-    ) -> dict[str, Any]:
+    def _wait_for(self, reply: Reply, op: str, timeout_s: float, check: Callable[[], None]) -> dict[str, Any]:
         until = time.monotonic() + timeout_s
         while True:
             try:
@@ -229,32 +239,32 @@ class Host:
                 )
             if time.monotonic() > until:
                 raise HostTimeoutError(
-                    f"the host server (pid {self.pid}) did not answer {op!r} in {timeout_s:g} s; %ddp_restart starts "
-                    "all afresh"
+                    self._hearing.words
+                    if self.silent_s > _QUIET_S
+                    else f"the host server (pid {self.pid}) did not answer {op!r} in {timeout_s:g} s; %ddp_restart "
+                    "starts all afresh"
                 )
 
     def next_number(self) -> int:
         """A number for a new process; none is used twice."""
         return next(self._numbers)
 
-    def _send(self, command: dict[str, Any]) -> None:
-        """Send a request whose reply nobody waits for."""
-        with self._lock, contextlib.suppress(OSError):  # then the reader sees the end of the stream
-            self.way.send(framing.pack_command(command))
+    def give_up(self, why: str) -> None:
+        """Take the host for lost: it is told what else is told of one that has ended, and ends by itself.
 
-    def _beat(self) -> None:
-        """Let the server hear that its owner lives, also where nothing else is said."""
-        while not self._gone.wait(self.way.beat_s):
-            self._send({"op": "ping", "id": 0})
+        Args:
+            why: in words, behind its name and "was lost: ".
+        """
+        self._given_up = why
+        self.way.end(at_once=True)
 
     def hold_text(self, hold: bool) -> None:
         """Let text stay in the processes' pipes, or come again. Does not wait."""
-        self._send({"op": "hold", "id": 0, "hold": hold})
+        self._requests.say("hold", hold=hold)
 
     def tell(self, targets: list[int], data: bytes) -> None:
         """Put bytes into the inboxes of ranks. Does not wait for them."""
-        with self._lock, contextlib.suppress(OSError):  # then the reader sees the end of the stream
-            self.way.send(framing.pack_input(targets, data))
+        self._requests.tell(framing.pack_input(targets, data))
 
     def start(self, process: int, spec: dict[str, Any]) -> dict[str, Any]:
         """Start a rank, the store or the controller. The reply holds its pid.
@@ -265,7 +275,7 @@ class Host:
         try:
             reply = self.request("start", process=process, spec=spec)
         except HostSilentError:  # it may still start the process, which nobody would own
-            self._send({"op": "end", "id": 0, "processes": [process], "grace_s": 0.0, "orphans": False})
+            self._requests.say("end", processes=[process], grace_s=0.0, orphans=False)
             raise
         self._leaders[process] = (reply["pid"], reply["started"])
         return reply
@@ -287,9 +297,13 @@ class Host:
             HostError: the server ended, or could not send them.
         """
         as_ints = [int(number) for number in numbers]
+        request: dict[str, Any] = {"processes": targets, "signals": as_ints, "value": value}
+        if self.is_unreachable:  # it gets them when it is back, and what is sent later behind them
+            self._requests.say("signal", **request)
+            return False
         if not self.is_stopped:
             with contextlib.suppress(HostSilentError):
-                self.request("signal", timeout_s=_ANSWER_S, processes=targets, signals=as_ints, value=value)
+                self.request("signal", timeout_s=_ANSWER_S, **request)
                 return True
         self.way.signal([self._leaders[process] for process in targets if process in self._leaders], as_ints, value)
         return False
@@ -301,7 +315,7 @@ class Host:
         Raises:
             HostGoneError: the server ended.
         """
-        if not self.is_stopped:
+        if not self.is_stopped and not self.is_unreachable:
             with contextlib.suppress(HostSilentError):
                 reply = self.request("look", timeout_s=_ANSWER_S, processes=targets)
                 return {process: Seen(*seen) for process, *seen in reply["seen"]}
@@ -353,7 +367,8 @@ class Host:
             return  # a forked child of the notebook ends: the server is not its own
         self._closing = True
         self.resume()
-        self.way.end(at_once=self._facts is None)  # it imports, and has started nothing yet
+        # It imports, and has started nothing yet; or nothing that it says comes here.
+        self.way.end(at_once=self._facts is None or self.is_unreachable)
         self._sweep()
 
     def _read(self) -> None:
@@ -366,13 +381,9 @@ class Host:
                 elif frame.get("event") == "ended":
                     self._leaders.pop(frame["process"], None)
                     self._report(self.on_ended, frame["process"], frame["status"])
-                elif (future := self._pending.pop(frame.pop("id", 0), None)) is not None:
-                    future.set_result(frame)
-        how_it_ended = self.way.how_it_ended()  # which goes with the directory
-        with self._lock:
-            self._how_it_ended = how_it_ended
-            self._gone.set()
-            self._fail_pending()
+                else:
+                    self._requests.on_reply(frame)
+        self._requests.end(self._given_up or self.way.how_it_ended())  # which goes with the directory
         if not self._closing:
             self.way.end()
             self._sweep()
@@ -385,11 +396,6 @@ class Host:
             callback(*arguments)
         except Exception:
             _log.exception("a report of the host server was lost: %.200r", arguments)
-
-    def _fail_pending(self) -> None:
-        for future in self._pending.values():
-            future.set_exception(HostGoneError(self._how_it_ended))
-        self._pending.clear()
 
     def _sweep(self) -> None:
         leaders, self._leaders = self._leaders, {}  # later their ids may be somebody else's

@@ -14,7 +14,6 @@ from ddp_notebook.launch.starters.base import Starter
 from ddp_notebook.launch.ways.called import Arrivals, Called
 from ddp_notebook.launch.ways.outpost import VARIABLE
 
-LEASE_S = 30.0
 _MODULE = "ddp_notebook.launch.ways.outpost"
 
 
@@ -35,9 +34,7 @@ class Tasks:
         StartError: they cannot be started.
     """
 
-    def __init__(
-        self, starter: Starter, python: str | None, env: Mapping[str, str], *, lease_s: float = LEASE_S
-    ) -> None:
+    def __init__(self, starter: Starter, python: str | None, env: Mapping[str, str], *, lease_s: float) -> None:
         self.began_s = time.monotonic()
         self.address = starter.address
         self._starter = starter

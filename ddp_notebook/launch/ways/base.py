@@ -11,6 +11,8 @@ from ddp_notebook.launch.processes import Identity
 
 LOOPBACK = "127.0.0.1"
 LOCAL = "local"  # the name of the notebook's own host
+LEASE_S = 30.0  # without a word, until notebook and host give each other up
+BEAT_S = 1.0  # between two words, where nothing else is to be said
 
 
 class Way(ABC):
@@ -24,7 +26,8 @@ class Way(ABC):
         directory: of this machine, only for its user. It goes with the host server at the latest.
         is_here: the host is the notebook's machine: its ranks have the notebook's environment, directory and path.
         machine: on which the host server is. Several servers may be on one, each a host of its own.
-        beat_s: the server has to hear something this often, or takes its owner for gone; 0: it sees its owner.
+        beat_s: the host has to hear something this often; 0: it sees its owner.
+        lease_s: when nothing was heard for so long, each side gives the other up.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Way(ABC):
     is_here: bool = True
     machine: str
     beat_s: float = 0.0
+    lease_s: float = float("inf")
 
     # ---- the stream
 
@@ -50,6 +54,16 @@ class Way(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the stream, which has ended."""
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the host was last heard, whatever its server does. 0.0: it has not been reached yet, or its
+        silence means nothing."""
+        return 0.0
+
+    def again(self) -> Way | None:
+        """A new way to the same host, after this one has ended. None: from here there is none."""
+        return None
 
     # ---- the notebook's ports, as the host reaches them
 
@@ -90,7 +104,7 @@ class Way(ABC):
         """End the server, and with it everything below it. Returns when it is gone.
 
         Args:
-            at_once: it has started nothing yet.
+            at_once: without a wait: it has started nothing yet, or was given up.
         """
 
     @abstractmethod

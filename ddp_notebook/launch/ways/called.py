@@ -15,14 +15,14 @@ from pathlib import Path
 
 from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch.processes import Identity
-from ddp_notebook.launch.ways.base import Way
+from ddp_notebook.launch.ways.base import BEAT_S, Way
 from ddp_notebook.launch.ways.outpost import Invitation
-from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
 from ddp_notebook.wire.events import Arrived, Message, Stream
 from ddp_notebook.wire.keys import Keyring
 
 _LOOK_S = 0.1
-_HEARD_S = 1.0  # between two looks whether a host is still heard
+_BEATS = 5  # words in a lease, at least
 _END_S = 15.0  # what an outpost gets to end all that it has started
 _IDENTITY = "outpost"
 
@@ -59,7 +59,8 @@ class Called(Way):
         self._arrived = arrived
         self._peer = peer
         self._wire = wire
-        self._lease_s = lease_s
+        self.lease_s = lease_s
+        self.beat_s = min(BEAT_S, lease_s / _BEATS)
         self._why = why
         self._has_ended = threading.Event()
 
@@ -69,17 +70,14 @@ class Called(Way):
         self._wire.send(Stream(data=bytes(data)), self._peer)
 
     def receive(self) -> bytes:
-        while not self._has_ended.is_set():
-            try:
-                data = self._incoming.get(timeout=_HEARD_S)
-            except queue.Empty:
-                if self._wire.silent_s(self._peer) < self._lease_s:
-                    continue
-                data = b""
-            if data:
-                return data
+        data = self._incoming.get()
+        if not data:
             self._has_ended.set()
-        return b""
+        return data
+
+    @property
+    def silent_s(self) -> float:
+        return self._wire.silent_s(self._peer)
 
     def close(self) -> None:
         return
@@ -89,18 +87,16 @@ class Called(Way):
         return self._arrived.pid
 
     def how_it_ended(self) -> str:
-        silent_s = self._wire.silent_s(self._peer)
-        if silent_s >= self._lease_s:
-            how = f"{self.name} has not been heard for {silent_s:.0f} s"
-        else:
-            how = f"the host server on {self.name} ended"
+        how = f"the host server on {self.name} ended"
         why = self._why()
         return f"{how}: {why}" if why else how
 
     def end(self, *, at_once: bool = False) -> None:
-        """Say so to the outpost, and wait until it says that nothing is left."""
+        """Say so to the outpost, which hears it also when it is back, and wait until it says that nothing is left."""
         if not self._has_ended.is_set():
             self._wire.send(Stream(data=b""), self._peer)
+            if at_once and self.silent_s > SILENT_S:
+                self._incoming.put(b"")
             self._has_ended.wait(_END_S)
 
     def sweep(self, leaders: Sequence[Identity]) -> None:

@@ -2,8 +2,10 @@
 
 Keys are asked for nowhere: what ssh cannot do without a question (a password, an unknown host key) it refuses, and says
 so. The wire to the ranks goes through the same connection, by a port of the host that leads to the notebook's; so the
-notebook may be behind a firewall, and listens on no network. What the connection's end does not tell the host, silence
-does: a host that has heard nothing for `LEASE_S` ends all that it has started.
+notebook may be behind a firewall, and listens on no network. What the connection's end does not tell, silence does:
+both sides say something each second, a host that has heard nothing for its lease ends all that it has started, and the
+notebook gives up one that it has not heard for so long. The host's side of that is `_pump`, which has nothing else to
+do: it is heard while its server imports torch, or is stopped.
 
 `DDP_NOTEBOOK_SSH` is the command that is run, "ssh" by default; `ssh -F FILE` for a configuration of its own.
 """
@@ -16,6 +18,7 @@ import os
 import shlex
 import shutil
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -27,23 +30,21 @@ from urllib.parse import urlsplit
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import far
-from ddp_notebook.launch.ways.base import LOOPBACK, Way
+from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.wire import signals
 
-LEASE_S = 30.0  # without a word from the notebook, until the host gives it up
-_BEATS = 6  # words in that time
+_BEATS = 5  # words in a lease, at least
 _END_S = 12.0  # what the server gets to end all below it, before the connection is cut
 _FORWARD_S = 10.0
 _BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cut
 _LAST_WORDS = 2000  # characters
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
 _MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
+_SIZE = struct.Struct("!I")  # before all that the host sends: how much it is; 0: it lives
 _GIVEN = "DDP_NOTEBOOK_GIVEN"
 _OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
-    "ServerAliveInterval": "5",
-    "ServerAliveCountMax": "3",
     "ForwardX11": "no",
     "ControlPersist": "no",
     "RemoteCommand": "none",
@@ -70,7 +71,7 @@ class Ssh(Way):
         destination: as ssh takes it: a name of ~/.ssh/config, or user@host.
         python: the interpreter there; None: python3.
         env: variables on top of those that the host has.
-        lease_s: see `LEASE_S`.
+        lease_s: without a word from the other side, until either gives the other up.
     """
 
     is_here = False
@@ -84,7 +85,9 @@ class Ssh(Way):
         lease_s: float = LEASE_S,
     ) -> None:
         self.name = self.machine = destination
-        self.beat_s = lease_s / _BEATS
+        self.lease_s = lease_s
+        self.beat_s = min(BEAT_S, lease_s / _BEATS)
+        self._asked = destination, python, env, lease_s
         self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
         self._python = python or "python3"
         self._log_file = Path(self.directory) / "host_server.log"
@@ -94,10 +97,14 @@ class Ssh(Way):
         self._sending = threading.Lock()
         self._is_closed = False
         self._before_mark: bytearray | None = bytearray()
+        self._wrapped = bytearray()  # of what has come, a size that is not complete
+        self._left_bytes = 0  # of what the last size has announced
+        self._heard_s = float("inf")
         self._pid = 0
         code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.ssh import main; main()"
         command = f"exec {_quoted(self._python)} -P -c {shlex.quote(code)}"
-        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+        patience = {"ServerAliveInterval": f"{lease_s:.0f}", "ServerAliveCountMax": "3"}  # no less than ours
+        options = [word for name, value in (_OPTIONS | patience).items() for word in ("-o", f"{name}={value}")]
         try:
             with open(self._log_file, "wb") as log, signals.held_back():
                 self._ssh = subprocess.Popen(
@@ -135,16 +142,41 @@ class Ssh(Way):
 
     def receive(self) -> bytes:
         while data := self._read():
-            if self._before_mark is None:
-                return data
-            self._before_mark += data
-            _, mark, rest = bytes(self._before_mark).partition(_MARK)
-            pid, newline, first = rest.partition(b"\n")
-            if mark and newline:
+            if self._before_mark is not None:
+                self._before_mark += data
+                _, mark, rest = bytes(self._before_mark).partition(_MARK)
+                pid, newline, data = rest.partition(b"\n")
+                if not (mark and newline):
+                    continue
                 self._pid, self._before_mark = int(pid), None
-                if first:
-                    return first
+            self._heard_s = time.monotonic()
+            if unwrapped := self._unwrap(data):
+                return unwrapped
         return b""
+
+    def _unwrap(self, data: bytes) -> bytes:
+        """Without the sizes that `_pump` has put before it."""
+        self._wrapped += data
+        found, at = [], 0
+        while True:
+            end = min(at + self._left_bytes, len(self._wrapped))
+            found.append(self._wrapped[at:end])
+            self._left_bytes -= end - at
+            at = end
+            if self._left_bytes or len(self._wrapped) - at < _SIZE.size:
+                break
+            (self._left_bytes,) = _SIZE.unpack_from(self._wrapped, at)
+            at += _SIZE.size
+        del self._wrapped[:at]
+        return b"".join(found)
+
+    @property
+    def silent_s(self) -> float:
+        return max(0.0, time.monotonic() - self._heard_s)
+
+    def again(self) -> Ssh:
+        destination, python, env, lease_s = self._asked
+        return Ssh(destination, python=python, env=env, lease_s=lease_s)
 
     def _read(self) -> bytes:
         assert self._ssh.stdout is not None
@@ -263,22 +295,34 @@ def _pump(server: socket.socket, lease_s: float) -> None:
     them may be held up, by a link that is cut or a server that is stopped."""
     heard_s = time.monotonic()
     ended = threading.Event()
+    writing = threading.Lock()
 
-    def carry(read: Callable[[], bytes], write: Callable[[bytes], object]) -> None:
+    def from_notebook() -> None:
         nonlocal heard_s
+        while data := os.read(0, far.READ_BYTES):
+            heard_s = time.monotonic()
+            server.sendall(data)
+
+    def to_notebook() -> None:
+        while data := server.recv(far.READ_BYTES):
+            say(data)
+
+    def beat() -> None:
+        while not ended.wait(BEAT_S):
+            say(b"")
+
+    def say(data: bytes) -> None:
+        with writing:
+            _write(1, _SIZE.pack(len(data)) + data)
+
+    def carry(work: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
-            while data := read():
-                if write == server.sendall:
-                    heard_s = time.monotonic()
-                write(data)
+            work()
         ended.set()
 
-    for read, write in (
-        (lambda: os.read(0, far.READ_BYTES), server.sendall),
-        (lambda: server.recv(far.READ_BYTES), lambda data: _write(1, data)),
-    ):
-        threading.Thread(target=carry, args=(read, write), daemon=True).start()
-    while not ended.wait(lease_s / _BEATS) and time.monotonic() - heard_s < lease_s:
+    for work in (from_notebook, to_notebook, beat):
+        threading.Thread(target=carry, args=(work,), daemon=True).start()
+    while not ended.wait(min(BEAT_S, lease_s / _BEATS)) and time.monotonic() - heard_s < lease_s:
         pass
 
 

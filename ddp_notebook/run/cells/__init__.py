@@ -6,6 +6,7 @@ options     what a cell's magic line asks for
 turn        who has the ranks: one cell, transfer or healing at a time
 cell        one cell under way: collects what comes back
 watch       the thread that waits for one
+silence     hosts that are not heard meanwhile
 interrupt   the kernel's interrupt, as a flag
 unended     ends cells that nobody waits for any more
 outcome     how a cell ended: the error that the notebook raises

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.process import describe_status
 from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
 from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.run.output.log import RankLog
@@ -88,7 +87,7 @@ class Arrivals:
                 for its_fd, ready in self._ordered[rank].add(fd, piece):
                     self._on_piece(rank, its_fd, ready)
 
-    def on_ended(self, rank: int, status: int) -> None:
+    def on_ended(self, rank: int, how: str) -> None:
         """A rank's process ended."""
         if self._is_closed:
             return
@@ -96,7 +95,7 @@ class Arrivals:
         with self._order_lock:
             for fd, piece in self._ordered[rank].give_up():
                 self._on_piece(rank, fd, piece)
-        how, words = describe_status(status), process.last_words
+        words = process.last_words
         if any([run.on_died(rank, how, words) for run in list(self.runs.values())]):
             process.forget_words()  # the error of a cell tells them
 

@@ -12,13 +12,13 @@ from concurrent.futures import Future
 
 from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.process import describe_status
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells import outcome
 from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.silence import Reached
 from ddp_notebook.run.cells.turn import Turn
 from ddp_notebook.run.cells.watch import Beside, Watch
 from ddp_notebook.run.groups.diagnosis import Views
@@ -32,6 +32,7 @@ from ddp_notebook.wire.record_options import RecordOptions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 
 _CODES = 50  # cells whose code is kept
+_QUIET_S = 2.0  # without a word, until a host may be cut off: its text and marks come later, then
 _UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
 _ANSWER_S = 0.3  # to answer a question
 _POLL_S = 0.02
@@ -44,7 +45,7 @@ class Cells:
         cluster: the ranks, which need not have been started.
         arrivals: what comes back from them.
         questions: to ask them.
-        check: raises when the ranks cannot take a cell.
+        check: raises when these ranks cannot take a cell.
         grace_s, hang_after_s, heals: see `StartOptions`.
     """
 
@@ -53,7 +54,7 @@ class Cells:
         cluster: Cluster,
         arrivals: Arrivals,
         questions: Questions,
-        check: Callable[[], object],
+        check: Callable[[Sequence[int]], object],
         *,
         grace_s: float | None,
         hang_after_s: float | None,
@@ -95,7 +96,7 @@ class Cells:
             beside: what is shown beside its output, where that is shown.
         """
         with self.turn:
-            self._check()
+            self._check(ranks)
             self.check_idle(ranks)
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
             with Interrupts(run.wake) as interrupts:
@@ -120,7 +121,7 @@ class Cells:
                 for rank in ranks:  # who died since they were chosen has not been told to this cell
                     process = self._cluster.process(rank)
                     if not process.is_alive:
-                        run.on_died(rank, describe_status(process.status), process.last_words)
+                        run.on_died(rank, process.how, process.last_words)
                 try:
                     watch.follow()
                 finally:
@@ -141,7 +142,7 @@ class Cells:
                 for note in notes:
                     screen.note(note)
             if not self._cluster.is_running:
-                self._check()
+                self._check(ranks)
             outcome.raise_if_bad(
                 run.result,
                 pending,
@@ -241,6 +242,10 @@ class Cells:
     def is_running(self) -> bool:
         return self._cluster.is_running and not self._closed  # a host server may wait for the next session
 
+    def hosts(self) -> Sequence[Reached]:
+        """Those of the ranks that were not lost."""
+        return self._cluster.hosts
+
     def interrupt(self, run: CellRun) -> None:
         """Interrupt the cell on every rank that has not ended it.
 
@@ -254,7 +259,8 @@ class Cells:
             answers = self._cluster.signal(pending, *signals, value=run.number)
             for rank in pending:
                 self._cluster.send(rank, Interrupt(cell=run.number))
-            if not answers and (trouble := self._cluster.trouble()):
+            trouble = "" if answers else self._cluster.trouble()
+            if trouble and not any(host.silent_s > _QUIET_S for host in self._cluster.hosts):
                 run.note(trouble)
                 self._end_unheard(run)
 
@@ -274,9 +280,10 @@ class Cells:
         return self.looks.look(run)
 
     def kill(self, ranks: list[int]) -> None:
-        """End ranks that do not answer."""
+        """End ranks that do not answer. Those of a host that is not heard are given up with it."""
+        self._cluster.give_up("the stop button was pressed again", ranks)
         with contextlib.suppress(HostError):
-            self._cluster.signal(ranks, signal.SIGKILL)
+            self._cluster.signal([rank for rank in ranks if rank in self._cluster.alive], signal.SIGKILL)
 
     def answer(self, rank: int, answer: InputReply) -> None:
         """What was typed for a rank's `input()`."""

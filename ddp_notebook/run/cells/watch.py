@@ -5,6 +5,8 @@ A cell is ended, by freeing and interrupting the ranks that are still in it, whe
 - somebody presses stop: at once;
 - a rank has failed or died: after a grace, or as soon as the others can only wait for it;
 - its time is up.
+
+While a host is not heard none of these times runs.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from __future__ import annotations
 import getpass
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ddp_notebook.run.cells.cell import CellRun, Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
+from ddp_notebook.run.cells.silence import Reached, Silence
 from ddp_notebook.run.groups.diagnosis import Views, stuck
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.wire.events import InputReply, InputRequest
@@ -37,6 +40,7 @@ class Controls(Protocol):
 
     @property
     def is_running(self) -> bool: ...
+    def hosts(self) -> Sequence[Reached]: ...
     def interrupt(self, run: CellRun) -> None: ...
     def look(self, run: CellRun) -> Views: ...
     def kill(self, ranks: list[int]) -> None: ...
@@ -99,6 +103,7 @@ class Watch:
         self._handled = 0  # interrupts
         self._released_at = float("inf")
         self._told = False
+        self._silence = Silence(lambda: controls.hosts(), screen.note if screen is not None else lambda _: None)
         self._asked: deque[tuple[int, InputRequest, float]] = deque()  # and since when
 
     def follow(self) -> None:
@@ -126,6 +131,7 @@ class Watch:
                 pause, refreshed_s = screen.refresh(run.result.ranks), now
             if run.is_over and run.shown.empty():
                 break
+            self._hear()
             now = time.monotonic()
             if now > self._give_up_at or not self._controls.is_running:
                 break
@@ -136,6 +142,16 @@ class Watch:
         if screen is not None:
             screen.card.remove()
             screen.finish()
+
+    def _hear(self) -> None:
+        """Let no time run out while a host is not heard."""
+        if unheard_s := self._silence.look():
+            self._stop_at += unheard_s
+            self._grace_ends_at += unheard_s
+            self._look_at += unheard_s
+            self._give_up_at += unheard_s
+            if self._screen is None or not self._screen.card.is_shown:
+                self._card_at += unheard_s
 
     def _act(self, now: float) -> None:
         """End the cell if it is time, or say why it does not end."""

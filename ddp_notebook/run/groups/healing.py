@@ -61,6 +61,7 @@ class Healing:
             check_name(name)
         with self._cells.turn:
             self._living.check_host()
+            self._cluster.give_up("%ddp_heal did not wait for it")
             self._cells.check_idle()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks
 from ddp_notebook.run.rank_sets import RankSet, parse_ranks
 
+_GIVES_UP = "%ddp_heal gives it up now"
 _HEAL = "%ddp_heal replaces what has died; %ddp_restart starts all ranks afresh"
 
 
@@ -52,9 +53,15 @@ class Living:
             raise SessionBrokenError(f"{_how_they_died(cluster, gone)}\n{_HEAL}")
         return cluster
 
-    def check_cells_arrive(self) -> None:
-        """Values travel without the host server, and cells by it."""
-        if (cluster := self.check_host()).is_stopped:
+    def check_cells_arrive(self, ranks: Sequence[int] | None = None) -> None:
+        """Values travel without the host server, and cells by it, to these ranks; None: all."""
+        cluster = self.check_host()
+        unheard = cluster.unheard
+        if reasons := dict.fromkeys(why for rank, why in unheard.items() if ranks is None or rank in ranks):
+            others = [rank for rank in cluster.alive if rank not in unheard]
+            there = f"; {_GIVES_UP}, and %%on_ranks {format_ranks(others)} runs without it" if others else ""
+            raise SessionBrokenError("; ".join(reasons) + there)
+        if cluster.is_stopped:
             raise SessionBrokenError(cluster.trouble())
 
     def check_rank(self, rank: int) -> None:

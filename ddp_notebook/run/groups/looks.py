@@ -58,7 +58,7 @@ class Looks:
             elif rank in answers and answers[rank].running_cell == run.number:
                 views[rank] = _of_vitals(rank, answers[rank])
             elif rank in silent:
-                views[rank] = RankView(rank=rank, state="silent", place=silent[rank])
+                views[rank] = RankView(rank=rank, state="silent", place=silent[rank] or process.host.unheard)
             elif rank not in run.result.by_rank:
                 views[rank] = RankView(rank=rank, state="outside")
             elif rank in answers and rank in run.pending:
@@ -78,7 +78,8 @@ class Looks:
     def _why_silent(self, ranks: list[int]) -> dict[int, str]:
         """A rank's agent cannot answer when the process is stopped, or while its main thread holds the GIL in one long
         call. Its host sees that, and its stack."""
-        why = dict.fromkeys(ranks, "")
+        why = {rank: self._cluster.process(rank).host.unheard for rank in ranks}
+        ranks = [rank for rank in ranks if not why[rank]]
         if not ranks:
             return why
         with contextlib.suppress(HostError):

@@ -32,6 +32,7 @@ class Mend:
     ) -> None:
         self.replaced: list[int] = []  # by the last healing
         self.on_healed: Callable[[], None] = lambda: None
+        self.on_moved: Callable[[int], None] = lambda _: None  # told of each rank that is on another host then
         self._cluster = cluster
         self._questions = questions
         self._on_replaced = on_replaced
@@ -71,7 +72,7 @@ class Mend:
                 f"{list_ranks(gone)} died. %ddp_heal replaces {it}; until then cells run on the remaining ranks, which "
                 "cannot communicate"
             ]
-        if busy:
+        if busy or self._cluster.unheard:
             self._is_due = True
             return []
         states = self._states(result)
@@ -89,7 +90,8 @@ class Mend:
         Raises:
             KeyboardInterrupt: `check` has raised it.
         """
-        return self._try_to_form(check) if self._is_due and not self._cluster.gone and not busy else []
+        cannot = self._cluster.gone or busy or self._cluster.unheard
+        return self._try_to_form(check) if self._is_due and not cannot else []
 
     def _try_to_form(self, check: Check) -> list[str]:
         try:
@@ -120,9 +122,13 @@ class Mend:
         for rank in gone:
             self._on_replaced(rank)
         self._is_due = True
+        were_on = {rank: self._cluster.process(rank).host for rank in gone}
         notes = self._cluster.replace(gone, time.monotonic() + _FORM_S, check)
         self.replaced = gone
         self._is_due = False
+        for rank, host in were_on.items():
+            if self._cluster.process(rank).host is not host:
+                self.on_moved(rank)
         self.on_healed()
         return notes
 

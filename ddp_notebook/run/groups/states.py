@@ -17,7 +17,7 @@ def status(cluster: Cluster, questions: Questions, placement: Placement) -> Stat
     trouble = cluster.trouble()
     answers: dict[int, Vitals] = {}
     if cluster.is_running:
-        answers = questions.ask_for(cluster.alive, lambda n: Probe(request=n), _ANSWER_S)
+        answers = questions.ask_for(set(cluster.alive) - cluster.unheard.keys(), lambda n: Probe(request=n), _ANSWER_S)
     rows = []
     for rank in cluster.ranks:
         vitals, process = answers.get(rank), cluster.process(rank)
@@ -39,6 +39,8 @@ def status(cluster: Cluster, questions: Questions, placement: Placement) -> Stat
 def _state(cluster: Cluster, rank: int, vitals: Vitals | None) -> str:
     if not cluster.process(rank).is_alive or not cluster.is_running:
         return "died"
+    if unheard := cluster.process(rank).host.unheard:
+        return unheard.partition(";")[0]
     if vitals is None:
         silent_s = cluster.silent_s(rank)
         return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"

@@ -23,6 +23,11 @@ class Card:
         self._display_id = ""
         self._said = ""  # the last verdict in a terminal
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a display to update."""
+        return bool(self._display_id)
+
     def show(self, views: Views, seconds: float) -> None:
         """Show what the ranks do.
 

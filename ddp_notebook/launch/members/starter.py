@@ -1,0 +1,104 @@
+"""How the processes of a session are started, and let in on the wire; and shut out again where they may come back."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddp_notebook.errors import HostError, StartError, StartTimeoutError
+from ddp_notebook.launch import environment
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.process import RANK, Process, Processes
+from ddp_notebook.wire.bulk import BulkFetcher
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.keys import Keyring
+
+_END_S = 5.0  # what processes that were killed get to be gone
+
+
+class Starter:
+    """Starts processes.
+
+    Args:
+        processes: of the session; new ones are entered here.
+        wire: the notebook's end.
+        bulk: that of its large data.
+        keyring: of both.
+        placement: says how many threads each rank has, and which GPUs are visible.
+        env: the environment of ranks on this machine.
+        overlay: what ranks on other machines have on top of what is there.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        wire: Endpoint,
+        bulk: BulkFetcher,
+        keyring: Keyring,
+        placement: Placement,
+        env: Mapping[str, str],
+        overlay: Mapping[str, str],
+    ) -> None:
+        self.has_ended = False  # nothing is started any more
+        self._processes = processes
+        self._wire = wire
+        self._bulk = bulk
+        self._keyring = keyring
+        self._threads = placement.threads
+        self._env = environment.rank_env(env, threads=placement.threads)
+        if placement.cuda_visible_devices is not None:
+            self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
+        self._overlay = dict(overlay)
+
+    def start(self, kind: str, host: Host, spec: dict[str, Any], rank: int = -1) -> Process:
+        """Start a process.
+
+        Args:
+            kind: RANK, STORE or CONTROLLER.
+            spec: what it needs to know.
+
+        Raises:
+            StartError: it could not be started.
+            StartTimeoutError: the host did not answer in time.
+        """
+        if self.has_ended:
+            raise StartError("the session was stopped")
+        process = Process(number=host.next_number(), kind=kind, host=host, rank=rank)
+        self._processes.all[process.name] = process
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
+        everyone: dict[str, Any] = {"kind": kind, "cwd": host.folder or environment.working_directory()}
+        here = {"env": self._env, "sys_path": path}
+        everyone |= here if host.way.is_here else {"env": self._overlay, "threads": self._threads}
+        try:
+            if kind == RANK:
+                self._wire.expect(process.name)
+                control, bulk = host.way.reach(self._wire.url), host.way.reach(self._bulk.url)
+                address = self._keyring.invite(process.name, control=control, bulk=bulk)
+                spec = {**spec, "threads": self._threads, "process": process.number, "address": asdict(address)}
+            reply = host.start(process.number, {**everyone, **spec})
+        except HostError as error:
+            del self._processes.all[process.name]  # it does not run: the next try needs another one
+            kind_of_error = StartTimeoutError if isinstance(error, TimeoutError) else StartError
+            raise kind_of_error(str(error)) from error
+        process.pid = reply["pid"]
+        process.port = reply.get("port", 0)
+        return process
+
+    def kill(self, processes: Sequence[Process]) -> None:
+        """End processes that were to replace others, at once."""
+        living = [process for process in processes if process.is_alive]
+        for process in living:
+            with contextlib.suppress(HostError):  # the host server is gone, and they with it
+                process.host.signal([process.number], signal.SIGKILL)
+        with self._processes.changed:
+            self._processes.changed.wait_for(lambda: not any(process.is_alive for process in living), _END_S)
+
+    def shut_out(self, process: Process) -> None:
+        """What this process says counts for nothing any more, even if it lives and comes back."""
+        self._keyring.revoke(process.name)
+        self._wire.forget(process.name)
