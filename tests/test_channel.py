@@ -281,6 +281,25 @@ def test_a_silent_peer_is_noticed_and_an_idle_one_is_not_silent():
         wait_until(lambda: w.endpoint.silent_s(PEER) < 0.5, what="heard again")
 
 
+def test_who_is_shut_out_counts_for_nothing_and_is_not_let_in_again():
+    with wire() as w:
+        address = w.invite()
+        rank = w.join_at(address)
+        rank.endpoint.send(Probe(request=1))
+        w.inbox.wait_for(1)
+
+        w.keyring.revoke(PEER)
+        w.endpoint.forget(PEER)
+        rank.endpoint.send(Probe(request=2))
+        w.endpoint.send(Probe(request=3), PEER)
+        other = w.join("local/1")
+        other.endpoint.send(Probe(request=4))
+        assert w.inbox.wait_for(2) == [Probe(request=1), Probe(request=4)]
+        with raw_client(w.endpoint.url, address) as (_, events):
+            wait_until(lambda: any(event.startswith("HANDSHAKE_FAILED") for event in events()))
+        assert w.inbox.messages() == [Probe(request=1), Probe(request=4)] and not rank.inbox
+
+
 def test_who_was_never_expected_counts_as_silent():
     with wire() as w:
         assert w.endpoint.silent_s("local/7") == float("inf")

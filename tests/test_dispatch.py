@@ -36,7 +36,7 @@ def test_several_may_handle_a_message_and_what_nobody_handles_is_dropped():
 def test_what_comes_before_anybody_is_there_is_nobodys():
     dispatch = Dispatch()
     dispatch.on_text(0, 1, b"text")
-    dispatch.on_ended(0, 1)
+    dispatch.on_ended(0, "exited with status 1")
     dispatch.on_controller_ended()
     dispatch.on_gone()
 

@@ -24,7 +24,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.text: dict[int, bytes] = defaultdict(bytes)
-        self.ended: dict[int, int] = {}
+        self.ended: dict[int, str] = {}
         self.gone = 0
 
     def on_message(self, rank, message) -> None: ...
@@ -33,8 +33,8 @@ class Heard:
     def on_text(self, rank, fd, data) -> None:
         self.text[rank] += data
 
-    def on_ended(self, rank, status) -> None:
-        self.ended[rank] = status
+    def on_ended(self, rank, how) -> None:
+        self.ended[rank] = how
 
     def on_gone(self) -> None:
         self.gone += 1
@@ -105,14 +105,22 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
     wait_until(lambda: not cluster.trouble())
 
     assert cluster.signal([0, 2], signal.SIGKILL)
-    wait_until(lambda: heard.ended == {0: -9, 2: -9})
+    wait_until(lambda: heard.ended == dict.fromkeys((0, 2), "killed by SIGKILL"))
     assert (cluster.alive, cluster.gone) == ([1], [0, 2])
     assert cluster.is_running
     os.kill(hosts[1].pid, signal.SIGKILL)
+    wait_until(lambda: 1 in heard.ended)
+    assert heard.ended[1] == f"b was lost: the host server (pid {hosts[1].pid}) ended with status -9"
+    with pytest.raises(HostError, match=r"the host server \(pid \d+\) ended with status -9"):
+        cluster.signal([1], signal.SIGINT)
+    with pytest.raises(StartError, match="rank 0 died while waiting for the group to form: killed by SIGKILL"):
+        cluster.form(time.monotonic() + 5)
+
+    assert cluster.is_running and not cluster.trouble() and not heard.gone
+    assert cluster.replace([0, 1, 2], time.monotonic() + 30) == [f"ranks 1,2 are on {hosts[0].label} now"]
+    os.kill(hosts[0].pid, signal.SIGKILL)
     wait_until(lambda: heard.gone == 1)
     assert not cluster.is_running
     assert cluster.trouble() == "the host server ended, and all ranks with it; start afresh with %ddp_restart"
-    with pytest.raises(HostError, match=r"the host server \(pid \d+\) ended with status -9"):
-        cluster.signal([1], signal.SIGINT)
     with pytest.raises(StartError, match="the host server ended while waiting for"):
         cluster.form(time.monotonic() + 5)

@@ -39,6 +39,7 @@ def test_every_option_is_read():
         ("--env A=1 A=2", "env", {"A": "2"}),
         ("--env A= B=x=y 'C=two words'", "env", {"A": "", "B": "x=y", "C": "two words"}),
         ("--timeout 7.5", "timeout_s", 7.5),
+        ("--lease 60", "lease_s", 60.0),
     ):
         assert getattr(parse(line), field) == value, line
 
@@ -61,6 +62,10 @@ def test_all_options_go_together():
         ("--backend ucc", "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
         ("--timeout 0", "--timeout 0 is no time to wait; give seconds, e.g. --timeout 60"),
         ("--timeout -5", "--timeout -5 is no time to wait; give seconds, e.g. --timeout 60"),
+        (
+            "--lease 3",
+            "--lease 3 is no time for a host to come back; give seconds from 4 up, e.g. --lease 60",
+        ),
         ("--hang-after 0", "--hang-after 0 is no time to wait; give seconds, e.g. --hang-after 5, or off"),
         ("--timeout soon", f"--timeout is 'soon', which is no number of seconds\nusage: {USAGE}"),
         ("--gpus ''", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),

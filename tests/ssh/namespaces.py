@@ -8,9 +8,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.ssh.sshd import SSHD
@@ -54,6 +55,7 @@ class Namespaces:
         self._directory = directory
         self._bridge, self._net = f"ddpb{mark}", f"10.79.{mark % 250}"
         self._ends = ExitStack()
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Namespaces:
         try:
@@ -98,6 +100,7 @@ class Namespaces:
         server = subprocess.Popen(
             ["ip", "netns", "exec", namespace, str(SSHD), "-D", "-e", "-f", config], stderr=subprocess.DEVNULL
         )
+        self._servers[name] = server
         self._ends.callback(server.wait)
         self._ends.callback(server.terminate)
         until = time.monotonic() + 10
@@ -109,9 +112,38 @@ class Namespaces:
                 assert server.poll() is None and time.monotonic() < until, "sshd does not start"
                 time.sleep(0.02)
 
+    @property
+    def address(self) -> str:
+        """Of this machine, by which the hosts reach it."""
+        return f"{self._net}.1"
+
     def cut(self, name: str, *, is_up: bool = False) -> None:
         """Cut a host's link, or restore it."""
         _ip("link", "set", self.links[name], "up" if is_up else "down")
+
+    def _processes(self, name: str) -> list[psutil.Process]:
+        listed = subprocess.run(["ip", "netns", "pids", self.links[name]], check=True, capture_output=True, text=True)
+        found = []
+        for pid in listed.stdout.split():
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
+
+    def started(self, name: str) -> list[int]:
+        """The processes of a host, without its ssh server's."""
+        found = []
+        for process in self._processes(name):
+            with suppress(psutil.NoSuchProcess):
+                if not process.name().startswith("sshd") and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
+
+    def kill(self, name: str) -> None:
+        """Kill all processes of a host, and its ssh server's for connections."""
+        for process in self._processes(name):
+            if process.pid != self._servers[name].pid:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 @contextmanager

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import random
+import signal
+import subprocess
+import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import psutil
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError, RankError
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError, SessionBrokenError
+from ddp_notebook.launch.starters.base import Starter
 from tests.conftest import wait_until
 from tests.ssh import namespaces, sshd
 
@@ -72,20 +81,285 @@ def test_a_rank_of_either_host_is_replaced(session, rank):
     assert _sum(session) == ["2\n"] * 2
 
 
+# ---- a link is cut, and restored within the lease
+
+STEPS = """
+import time
+kept = globals().get('kept', 0) + 1
+for step in range({steps}):
+    x = torch.full((4,), float(rank + 1))
+    dist.all_reduce(x)
+    print('step', step, int(x[0]), flush=True)
+    time.sleep(0.1)
+"""
+
+
+class Clocked(io.StringIO):
+    """What is written, and when each sentence of ours came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came_s: dict[str, float] = {}
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            self.came_s.setdefault(line, time.monotonic())
+        return super().write(text)
+
+    def when(self, words: str) -> float:
+        """When the first line came that has these words."""
+        return next(when for line, when in self.came_s.items() if words in line)
+
+
+@contextlib.contextmanager
+def cut_for(made: namespaces.Namespaces, host: str, cut_s: float) -> Iterator[list[float]]:
+    """Meanwhile a link is cut, after a second. Yields a list that will hold the moment."""
+    moment: list[float] = []
+
+    def cut() -> None:
+        time.sleep(1.0)
+        moment.append(time.monotonic())
+        made.cut(host)
+        time.sleep(cut_s)
+        made.cut(host, is_up=True)
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    try:
+        yield moment
+    finally:
+        thread.join()
+
+
+def _kept(session) -> list[int]:
+    kept = session["kept"]
+    return [kept[rank] for rank in (0, 1)]
+
+
+def _goes_through(session, made: namespaces.Namespaces, host: str, cut_s: float, name: str = "") -> tuple[float, float]:
+    """A cell is cut off for some time and loses nothing. Returns after how many seconds this was told, by the host's
+    name in its session, and how long the link was restored until it was back."""
+    steps, epoch, name = 25, session.epoch, name or host
+    session.run("kept = 0")
+    with cut_for(made, host, cut_s) as moment, contextlib.redirect_stderr(Clocked()) as said:
+        result = session.run(STEPS.format(steps=steps))
+    for rank in result.ranks:
+        assert result[rank].stdout == "".join(f"step {step} 3\n" for step in range(steps))
+    newest = int(session.recording.rows("call")["cell"].max())
+    calls = session.recording.collectives(op="all_reduce", cell=newest)
+    assert Counter(call.rank for call in calls) == dict.fromkeys(result.ranks, steps)
+    assert _kept(session) == [1, 1] and session.epoch == epoch
+    told = said.when(f"{name} has not been heard for") - moment[0] if cut_s > 4 else 0.0
+    back = said.when(f"{name} is back after") - moment[0] - cut_s if cut_s > 4 else 0.0
+    return told, back
+
+
+def test_a_cut_is_told_and_loses_nothing(session, network):
+    made, _ = network
+    told_s, back_s = _goes_through(session, made, "b", 5.0)
+    assert told_s < 5 and back_s < 5
+
+
 @pytest.mark.long
-def test_a_link_that_is_cut(network):
-    """The session ends with a sentence, and what was started on the host that is cut off with that one's lease."""
-    made, python = network
-    with ddp_notebook.start(hosts="a:1,b:1", python=python) as session:
-        (rank_a, rank_b), (server_a, server_b) = session.pids(), session.pids("host server")
-        (store,) = session.pids("store")
+def test_while_a_host_is_not_heard_no_time_runs_out(session, network):
+    """Neither the limit nor the grace after the failure on the other host; and it gets what was meant for it."""
+    made, _ = network
+    session.run("kept = rank + 1")
+    with cut_for(made, "b", 5.0), pytest.raises(RankError, match="ZeroDivisionError") as error:
+        session.run("import time\ntime.sleep(1 if rank == 0 else 8)\nif rank == 0: 1 / 0", timeout=7)
+    wait_until(lambda: not session.trouble)
+    result = error.value.result
+    assert result is not None and result[1].status == "interrupted"
+    assert _kept(session) == [1, 2] and _sum(session) == ["2\n"] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pressed_s", [1.1, 2.5, 4.5])
+def test_a_press_meanwhile_is_heard_when_the_host_is_back(session, network, pressed_s):
+    """Before the silence is noticed too: then the host server is asked, and does not answer."""
+    made, _ = network
+    session.run("kept = rank + 1")
+    code = "import time\ntry:\n  while True: time.sleep(0.1)\nfinally: kept += 10; print('at the end', flush=True)"
+    threading.Timer(pressed_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with cut_for(made, "b", 5.0), pytest.raises(KeyboardInterrupt, match="ranks 0,1 were interrupted at cell line 3"):
+        session.run(code)
+    assert _kept(session) == [11, 12] and _sum(session) == ["2\n"] * 2
+
+
+@pytest.mark.long
+def test_large_values_travel_on_after_a_cut(session, network):
+    made, _ = network
+    session.run("big = torch.arange(20_000_000) + rank")
+    with cut_for(made, "b", 5.0):
+        time.sleep(0.9)  # it takes longer than what is left until the cut
+        assert [int(session.pull("big", rank)[rank][-1]) for rank in (1, 0)] == [20_000_000, 19_999_999]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+def test_fifty_cuts_lose_nothing(session, network, seed):
+    made, _ = network
+    lengths = random.Random(seed)
+    for _ in range(5):
+        told_s, back_s = _goes_through(session, made, lengths.choice("ab"), lengths.uniform(3.0, 10.0))
+        assert told_s < 5, "of the cut"
+        assert back_s < 11, "as long again, at most: TCP waits twice as long each time"
+
+
+# ---- a host is lost
+
+PLACE = """
+import os
+x = torch.ones(1); dist.all_reduce(x)
+names = ('LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE')
+print(int(x), globals().get('kept'), *(os.environ[name] for name in names))
+"""
+FOREVER = "import time\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.05)"
+
+
+def _start_alone(network, **options):
+    """In place of the module's session."""
+    if (running := ddp_notebook.current()) is not None:
+        running.stop()
+    return ddp_notebook.start(hosts="a:1,b:1", python=network[1], grace_s=0.3, **options)
+
+
+def _soon(do: Callable[[str], None], host: str) -> list[float]:
+    """Do this to a host in half a second. Returns a list that will hold the moment."""
+    moment: list[float] = []
+
+    def strike() -> None:
+        moment.append(time.monotonic())
+        do(host)
+
+    threading.Timer(0.5, strike).start()
+    return moment
+
+
+def _places(session) -> list[str]:
+    result = session.run(PLACE)
+    return [result[rank].stdout.strip() for rank in result.ranks]
+
+
+@pytest.mark.parametrize(
+    ("host", "rank", "after"),
+    [
+        ("a", 0, ["2 None 1 2 0 1", "2 41 0 2 0 1"]),  # which has the store, and with it the group's address
+        pytest.param("b", 1, ["2 40 0 2 0 1", "2 None 1 2 0 1"], marks=pytest.mark.long),
+    ],
+)
+def test_a_host_is_lost_and_its_ranks_go_elsewhere(network, host, rank, after):
+    made, _ = network
+    with _start_alone(network, lease_s=5) as session:
+        assert _places(session) == ["2 None 0 1 0 2", "2 None 0 1 1 2"]
+        session.run("kept = rank + 40")
         try:
-            made.cut("b")
+            moment = _soon(made.cut, host)
+            why = f"{host} was lost: nothing was heard of it for 5 s"
+            with contextlib.redirect_stderr(Clocked()) as said, pytest.raises(RankDiedError, match=why):
+                session.run(FOREVER)
+            lost_s = time.monotonic() - moment[0]
+            assert said.when(f"{host} has not been heard for") - moment[0] < 5 and lost_s < 6.5
+            assert session.is_running and session.status().rows[rank].state == "died"
+            assert session.run("print(kept)")[1 - rank].stdout == f"{41 - rank}\n"
             began = time.monotonic()
-            with pytest.raises(DDPNotebookError, match="the host server on b ended, or the connection to it"):
-                session.run("import time\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.2)")
-            assert time.monotonic() - began < 25
-            wait_until(lambda: not psutil.pid_exists(rank_b) and not psutil.pid_exists(server_b), 45.0)
+            _, went = session.heal()
+            assert went == f"rank {rank} is on {'ab'[1 - rank]} now" and time.monotonic() - began < 3
+            assert _places(session) == after
+            wait_until(lambda: not made.started(host), 10.0, "the host ends all, with its lease")
+        finally:
+            made.cut(host, is_up=True)
+        assert _places(session) == after
+
+
+@pytest.mark.long
+def test_a_host_that_is_not_heard_is_given_up_by_who_asks_for_it(network):
+    made, _ = network
+    with _start_alone(network) as session:
+        session.run("kept = rank + 40")
+        made.cut("b")
+        try:
+            wait_until(lambda: session.status().rows[1].state.startswith("b has not been heard for "), 10.0)
+            with pytest.raises(SessionBrokenError, match=r"b has not been heard .* %%on_ranks 0 runs without it"):
+                session.run("1")
+            assert session.run("print(kept)", ranks=0)[0].stdout == "40\n"
+            assert session.trouble.startswith("b has not been heard for ")
+            began = time.monotonic()
+            assert session.heal()[1] == "rank 1 is on a now" and time.monotonic() - began < 3
+            assert _places(session) == ["2 40 0 2 0 1", "2 None 1 2 0 1"]
         finally:
             made.cut("b", is_up=True)
-    wait_until(lambda: not any(map(psutil.pid_exists, (rank_a, server_a, store))))
+        wait_until(lambda: not made.started("b"), 15.0, "what was given up is told to end")
+        assert _places(session) == ["2 40 0 2 0 1", "2 None 1 2 0 1"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(20))
+def test_a_host_that_is_killed_is_told(network, number):
+    made, _ = network
+    with _start_alone(network) as session:
+        session.run("kept = rank + 40")
+        host = "ab"[number % 2]
+        moment = _soon(made.kill, host)
+        with pytest.raises(RankDiedError, match=f"{host} was lost: the host server on {host} ended, or the connection"):
+            session.run(FOREVER)
+        assert time.monotonic() - moment[0] < 5
+        session.heal()
+        assert _places(session)[1 - number % 2].startswith(f"2 {41 - number % 2} ")
+
+
+# ---- hosts that call in
+
+
+class InNamespaces(Starter):
+    """Starts an outpost on each host."""
+
+    words = "namespaces"
+
+    def __init__(self, made: namespaces.Namespaces) -> None:
+        self.tasks = len(made.links)
+        self._made = made
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def address(self) -> str:
+        return self._made.address
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        for number, namespace in enumerate(self._made.links.values()):
+            task = {"SLURM_PROCID": str(number), "SLURM_NTASKS": str(self.tasks)}
+            self._started.append(
+                subprocess.Popen(["ip", "netns", "exec", namespace, *command], env={**os.environ, **env, **task})
+            )
+
+    def trouble(self) -> str:
+        return ""
+
+    def end(self) -> None:
+        for one in self._started:
+            one.terminate()
+            one.wait()
+
+
+@pytest.mark.long
+def test_an_outpost_is_heard_and_lost_as_other_hosts_are(network, monkeypatch):
+    made, _ = network
+    if (running := ddp_notebook.current()) is not None:
+        running.stop()
+    monkeypatch.setattr("ddp_notebook.launch.hosts.choose", lambda _: InNamespaces(made))
+    with ddp_notebook.start(slurm="", lease_s=9, grace_s=0.3) as session:
+        name = session._hosts.all[1].name
+        told_s, back_s = _goes_through(session, made, "b", 5.0, name)
+        assert told_s < 5 and back_s < 5
+        session.run("kept = rank + 40")
+        moment = _soon(made.cut, "b")
+        try:
+            with pytest.raises(RankDiedError, match=f"{name} was lost: nothing was heard of it for 9 s"):
+                session.run(FOREVER)
+            assert time.monotonic() - moment[0] < 10.5
+            session.heal()
+            assert _places(session) == ["2 40 0 2 0 1", "2 None 1 2 0 1"]
+            wait_until(lambda: not made.started("b"), 10.0, "the host ends all, with its lease")
+        finally:
+            made.cut("b", is_up=True)
+        assert _places(session) == ["2 40 0 2 0 1", "2 None 1 2 0 1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import ddp_notebook
@@ -66,3 +68,18 @@ def test_what_they_call_is_recorded(session):
 def test_what_is_not_there_says_so(session):
     with pytest.raises(ClientError, match=r"session\.client and %%px are there for ranks on the notebook's"):
         session.client  # noqa: B018
+
+
+def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypatch):
+    """The last test: a new connection is no process that the module's session had before."""
+    here, there = session._hosts.all
+    monkeypatch.setitem(here.facts(), "memory_mib", 150)  # of which one rank gets 100
+    session.run("kept = 'there'")
+    threading.Timer(0.3, there.way._ssh.kill).start()
+    with pytest.raises(RankDiedError, match="two was lost: the host server on two ended, or the connection to it"):
+        session.run("dist.recv(torch.ones(1), 1 - rank)")
+    assert session.heal()[1:] == ["rank 1 is on two now"]
+    result = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x), globals().get('kept'))")
+    assert [result[rank].stdout for rank in (0, 1)] == ["2 there\n", "2 None\n"]
+    assert session.pids("host server") == [here.pid, session._hosts.all[1].pid] and not there.is_alive
+    session.stop()
