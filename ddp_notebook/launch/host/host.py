@@ -124,8 +124,7 @@ class Host:
         Raises:
             HostError: as where the way was made.
         """
-        way = self.way.again()
-        if way is None:
+        if (way := self.way.again()) is None:
             return None
         host = Host(way, self._numbers)
         host.folder = self.folder
@@ -367,7 +366,6 @@ class Host:
             return  # a forked child of the notebook ends: the server is not its own
         self._closing = True
         self.resume()
-        # It imports, and has started nothing yet; or nothing that it says comes here.
         self.way.end(at_once=self._facts is None or self.is_unreachable)
         self._sweep()
 
