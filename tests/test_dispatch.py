@@ -9,7 +9,7 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.wire import events
-from ddp_notebook.wire.events import CellDone, ClockReply, Formed, Hello, Listening, Message, Ready, Registered, Vitals
+from ddp_notebook.wire.events import CellDone, ClockReply, Formed, Hello, Message, Ready, Registered, Vitals
 
 
 def of_ranks() -> set[type[Message]]:
@@ -51,6 +51,6 @@ def test_every_message_of_a_rank_has_a_handler(tmp_path):
     )
     parts = Parts(cluster, dispatch, 2, StartOptions())
     try:
-        assert kinds - dispatch._handlers.keys() == {Hello, Formed, Ready, Registered, Listening}
+        assert kinds - dispatch._handlers.keys() == {Hello, Formed, Ready, Registered}
     finally:
         parts.close()

@@ -12,6 +12,7 @@ import pytest
 from ddp_notebook.errors import RankError
 from ddp_notebook.launch import forming
 from ddp_notebook.run.groups.mend import are_in_step
+from ddp_notebook.wire.events import Message
 from ddp_notebook.wire.signals import RELEASE
 from tests.conftest import sockets_of, wait_until
 
@@ -97,6 +98,42 @@ def test_a_group_that_waits_for_a_rank_that_makes_another_one(session):
         "2",
         "2",
     ]
+
+
+def test_a_new_group_is_nothing_to_the_notebook(session, monkeypatch):
+    """Each rank knows its own connections: with a message of each rank to all others that would be their square."""
+    endpoint = session._cluster._endpoint
+    receive, send = endpoint._receive, endpoint.send
+    told: list[Message] = []
+
+    def on_message(peer: str, epoch: int, message: Message) -> None:
+        told.append(message)
+        receive(peer, epoch, message)
+
+    def tell(message: Message, peer: str) -> None:
+        told.append(message)
+        send(message, peer)
+
+    monkeypatch.setattr(endpoint, "_receive", on_message)
+    monkeypatch.setattr(endpoint, "send", tell)
+    session.run("groups = [dist.new_group([0, 1]) for _ in range(3)]")
+    session.run("print('said'); display('shown')")
+    kinds = {type(message).__name__ for message in told}
+    assert "Display" in kinds
+    assert kinds <= {"Display", "CellDone", "Recorded", "ClockProbe", "ClockReply", "Probe", "Vitals"}
+
+
+def test_where_the_kernel_does_not_list_what_an_epoll_holds(session):
+    """Then each rank cuts the connections that others have opened."""
+    session.run(
+        "from ddp_notebook.rank.group.connections import sockets\nloops, sockets._loops = sockets._loops, lambda: []\n"
+        "g = dist.new_group([0, 1])"
+    )
+    assert "waited in recv" in stop_in(session, DEADLOCK)
+    stop_in(session, "dist.all_reduce(torch.ones(3), group=g) if rank else dist.barrier()")
+    stop_in(session, "if rank == 0: mine = dist.new_group([0])\nh = dist.new_group([0, 1])")
+    session.run("sockets._loops = loops")
+    assert results(session, SUM) == ["2", "2"]
 
 
 MODEL = (

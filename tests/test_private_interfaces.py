@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+from datetime import timedelta
 from types import ModuleType
 
 import IPython
@@ -205,6 +206,21 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
 
 
+def test_gloo_has_an_event_loop_that_holds_its_listener_and_its_connections(monkeypatch):
+    """And nothing else: by that they are known, see `tests/test_sockets.py`."""
+    from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+
+    from ddp_notebook.rank.group.connections import sockets
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    before = sockets.listeners().keys()
+    group = ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10))
+    (listener,) = sockets.listeners().keys() - before
+    assert {listener} in sockets._loops()
+    assert sockets.gloo_listeners(before).keys() == {listener}
+    del group
+
+
 def test_torch_lets_its_waits_be_replaced():
     from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
@@ -323,7 +339,7 @@ def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys)
 
     monkeypatch.setattr(recorder.Recorder, "install", refuse)
     monkeypatch.setattr(release.Release, "start", lambda _: None)
-    made = network.Network(lambda _: None)
+    made = network.Network()
     assert "does not let operations be observed (no such operator)" in capsys.readouterr().err
     made.begin_cell(1)
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)

@@ -30,7 +30,6 @@ from ddp_notebook.wire.events import (
     Comm,
     Formed,
     Hello,
-    Listening,
     Lost,
     Message,
     Ready,
@@ -351,15 +350,12 @@ class Cluster:
 
     # ---- I/O threads
 
-    def _on_message(self, peer: str, epoch: int, message: Message) -> None:
+    def _on_message(self, peer: str, _: int, message: Message) -> None:
         process = self._processes.all.get(peer)
         if process is None or process.lost:
             return
         if isinstance(message, Hello | Formed | Ready | Registered):
             self._forming.on_said(process, message)
-        elif isinstance(message, Listening):
-            if epoch == self.epoch:
-                self._forming.on_listening(process.rank, message.ports)
         else:
             self._listener.on_message(process.rank, message)
 

@@ -16,7 +16,7 @@ from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Form, Formed, Hello, Peers, Ready, Registered
+from ddp_notebook.wire.events import Form, Formed, Hello, Ready, Registered
 
 Check = Callable[[], None]
 
@@ -55,8 +55,6 @@ class Forming:
         self._wire = wire
         self._store_prefix = store_prefix
         self._guard = guard
-        self._gloo_ports: dict[int, list[int]] = {}  # that ranks listen on, while a group forms
-        self._is_formed = False
 
     def address_of(self, host: Host) -> str:
         """Where its ranks and store are reached by all others. One host alone listens on no network."""
@@ -64,9 +62,6 @@ class Forming:
 
     def call(self, store: Process, placement: Placement) -> None:
         """Tell every rank its place in the next epoch's group."""
-        with self._processes.changed:
-            self._is_formed = False
-            self._gloo_ports.clear()
         self.epoch += 1
         self._wire.epoch = self.epoch
         for rank, process in self._processes.by_rank.items():
@@ -95,18 +90,12 @@ class Forming:
             )
 
     def wait(self, deadline: float, check: Check) -> list[str]:
-        """Wait until the group is formed, then tell each rank on which ports gloo listens in the others.
+        """Wait until the group is formed.
 
         Returns:
             What the ranks could not have again, in words.
         """
         self.wait_for("the group to form", "Formed", deadline, check)
-        with self._processes.changed:
-            ports, self._gloo_ports = self._gloo_ports, {}
-            self._is_formed = True
-        for rank, process in self._processes.by_rank.items():
-            others = [port for other, theirs in ports.items() if other != rank for port in theirs]
-            self._wire.send(Peers(ports=others), process.name)
         notes = [note for process in self._processes.by_rank.values() for note in process.notes]
         return list(dict.fromkeys(notes))
 
@@ -159,13 +148,3 @@ class Forming:
             if isinstance(message, Formed):
                 process.error, process.notes = message.error, message.notes
             self._processes.changed.notify_all()
-
-    def on_listening(self, rank: int, ports: list[int]) -> None:
-        """Gloo listens in a rank: on these ports, which the others may connect to."""
-        with self._processes.changed:
-            if not self._is_formed:
-                self._gloo_ports.setdefault(rank, []).extend(ports)
-                return
-        for other in self._processes.alive:
-            if other != rank:
-                self._wire.send(Peers(ports=ports), self._processes.by_rank[other].name)

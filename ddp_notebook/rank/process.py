@@ -43,7 +43,6 @@ from ddp_notebook.wire.events import (
     Interrupt,
     Lost,
     Message,
-    Peers,
     Pull,
     Pulled,
     Push,
@@ -77,7 +76,7 @@ class Rank:
         self.agent = Agent(
             spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, flush=self._flush
         )
-        self._network = Network(self.agent.send)
+        self._network = Network()
         self._recording = RankRecording(
             self._network.recorder,
             self._network.where,
@@ -133,7 +132,7 @@ class Rank:
 
     def _on_message(self, message: Message) -> None:
         """What the main thread cannot do, which may be stuck, is done here; the rest it does in its turn."""
-        if isinstance(message, Peers | Lost):
+        if isinstance(message, Lost):
             self._network.on_message(message)
         elif isinstance(message, Interrupt | InputReply):
             if self.runner is not None:

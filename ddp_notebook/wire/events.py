@@ -16,7 +16,6 @@ module; it imports neither.
     InputReply what was typed                      Pushed       they are set (or why not)
     Comm       a message to or from a widget       InputRequest input() waits for a line
     Probe      how are you?                        Vitals       resident memory, device memory, what runs
-    Peers      ports that other ranks listen on    Listening    ports that a new group listens on here
     Lost       these ranks died: no collectives    Checked      what is to agree between ranks
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
@@ -205,13 +204,6 @@ class Probe(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peers(Message):
-    """Ports that gloo listens on in the other ranks: by these a rank knows gloo's connections, to cut them."""
-
-    ports: list[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost(Message):
     """Ranks died: until the group is formed again, collectives raise these words instead of waiting."""
 
@@ -257,13 +249,6 @@ class Formed(Message):
     epoch: int
     error: str = ""
     notes: list[str] = field(default_factory=list)  # what could not be had again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening(Message):
-    """A group has been made, and listens on these ports."""
-
-    ports: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

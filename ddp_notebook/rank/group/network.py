@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
-from ddp_notebook.wire.events import Form, Listening, Lost, Message, Peers
+from ddp_notebook.wire.events import Form, Lost
 
 # Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store.
 _PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|NCCL.*abort")
@@ -45,23 +44,19 @@ def _let_gloo_finish() -> None:
 
 
 class Network:
-    """The network of one rank. Made once, in its main thread.
+    """The network of one rank. Made once, in its main thread."""
 
-    Args:
-        send: takes messages for the notebook, from any thread.
-    """
-
-    def __init__(self, send: Callable[[Message], None]) -> None:
+    def __init__(self) -> None:
         self.where = Where()
         self.recorder = Recorder()
-        self.connections = Connections(self.recorder, lambda ports: send(Listening(ports=ports)))
+        self.connections = Connections(self.recorder)
         self._models = Models()
         self._renewal = Renewal(self.recorder, self.connections, self._models)
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
         self._guard = Guard()
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
-        self._store_port = 0  # of the session's store
+        self._store = ("", 0)  # where the session's store listens
         self._is_broken = False  # an operation has failed in a way that breaks its group
         try:
             self.recorder.install()
@@ -95,7 +90,7 @@ class Network:
             whatever torch raises when a group does not form.
         """
         join.use_device(place)
-        self._store_port = place.store_port
+        self._store = place.store_host, place.store_port
         notes: list[str] = []
         self.release.forms()
         self.connections.makes_boards = place.guard
@@ -116,19 +111,16 @@ class Network:
         with quiet():
             while not forming.acquire(timeout=_LOOK_S):  # it may not be connected yet
                 self.connections.cut_groups()
-                self.connections.cut_store(self._store_port)
+                self.connections.cut_store(*self._store)
 
     def _leave(self) -> None:
         """In a forked child, which has the rank's connections but not gloo's threads: an operation would never end."""
         if dist.is_initialized():
             self.recorder.retire(join.not_of_child(dist.get_rank()))
 
-    def on_message(self, message: Peers | Lost) -> None:
+    def on_message(self, message: Lost) -> None:
         """Takes what the notebook says about the other ranks. Called by the agent."""
-        if isinstance(message, Peers):
-            self.connections.on_peer_ports(message.ports)
-        else:
-            self.release.lose(message.why)
+        self.release.lose(message.why)
 
     def _on_end_of_thread(self, end: threading.ExceptHookArgs) -> None:
         """A thread of the user's has failed. If that is because we have cut its connection, no traceback is shown: the

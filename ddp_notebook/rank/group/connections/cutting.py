@@ -24,14 +24,12 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
-_Ports = frozenset[tuple[int, int]]  # of both ends of each connection
 
 
 class _Connecting(NamedTuple):
-    """A group that is being made, and what there was before."""
+    """A group that is being made."""
 
-    connections: _Ports
-    listening: set[int]
+    before: set[int]  # inodes of what listened before
     size: int
 
 
@@ -40,17 +38,14 @@ class Connections:
 
     Args:
         recorder: knows the groups, and refuses operations.
-        tell: takes the ports of a group's listeners, for the other ranks.
     """
 
-    def __init__(self, recorder: Recorder, tell: Callable[[list[int]], None]) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._tell = tell
-        self._own_ports: set[int] = set()  # where gloo listens here
-        self._peer_ports: set[int] = set()  # where it listens at the peers
-        self._store_ports: set[int] = set()
+        self._listeners: set[int] = set()  # gloo's, by inode
+        self._stores: set[sockets.Address] = set()
         self._connecting: dict[int, _Connecting] = {}  # by thread
-        self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: what listened before
+        self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: as `before`
         self._making = threading.RLock()
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
@@ -62,31 +57,30 @@ class Connections:
 
         def init_group(group: ProcessGroupGloo, *args: Any, **kwargs: Any) -> None:
             thread = threading.get_ident()
-            listening = sockets.listening_ports()
+            before = set(sockets.listeners())
             size = kwargs.get("size", args[2] if len(args) > 2 else 0)
-            self._connecting[thread] = _Connecting(_connections(), listening, size)
+            self._connecting[thread] = _Connecting(before, size)
             try:
                 connect_group(group, *args, **kwargs)
             finally:
                 del self._connecting[thread]
-                new = sockets.listening_ports() - listening
-                self._own_ports |= new
-            self._tell(sorted(new))
+                self._listeners.update(sockets.gloo_listeners(before))
 
         @functools.wraps(connect_store)
         def init_store(store: TCPStore, *args: Any, **kwargs: Any) -> None:
-            port = kwargs.get("port", args[1] if len(args) > 1 else 0)
+            host, port = kwargs.get("host_name", args[0] if args else ""), kwargs.get("port", [*args, 0, 0][1])
             thread = threading.get_ident()
             if port:
-                self._store_ports.add(port)
+                self._stores |= sockets.addresses(host, port)
             else:
-                self._starting[thread] = sockets.listening_ports()
+                self._starting[thread] = set(sockets.listeners())
             try:
                 connect_store(store, *args, **kwargs)
             finally:
                 self._starting.pop(thread, None)
                 notice_interrupt()
-            self._store_ports.add(store.port)
+            if not port:
+                self._stores |= sockets.addresses(host, store.port)
 
         ProcessGroupGloo.__init__ = init_group  # type: ignore[method-assign,assignment]
         TCPStore.__init__ = init_store  # type: ignore[method-assign,assignment]
@@ -149,10 +143,6 @@ class Connections:
 
         return of_successor
 
-    def on_peer_ports(self, ports: list[int]) -> None:
-        """gloo listens at these ports on another rank."""
-        self._peer_ports.update(ports)
-
     @property
     def is_connecting(self) -> bool:
         """Whether some thread is making a group."""
@@ -173,10 +163,9 @@ class Connections:
         before, self._successors = list(self._successors.values()), successors
         return before
 
-    def forget_ports(self) -> None:
+    def forget_listeners(self) -> None:
         """The connections so far are no longer used."""
-        self._own_ports.clear()
-        self._peer_ports.clear()
+        self._listeners.clear()
 
     # ---- cutting
 
@@ -187,22 +176,22 @@ class Connections:
             How many connections were cut.
         """
         self._recorder.cut_boards()
-        count = sockets.cut(self._own_ports | self._peer_ports)
-        for before in list(self._connecting.values()):  # their peers have not told their ports yet
-            new = {port for port, peer in _connections() - before.connections if peer not in self._store_ports}
-            count += sockets.cut(new - self._store_ports)
-            for port in sockets.listening_ports() - before.listening:
-                sockets.knock(port, before.size)
-        return count + self._abort_nccl()
+        own = set(self._listeners)
+        for before, size in list(self._connecting.values()):
+            new = sockets.gloo_listeners(before)
+            own |= new.keys()
+            for address in new.values():
+                sockets.knock(address, size)
+        return sockets.cut_groups(own) + self._abort_nccl()
 
     def cut_stores(self) -> int:
         """End every wait at a store."""
-        new = [sockets.listening_ports() - before for before in list(self._starting.values())]
-        return sockets.cut(self._store_ports.union(*new))
+        new = [sockets.listeners().keys() - before for before in list(self._starting.values())]
+        return sockets.cut_stores(set(self._stores), set().union(*new))
 
-    def cut_store(self, port: int) -> int:
-        """End every wait at the store with this port."""
-        return sockets.cut([port])
+    def cut_store(self, host: str, port: int) -> int:
+        """End every wait at the store that listens there."""
+        return sockets.cut_stores(sockets.addresses(host, port))
 
     def _abort_nccl(self) -> int:
         count = 0
@@ -217,7 +206,3 @@ class Connections:
 
 def _is_gloo(group: ProcessGroup) -> bool:
     return "gloo" in str(dist.get_backend_config(group)) and "nccl" not in str(dist.get_backend_config(group))
-
-
-def _connections() -> _Ports:
-    return frozenset((found.port, found.peer_port) for found, _ in sockets.tcp_sockets() if not found.listens)

@@ -99,7 +99,7 @@ class Renewal:
         """Keep the present connections for a while, without using them."""
         boards = [group.board for group in self._recorder.groups.values()]
         self._ended.append([*self._connections.replace({}), *boards])
-        self._connections.forget_ports()
+        self._connections.forget_listeners()
 
     def _connect(
         self, group: Group, name: str, store: Any, forming: timedelta
