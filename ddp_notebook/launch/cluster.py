@@ -16,6 +16,7 @@ from typing import Protocol
 from ddp_notebook.errors import ClientError, StartError
 from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
+from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.members.losses import Again, Losses
@@ -186,7 +187,8 @@ class Cluster:
 
     def _start_rank(self, rank: int) -> None:
         host = self._hosts[self.placement.hosts[rank]]
-        self._processes.by_rank[rank] = self._starter.start(RANK, host, {"mark_token": self.mark_token}, rank)
+        spec = {"mark_token": self.mark_token, "open_files": open_files.needed(self.placement.world_size)}
+        self._processes.by_rank[rank] = self._starter.start(RANK, host, spec, rank)
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
+from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host, is_loopback
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
@@ -17,7 +18,7 @@ from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.starters.tasks import Tasks
 from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
-from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.ways.base import LOCAL, LOOPBACK
 from ddp_notebook.launch.ways.ssh import Ssh
 from ddp_notebook.version import __version__
 
@@ -76,7 +77,7 @@ class Hosts:
 
         Raises:
             StartError: a server ended or took too long, or versions differ.
-            UsageError: the ranks do not fit.
+            UsageError: the ranks do not fit, or a process may not have as many files open.
         """
         if self._tasks is not None:
             ways = self._tasks.wait(self._options.timeout_s, check, report)
@@ -92,10 +93,13 @@ class Hosts:
                     f"the start took too long: the host server was importing torch ({error})"
                 ) from None
         if self._options.is_here:
-            return place(self._options, next(iter(facts.values())), env)
-        _check_versions(facts)
-        _check_addresses(facts)
-        return place_on_hosts(self._options, facts, {host.name: host.way.machine for host in self.all})
+            placement = place(self._options, next(iter(facts.values())), env)
+        else:
+            _check_versions(facts)
+            _check_addresses(facts)
+            placement = place_on_hosts(self._options, facts, {host.name: host.way.machine for host in self.all})
+        _check_open_files(placement, facts)
+        return placement
 
     def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
         """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.
@@ -195,6 +199,15 @@ def _check_addresses(facts: Mapping[str, Mapping[str, Any]]) -> None:
             f"{' and '.join(alone)} is the notebook's own machine, reached at {facts[alone[0]]['address']}, where no "
             "other host reaches it; give it the address of its network in ~/.ssh/config (HostName)"
         )
+
+
+def _check_open_files(placement: Placement, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let this process have as many open as it needs. A host server allows them where it starts a rank."""
+    world_size = placement.world_size
+    open_files.check(world_size, open_files.most(), "this machine")
+    open_files.allow(open_files.needed(world_size))
+    for host, of_host in facts.items():
+        open_files.check(world_size, of_host["open_files"], "this machine" if host == LOCAL else host)
 
 
 def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,7 +16,7 @@ from ddp_notebook.wire.events import Checked, ClockReply, Message, Pulled, Pushe
 
 Answer = Checked | ClockReply | Pulled | Pushed | Vitals
 
-_MOST_LAPSING = 1000  # open questions that may never be answered
+_MOST_LAPSING = 20  # open questions to one rank that may never be answered: two a second, for as long as anybody waits
 _CHECK_S = 0.5
 
 
@@ -33,7 +34,7 @@ class Questions:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Future[Any]] = {}  # by request number
-        self._lapsing: dict[int, None] = {}  # the open questions that may be forgotten, oldest first
+        self._lapsing: dict[int, deque[int]] = {}  # by rank: its open questions that may be forgotten, oldest first
 
     def ask(self, rank: int, make: Callable[[int], Message], *, lapses: bool = False) -> Future[Any]:
         """Ask a rank.
@@ -47,10 +48,10 @@ class Questions:
         with self._lock:
             self._open[number] = future
             if lapses:
-                self._lapsing[number] = None
-                if len(self._lapsing) > _MOST_LAPSING:
-                    oldest = next(iter(self._lapsing))
-                    del self._lapsing[oldest], self._open[oldest]
+                lapsing = self._lapsing.setdefault(rank, deque())
+                while lapsing and (len(lapsing) >= _MOST_LAPSING or lapsing[0] not in self._open):
+                    self._open.pop(lapsing.popleft(), None)
+                lapsing.append(number)
         self._send(rank, make(number))
         return future
 
@@ -97,6 +98,5 @@ class Questions:
         """An answer of a rank has come. One to a question that nobody has asked, or that was forgotten, is dropped."""
         with self._lock:
             future = self._open.pop(answer.request, None)
-            self._lapsing.pop(answer.request, None)
         if future is not None:
             future.set_result(answer)

@@ -10,6 +10,7 @@ children     how it starts a process: a fork of itself, or afresh
 child        the first steps of a forked or spawned process
 pipes        between the server and each process: cells in, text out
 files        files that the notebook sends to the host
+open_files   how many files a process may have open, which grows with the ranks
 look         what is seen of a process that cannot answer: is it stopped, where is its stack
 ending       how processes end, with all that they have started
 far          how the server of another machine begins, below what carries its stream

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from ddp_notebook.launch import devices
+from ddp_notebook.launch.host import open_files
 from ddp_notebook.version import __version__
 
 OLDEST_TORCH = "2.11"
@@ -76,6 +77,7 @@ def preload() -> dict[str, Any]:
         "env": {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"},
         "cores": devices.cores(),
         "machine_cores": os.cpu_count() or 1,
+        "open_files": open_files.most(),
         "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": [gpu.to_json() for gpu in gpus],
         "python": platform.python_version(),

@@ -42,7 +42,7 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import ending, framing, watchdog
+from ddp_notebook.launch.host import ending, framing, open_files, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
@@ -199,6 +199,7 @@ class HostServer:
         spec["env"][processes.TOKEN_VARIABLE] = os.environ.get(processes.TOKEN_VARIABLE, "")
         if spec["kind"] == "rank":
             spec["stack_file"] = stack_file(self._directory, process)
+            open_files.allow(spec["open_files"])  # it inherits that
         listener = None
         if spec["kind"] == "store":
             family = socket.AF_INET6 if ":" in spec["host"] else socket.AF_INET
@@ -242,7 +243,8 @@ class HostServer:
         return self._files.answer(request)
 
     def _known(self, numbers: Sequence[int]) -> list[Child]:
-        return [known for known in self._children.values() if known.process in numbers]
+        asked = set(numbers)
+        return [known for known in self._children.values() if known.process in asked]
 
     # ---- children
 

@@ -1,0 +1,41 @@
+"""How many files a process may have open: raised where it may be, and named where it may not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.host import open_files
+
+LIMITED = """
+import resource
+import ddp_notebook
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 260))
+try:
+    ddp_notebook.start(2)
+except ddp_notebook.UsageError as error:
+    print(error)
+with ddp_notebook.start(1) as session:
+    limits = "import resource; resource.getrlimit(resource.RLIMIT_NOFILE)"
+    print(session.run(limits, quiet=True)[0].result, resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_notebook_and_its_ranks_get_what_they_need_up_to_the_hard_limit():
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    refused, allowed = done.stdout.splitlines()
+    assert refused.startswith("2 ranks need 264 open files in a process, and on this machine the most is 260: start 1")
+    assert "ulimit -n 264" in refused
+    assert allowed == "(260, 260) (260, 260)"
+
+
+def test_another_host_is_named():
+    with pytest.raises(
+        UsageError, match="8 ranks need 288 open files in a process, and on gpu2 the most is 64: start 0"
+    ):
+        open_files.check(8, 64, "gpu2")
+    open_files.check(8, 288, "gpu2")
