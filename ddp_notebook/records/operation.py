@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ddp_notebook.records.units import size
@@ -76,13 +77,42 @@ class Operation:
         return f"{self.short} of group {self.group}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}  # `asdict` copies every rank
+        return {**fields, "ranks": _stretches(self.ranks)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Operation:
         """The operation whose `to_json` gave this; JSON has made lists of its tuples."""
         shapes = tuple(tuple(shape) for shape in fields["shapes"])
-        return cls(**{**fields, "ranks": tuple(fields["ranks"]), "shapes": shapes})
+        ranks = _ranks(tuple(tuple(stretch) for stretch in fields["ranks"]))
+        return cls(**{**fields, "ranks": ranks, "shapes": shapes})
+
+
+@lru_cache(maxsize=64)
+def _stretches(ranks: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Ranks as (first, how many, step): short for all groups of a mesh. Each of many ranks that wait for all others tells
+    them, and with all their numbers that would be their square.
+
+    Example:
+        >>> _stretches((0, 1, 2, 3)), _stretches((1, 5, 9, 2))
+        ([(0, 4, 1)], [(1, 3, 4), (2, 1, 1)])
+    """
+    found: list[tuple[int, int, int]] = []
+    for rank in ranks:
+        first, count, step = found[-1] if found else (0, 0, 0)
+        if count == 1:
+            step = rank - first
+        if count and rank == first + count * step:
+            found[-1] = first, count + 1, step
+        else:
+            found.append((rank, 1, 1))
+    return found
+
+
+@lru_cache(maxsize=64)
+def _ranks(stretches: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """What `_stretches` was made of: one object for all ranks that tell the same."""
+    return tuple(first + number * step for first, count, step in stretches for number in range(count))
 
 
 def _shape(shape: tuple[int, ...]) -> str:

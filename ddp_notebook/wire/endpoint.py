@@ -85,12 +85,7 @@ class Endpoint:
     def connect(cls, address: Address, receive: Receive) -> Endpoint:
         """A rank's end."""
         context = zmq.Context()
-        socket = context.socket(zmq.DEALER)
-        _tune(socket)
-        socket.setsockopt(zmq.IDENTITY, address.identity.encode())
-        unlock(socket, address)
-        socket.connect(address.control)
-        self = cls(context, socket, receive, "ddp-agent")
+        self = cls(context, dealer(context, address), receive, "ddp-agent")
         self._links[b""] = Link(last_heard_s=time.monotonic())
         return self
 
@@ -255,6 +250,16 @@ class Endpoint:
             if link.owes_ack or now - link.last_sent_s > BEAT_S:
                 self._transmit(peer, link.beat(now, BEAT))
         return pause
+
+
+def dealer(context: zmq.Context[Any], address: Address) -> zmq.Socket[Any]:
+    """A rank's socket, connected."""
+    socket = context.socket(zmq.DEALER)
+    _tune(socket)
+    socket.setsockopt(zmq.IDENTITY, address.identity.encode())
+    unlock(socket, address)
+    socket.connect(address.control)
+    return socket
 
 
 def _tune(socket: zmq.Socket[Any]) -> None:
