@@ -38,7 +38,11 @@ def test_one_that_somebody_waits_for_is_never_forgotten():
 
 def test_all_of_many_ranks_answer_when_all_were_asked():
     asked: list[tuple[int, int]] = []
-    many = Questions(lambda rank, message: asked.append((rank, message.request)), lambda _: None)
+
+    def send(rank: int, message: Any) -> None:
+        asked.append((rank, message.request))
+
+    many = Questions(send, lambda _: None)
     futures = {rank: many.ask(rank, probe, lapses=True) for rank in range(1500)}
     for rank, number in asked:
         many.on_answer(rank, answer(number))

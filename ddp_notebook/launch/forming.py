@@ -21,6 +21,7 @@ from ddp_notebook.wire.events import Form, Formed, Hello, Ready, Registered
 Check = Callable[[], None]
 
 _LOOK_S = 0.2  # between two looks whether a wait is to go on
+_LOOK_EACH_S = 1e-5  # for each rank, at least: a look at all for each that says something would be their square
 _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 
 
@@ -108,8 +109,8 @@ class Forming:
             StartError: a process ended or could not do its part.
             StartTimeoutError: the deadline passed.
         """
-        with self._processes.changed:
-            while True:
+        while True:
+            with self._processes.changed:
                 check()
                 self.raise_failures(stage)
                 waited_for = self._processes.ranks if ranks is None else ranks
@@ -122,6 +123,7 @@ class Forming:
                         "Give it more time (--timeout, timeout_s), or look at the host's load and memory"
                     )
                 self._processes.changed.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            time.sleep(_LOOK_EACH_S * len(waited_for))
 
     def raise_failures(self, stage: str) -> None:
         """Raise StartError if the wait for `stage` is in vain."""

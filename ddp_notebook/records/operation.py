@@ -90,8 +90,8 @@ class Operation:
 
 @lru_cache(maxsize=64)
 def _stretches(ranks: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Ranks as (first, how many, step): short for all groups of a mesh. Each of many ranks that wait for all others tells
-    them, and with all their numbers that would be their square.
+    """Ranks as (first, how many, step): short for all groups of a mesh. Each of many ranks that wait for all others
+    tells them, and with all their numbers that would be their square.
 
     Example:
         >>> _stretches((0, 1, 2, 3)), _stretches((1, 5, 9, 2))

@@ -1,9 +1,9 @@
 """Ranks that are nothing but the real wire: `python -m tests.benchmarks.fake_ranks`, for `tests.benchmarks.many`.
 
-Each has its endpoint, keys and connection; one thread serves all of a process, since with a thread each they would take
-the cores of this machine from what is measured. The first line of stdin has the addresses of these ranks. Each connects, says hello and answers probes as if it waited in
-an all_reduce of all ranks, and probes of its clock. Each further line, such as `{"batches": 50, "period_s": 0.2}`, has
-all send so many batches of records.
+Each has its endpoint, keys and connections; one thread serves all of a process, since with a thread each they would
+take the cores of this machine from what is measured. The first line of stdin has their addresses. They say hello, and
+answer probes as if they waited in an all_reduce of all ranks, and probes of their clock. Each further line, such as
+`{"batches": 50, "period_s": 0.2}`, has all send so many batches of records.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import zmq
 
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint, dealer
 from ddp_notebook.wire.events import ClockProbe, ClockReply, Hello, Message, Probe, Recorded, Vitals
 from ddp_notebook.wire.keys import Address
@@ -57,6 +58,7 @@ class FakeRank:
         self._batch = events(rank, EVENTS)
         self._next_tick_s = 0.0
         self.socket = dealer(context, address)
+        self._bulk = BulkServer(context, address)  # connected, and never asked
         self._endpoint = Endpoint(context, self.socket, self._on_message, "")
         self._endpoint.expect("")
         self._endpoint.send(Hello(process=rank, pid=os.getpid(), host="fake", python="3", torch="2"))

@@ -13,6 +13,12 @@ from ddp_notebook.records.schema import Rows
 _FIRST_CAPACITY = 256
 
 
+def as_whole(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a row that is copied as one. NumPy copies a structured row column by column: to append 20 rows took
+    15 us so, and takes 1.6."""
+    return np.dtype(("V", dtype.itemsize))
+
+
 class Ring:
     """The last rows of a table. Row number i keeps its index i for ever; the oldest rows go first.
 
@@ -37,7 +43,8 @@ class Ring:
         if capacity < 1:
             raise ValueError(f"a ring of {capacity} rows holds nothing; its capacity is at least 1")
         self.capacity = capacity
-        self._rows: npt.NDArray[Any] = np.empty(min(capacity, _FIRST_CAPACITY), dtype)
+        self._dtype = np.dtype(dtype)
+        self._rows = np.empty(min(capacity, _FIRST_CAPACITY), as_whole(self._dtype))
         self._end = 0
         self._lock = threading.Lock()
 
@@ -64,15 +71,18 @@ class Ring:
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Add rows. Only one thread may do so."""
+        if rows.dtype != self._dtype:
+            rows = rows.astype(self._dtype)
         with self._lock:
             end = self._end + len(rows)
             if len(self._rows) < min(end, self.capacity):
                 self._grow(end)
-            rows = rows[max(0, len(rows) - len(self._rows)) :]
+            rows = rows.view(self._rows.dtype)[max(0, len(rows) - len(self._rows)) :]
             at = (end - len(rows)) % len(self._rows)
             behind = min(len(rows), len(self._rows) - at)
             self._rows[at : at + behind] = rows[:behind]
-            self._rows[: len(rows) - behind] = rows[behind:]
+            if behind < len(rows):
+                self._rows[: len(rows) - behind] = rows[behind:]
             self._end = end
 
     def since(self, index: int, most: int | None = None) -> tuple[Rows, int, int]:
@@ -96,14 +106,14 @@ class Ring:
         with self._lock:
             if not self.first <= index < self._end:
                 return None
-            return self._rows[index % len(self._rows)].copy()
+            return self._rows.view(self._dtype)[index % len(self._rows)].copy()
 
     def _copy(self, begin: int, end: int) -> Rows:
         count, size = end - begin, len(self._rows)
         at = begin % size
         if at + count <= size:
-            return self._rows[at : at + count].copy()
-        return np.concatenate((self._rows[at:], self._rows[: at + count - size]))
+            return self._rows[at : at + count].copy().view(self._dtype)
+        return np.concatenate((self._rows[at:], self._rows[: at + count - size])).view(self._dtype)
 
     def _grow(self, needed: int) -> None:
         # Until it is full, rows lie from the front: growing need not turn anything round.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.tables.ring import Ring
+from ddp_notebook.observe.tables.ring import Ring, as_whole
 from ddp_notebook.observe.tables.texts import Texts, Translation
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import TABLES, TEXTS, Rows, as_array
@@ -52,7 +52,7 @@ class Store:
         """Take in a batch. Its rows are copied."""
         process = self.learn(batch)
         for name, rows in batch.tables.items():
-            ours = np.array(rows)
+            ours = rows.view(as_whole(rows.dtype)).copy().view(rows.dtype)
             for column in TEXTS[name]:
                 ours[column] = process.translate(rows[column])
             process.count_on(name, ours)
