@@ -6,7 +6,20 @@ import argparse
 import os
 import tempfile
 
-from tests.benchmarks import cell, collective, hosts, intake, memory, monitor, output, recording, results, scale, start
+from tests.benchmarks import (
+    cell,
+    collective,
+    hosts,
+    intake,
+    many,
+    memory,
+    monitor,
+    output,
+    recording,
+    results,
+    scale,
+    start,
+)
 
 
 def main() -> None:
@@ -24,6 +37,7 @@ def main() -> None:
             *cell.measure(blocks=given.blocks),
             *scale.measure(rounds=given.rounds),
             *hosts.measure(rounds=given.rounds),
+            *many.measure(),
             *output.measure(),
             *collective.measure(),
             *intake.measure(),
