@@ -1,8 +1,7 @@
 """The host server: one process per host, which forks the ranks of that host and ends with its owner.
 
 host         one host as its owner sees it     ── framing ──┐
-requests     what is asked of its server, and the replies
-hearing      whether the host is heard
+owner/       what that takes: requests and their replies, and whether the host is heard
 server       the process that forks ranks      ─────────────┘
 framing      frames on one stream between the two
 preload      what the server imports, and knows about its host

@@ -14,9 +14,9 @@ from typing import Any
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host import framing
-from ddp_notebook.launch.host.hearing import Hearing
 from ddp_notebook.launch.host.look import Seen
-from ddp_notebook.launch.host.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
+from ddp_notebook.launch.host.owner.hearing import Hearing
+from ddp_notebook.launch.host.owner.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
 from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.ways.base import Way
 
