@@ -46,6 +46,11 @@ class Namespaces:
     Args:
         directory: of keys and configuration.
         names: of the hosts.
+
+    Attributes:
+        links: the name of each host's link, and of its namespace.
+        net: the first three numbers of the addresses; this machine is .1 there.
+        addresses: of each host.
     """
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
@@ -53,7 +58,8 @@ class Namespaces:
         self.links = {name: f"ddpl{mark}{name}" for name in names}
         self.command = f"ssh -F {directory}/ssh_config"
         self._directory = directory
-        self._bridge, self._net = f"ddpb{mark}", f"10.79.{mark % 250}"
+        self._bridge, self.net = f"ddpb{mark}", f"10.79.{mark % 250}"
+        self.addresses = {name: f"{self.net}.{11 + number}" for number, name in enumerate(names)}
         self._ends = ExitStack()
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -71,15 +77,14 @@ class Namespaces:
     def _make(self) -> None:
         _ip("link", "add", self._bridge, "type", "bridge")
         self._ends.callback(_ip, "link", "del", self._bridge)
-        _ip("addr", "add", f"{self._net}.1/24", "dev", self._bridge)
+        _ip("addr", "add", f"{self.net}.1/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for name in ("id", "hostkey"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self._directory / name], check=True)
         host_key = (self._directory / "hostkey.pub").read_text()
         known, hosts = [], []
-        for number, (name, link) in enumerate(self.links.items()):
-            address = f"{self._net}.{11 + number}"
-            self._add(name, link, address)
+        for name, address in self.addresses.items():
+            self._add(name, self.links[name], address)
             known.append(f"{address} {host_key}")
             hosts.append(f"Host {name}\n  HostName {address}\n")
         (self._directory / "known_hosts").write_text("".join(known))

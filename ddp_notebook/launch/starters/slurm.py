@@ -1,0 +1,343 @@
+"""Slurm starts the tasks: in a job of their own that waits in the queue, or in the allocation that the notebook is in.
+
+One task a node, which has all that the job has there, unless its arguments say how many tasks there are. The output of
+the tasks is kept for the sentence with which a start fails, and goes with the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch.starters import queue
+from ddp_notebook.launch.starters.base import Starter, address_towards, shared_folder
+from ddp_notebook.launch.starters.queue import Job, Seen
+from ddp_notebook.launch.ways.base import LOOPBACK
+
+_log = logging.getLogger(__name__)
+NOTICE_S = (600.0, 120.0)  # before the end of a job
+_FIRST_LOOK_S = 0.2
+_LONGEST_PAUSE_S = 10.0  # between two looks at the queue, which is asked by many
+_SLOWER = 1.3  # each time
+_RUNNING_PAUSE_S = 30.0  # while the job runs: somebody may change its limit
+_FRESH_S = 1.0
+_ENDING_S = 3.0  # what a job that is ending gets to be over, so that Slurm says how
+_END_S = 2.0  # what it gets to end by itself when its tasks have ended
+_LAST_WORDS = 2000  # characters
+_NODES_ASKED = 4  # for the route to them
+# Their jobs would not be one that runs our tasks.
+_REFUSED = {
+    "--array": "a job array is many jobs",
+    "-a": "a job array is many jobs",
+    "--wrap": "the job's script is this package's own",
+    "--wait": "sbatch would wait for the end of the job",
+    "-W": "sbatch would wait for the end of the job",
+    "--test-only": "it starts nothing; --check says what would be submitted",
+}
+_SCRIPT = """\
+#!/bin/sh
+#SBATCH --job-name=ddp_notebook
+#SBATCH --output={output}
+#SBATCH --no-requeue
+#SBATCH --no-kill
+# One task a node, which may use all cores that the job has there, if nobody has said how many tasks there are.
+if [ -z "$SLURM_NTASKS" ]; then
+    tasks="--ntasks-per-node=1 --cpu-bind=none"
+else
+    tasks="--ntasks=$SLURM_NTASKS ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}}"
+fi
+# Tasks that end, and nodes that fail, end no others.
+exec srun $tasks {options} {command}
+"""
+_OPTIONS = ("--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--export=ALL")
+
+
+def starter(arguments: str) -> Slurm:
+    """What starts tasks by Slurm.
+
+    Args:
+        arguments: of `sbatch`, as they are; "": use the allocation that the notebook is in.
+
+    Raises:
+        UsageError: an argument that cannot be, or there is no allocation.
+    """
+    try:
+        words = shlex.split(arguments)
+    except ValueError as error:
+        raise UsageError(f"--slurm: {error}: {arguments!r}") from None
+    for word in words:
+        if why := _REFUSED.get(word.partition("=")[0]):
+            raise UsageError(f"--slurm takes no {word}: {why}; leave it out")
+    if words:
+        return Submitted(words)
+    number = os.environ.get("SLURM_JOB_ID", "")
+    if not number:
+        raise UsageError(
+            "--slurm alone is for a notebook inside an allocation, and this one is in none (SLURM_JOB_ID is not set); "
+            'say what to ask Slurm for: --slurm "-N2 --gpus-per-node=8 -t 2:00:00"'
+        )
+    return Inside(Job(number))
+
+
+class Slurm(Starter):
+    """Tasks of one job, which is looked at now and then.
+
+    Args:
+        notice_s: so many seconds before the job's end a line says that it is near.
+    """
+
+    def __init__(self, notice_s: Sequence[float] = NOTICE_S) -> None:
+        self._job: Job | None = None
+        self._seen = Seen(state="PENDING")
+        self._looked_s = float("-inf")
+        self._silence = ""  # what Slurm's commands say instead of answering
+        self._looking = threading.Lock()
+        self._over = threading.Event()
+        self._notice_s = sorted(notice_s, reverse=True)
+        self._notices: deque[str] = deque()
+
+    @property
+    def words(self) -> str:
+        return "Slurm" if self._job is None else f"Slurm job {self._job.number}"
+
+    @property
+    def address(self) -> str:
+        """On the route to the nodes."""
+        with contextlib.suppress(StartError):
+            for node in queue.nodes_of(os.environ.get("SLURM_JOB_NODELIST", ""))[:_NODES_ASKED]:
+                if (address := address_towards(node)) != LOOPBACK:
+                    return address
+        return address_towards("")
+
+    @property
+    def is_queued(self) -> bool:
+        return self._seen.waits
+
+    def state(self) -> str:
+        return f"{self.words}: {self._silence}" if self._silence else f"{self.words} {self._seen.in_words()}"
+
+    def status(self) -> str:
+        left_s = self._seen.left_s()
+        return f"{self.words} {self._seen.in_words()}" + ("" if left_s is None else f", {_in_words(left_s)} left")
+
+    def notices(self) -> list[str]:
+        return [self._notices.popleft() for _ in range(len(self._notices))]
+
+    def trouble(self, *, now: bool = False) -> str:
+        if self._job is None:
+            return ""
+        seen = self._look(0.0 if now else _FRESH_S) if now or not self._seen.waits else self._seen
+        until = time.monotonic() + _ENDING_S
+        while now and seen.is_ending and time.monotonic() < until:
+            time.sleep(_FIRST_LOOK_S)
+            seen = self._look(0.0)
+        if why := seen.hopeless:
+            return f"job {self._job.number} will not start: {why} ({seen.reason}); it is taken out of the queue"
+        return "" if seen.waits or seen.runs else f"{self.words} {seen.in_words()}{self._last_words()}"
+
+    def end(self) -> None:
+        self._over.set()
+        job, self._job = self._job, None
+        if job is None:
+            return
+        try:
+            self._end(job)
+        except StartError as error:
+            _log.warning("Slurm job %s could not be ended (%s); do it by hand: scancel %s", job.number, error, job.number)
+        with contextlib.suppress(OSError):
+            os.unlink(self._output())
+
+    @abstractmethod
+    def _end(self, job: Job) -> None:
+        """End the tasks, and the job if it was made for them."""
+
+    @abstractmethod
+    def _output(self) -> str:
+        """The file that holds what the tasks have printed; "": there is none."""
+
+    # ---- looking
+
+    def _watch(self, job: Job) -> None:
+        self._job = job
+        threading.Thread(target=self._keep_looking, name="ddp-slurm", daemon=True).start()
+
+    def _keep_looking(self) -> None:
+        pause_s = _FIRST_LOOK_S
+        while not self._over.wait(pause_s):
+            seen = self._look(0.0)
+            if seen.is_over:
+                return
+            self._take_notice(seen)
+            pause_s = min(pause_s * _SLOWER, _RUNNING_PAUSE_S if seen.runs else _LONGEST_PAUSE_S)
+            if (left_s := seen.left_s()) is not None and self._notice_s:
+                pause_s = max(_FIRST_LOOK_S, min(pause_s, left_s - self._notice_s[0]))
+
+    def _look(self, age_s: float) -> Seen:
+        """What Slurm said at most so long ago, or says now."""
+        with self._looking:
+            if self._job is not None and time.monotonic() - self._looked_s >= age_s:
+                try:
+                    self._seen, self._silence = self._job.look(), ""
+                except StartError as error:  # a controller that restarts does not answer: the job goes on
+                    self._silence = str(error)
+                self._looked_s = time.monotonic()
+            return self._seen
+
+    def _take_notice(self, seen: Seen) -> None:
+        left_s = seen.left_s()
+        if left_s is None or not self._notice_s or left_s > self._notice_s[0]:
+            return
+        self._notice_s = [at for at in self._notice_s if at < left_s]
+        self._notices.append(
+            f"{self.words} ends in {_in_words(left_s)}, and all ranks with it: save what is to be kept"
+        )
+
+    def _last_words(self) -> str:
+        output = self._output()
+        try:
+            said = Path(output).read_text(errors="replace").strip()[-_LAST_WORDS:]
+        except OSError:
+            return f"; its output is in {output} on its first node" if output else ""
+        return f"; its last words:\n{said}" if said else ""
+
+
+class Submitted(Slurm):
+    """A job of its own.
+
+    Args:
+        arguments: of `sbatch`.
+        notice_s: see `Slurm`.
+
+    Example:
+        >>> slurm = Submitted(["-N2", "-t", "2:00:00"])  # doctest: +SKIP
+        >>> slurm.start(["hostname"], {})
+        >>> slurm.state()
+        'Slurm job 42 waits in the queue: Priority, starts about 14:10'
+    """
+
+    def __init__(self, arguments: Sequence[str], notice_s: Sequence[float] = NOTICE_S) -> None:
+        super().__init__(notice_s)
+        self._arguments = list(arguments)
+        self._file = ""
+
+    def script(self, command: Sequence[str]) -> str:
+        """The batch script that has this command run as each task."""
+        output = shared_folder() / "slurm-%j.out"
+        return _SCRIPT.format(output=output, options=" ".join(_OPTIONS), command=shlex.join(command))
+
+    def check(self, command: Sequence[str]) -> str:
+        """What would be submitted, and what Slurm says of it. Starts nothing.
+
+        Raises:
+            StartError: it would be refused.
+        """
+        said = queue.try_out(self.script(command), self._arguments)
+        return f"sbatch {shlex.join(self._arguments)} would be given\n\n{self.script(command)}\n{said}"
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        job = Job.submit(self.script(command), self._arguments, env)
+        self._file = job.output()  # the arguments may have put it elsewhere
+        self._watch(job)
+
+    def _end(self, job: Job) -> None:
+        until = time.monotonic() + (0.0 if self._seen.waits else _END_S)
+        while not (seen := job.look()).is_over and time.monotonic() < until:
+            time.sleep(_FIRST_LOOK_S / 2)
+        if not seen.is_over:
+            job.cancel()
+
+    def _output(self) -> str:
+        return self._file
+
+
+class Inside(Slurm):
+    """Tasks in the allocation that the notebook is in, which stays when they end.
+
+    Args:
+        job: the allocation.
+        notice_s: see `Slurm`.
+    """
+
+    def __init__(self, job: Job, notice_s: Sequence[float] = NOTICE_S) -> None:
+        super().__init__(notice_s)
+        self._seen = Seen(state="RUNNING")
+        self._allocation = job
+        self._srun: subprocess.Popen[bytes] | None = None
+        self._file = ""
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """What has this command run as each task."""
+        number = self._allocation.number
+        nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+        return ["srun", f"--jobid={number}", "--overlap", f"--nodes={nodes}", *_tasks(), *_OPTIONS, *command]
+
+    def check(self, command: Sequence[str]) -> str:
+        """What would be run. Starts nothing."""
+        return shlex.join(self.command(command))
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        fd, self._file = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out")
+        with open(fd, "wb") as output:
+            try:
+                self._srun = subprocess.Popen(
+                    self.command(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**queue.environment(), **env},
+                    start_new_session=True,  # the notebook's interrupts go to its whole process group
+                )
+            except OSError as error:
+                os.unlink(self._file)
+                raise StartError(f"srun cannot be run: {error}; is Slurm's module loaded?") from error
+        self._watch(self._allocation)
+
+    def trouble(self, *, now: bool = False) -> str:
+        if self._srun is not None and self._srun.poll() is not None:
+            why = super().trouble(now=True)  # the whole allocation may have ended
+            return why or f"srun in job {self._allocation.number} has ended{self._last_words()}"
+        return super().trouble(now=now)
+
+    def _end(self, job: Job) -> None:
+        assert self._srun is not None
+        for end in (lambda: None, self._srun.terminate, self._srun.kill):
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._srun.wait(_END_S)
+                return
+
+    def _output(self) -> str:
+        return self._file
+
+
+def _tasks() -> list[str]:
+    """Which tasks the allocation was made for; one a node if it does not say. What a step in it has is its own."""
+    count = os.environ.get("SLURM_NTASKS", "") if "SLURM_STEP_ID" not in os.environ else ""
+    if not count:
+        return ["--ntasks-per-node=1", "--cpu-bind=none"]
+    cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return [f"--ntasks={count}", *([f"--cpus-per-task={cores}"] if cores else [])]
+
+
+def _in_words(seconds: float) -> str:
+    """A time that is left.
+
+    Example:
+        >>> _in_words(6720), _in_words(600), _in_words(95)
+        ('1 h 52 min', '10 min', '95 s')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
