@@ -194,7 +194,7 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
             address=self._hosts.address,
             again=self._hosts.again,
         )
-        self._assembled = parts = Parts(cluster, dispatch, placement.world_size, self.options)
+        self._assembled = parts = Parts(cluster, dispatch, placement.world_size, self.options, self._hosts)
         self._cells = parts.cells
         self._live = live = Placing(
             parts.observer.recording,

@@ -37,10 +37,11 @@ class Status:
     epoch: int
     rows: tuple[RankStatus, ...]
     trouble: str = ""  # of the host server, in a sentence
+    tasks: str = ""  # of what has started the ranks' hosts, in a sentence: a job, and the time that it has left
 
     def __repr__(self) -> str:
         table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
         widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
-        last = [f"backend {self.backend}, group {self.epoch}", *filter(None, [self.trouble])]
+        last = [f"backend {self.backend}, group {self.epoch}", *filter(None, [self.tasks, self.trouble])]
         return "\n".join([*(line.rstrip() for line in lines), *last])

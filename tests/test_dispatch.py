@@ -49,7 +49,8 @@ def test_every_message_of_a_rank_has_a_handler(tmp_path):
     cluster: Any = SimpleNamespace(
         mark_token="ab12", directory=str(tmp_path), send=lambda *_: None, client_file=lambda: ("", 0), alive=[]
     )
-    parts = Parts(cluster, dispatch, 2, StartOptions())
+    hosts: Any = SimpleNamespace(notices=list)
+    parts = Parts(cluster, dispatch, 2, StartOptions(), hosts)
     try:
         assert kinds - dispatch._handlers.keys() == {Hello, Formed, Ready, Registered}
     finally:

@@ -141,6 +141,14 @@ class Hosts:
             progress=progress,
         )
 
+    def status(self) -> str:
+        """What `%ddp_status` says of what has started them; "" if nothing."""
+        return "" if self._tasks is None else self._tasks.status()
+
+    def notices(self) -> list[str]:
+        """What their user should know by now and was not told yet, such as that their time is nearly over."""
+        return [] if self._tasks is None else self._tasks.notices()
+
     @property
     def are_alive(self) -> bool:
         """Whether one is: the others were lost."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.observe.observer import Observer
@@ -39,10 +40,14 @@ class Parts:
         dispatch: what the cluster tells all to that ranks say.
         world_size: how many they will be.
         options: what the session was started with.
+        hosts: of the ranks.
     """
 
-    def __init__(self, cluster: Cluster, dispatch: Dispatch, world_size: int, options: StartOptions) -> None:
+    def __init__(
+        self, cluster: Cluster, dispatch: Dispatch, world_size: int, options: StartOptions, hosts: Hosts
+    ) -> None:
         self.cluster = cluster
+        self.hosts = hosts
         self.living = living = Living(cluster, world_size)
         self.questions = questions = Questions(cluster.send, living.check_rank)
         self.arrivals = Arrivals(cluster, world_size)
@@ -51,6 +56,7 @@ class Parts:
             self.arrivals,
             questions,
             living.check_cells_arrive,
+            hosts.notices,
             grace_s=options.grace_s,
             hang_after_s=options.hang_after_s,
             heals=options.heal,

@@ -11,13 +11,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.ssh import namespaces
 
 NODES = ("n1", "n2")
@@ -69,12 +69,16 @@ class Cluster:
 
     Attributes:
         config: slurm.conf, which the variable `SLURM_CONF` is to name.
+        addresses: of the nodes.
+        shared_folder: what sessions write for their tasks, where `XDG_CACHE_HOME` is as `conftest` has it.
     """
 
     def __init__(self, directory: Path, network: namespaces.Namespaces) -> None:
         self.config = directory / "slurm.conf"
+        self.shared_folder = directory / "shared" / "ddp_notebook"
         self._directory = directory
         self._network = network
+        self.addresses = network.addresses
         self._env = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(self.config)}
         self._ends = ExitStack()
 
@@ -110,9 +114,9 @@ class Cluster:
             *("munged", "--force", "--foreground", f"--key-file={key}", f"--socket={files['sock']}"),
             *(f"--pid-file={files['pid']}", f"--log-file={files['log']}", f"--seed-file={files['seed']}"),
         )
-        _wait_for(Path(files["sock"]).exists, "munged's socket")
+        wait_until(Path(files["sock"]).exists, _UP_S, "munged's socket")
         self._run("slurmctld", "-D", "-f", str(self.config))
-        for name, address in self._network.addresses.items():
+        for name in self._network.addresses:
             # As on Debian: its own name is an address that no other host reaches.
             hosts = here / f"hosts.{name}"
             hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{net}.1 {socket.gethostname()}\n")
@@ -120,7 +124,7 @@ class Cluster:
             # (`ip netns exec` would hide /sys/fs/cgroup, without which slurmd does not start.)
             namespace = f"--net=/run/netns/{self._network.links[name]}"
             self._run("nsenter", namespace, "unshare", "-u", "-m", "sh", "-c", begin)
-        _wait_for(lambda: self.ask("sinfo", "-h", "-o", "%D %t") == f"{len(NODES)} idle", "idle nodes")
+        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%D %t") == f"{len(NODES)} idle", _UP_S, "idle nodes")
 
     def _run(self, *command: str) -> None:
         log = (self._directory / "said.log").open("ab")
@@ -140,18 +144,18 @@ class Cluster:
         """End all jobs, and wait until the nodes have none."""
         for job in self.jobs():
             self.ask("scancel", job)
-        _wait_for(lambda: not self.jobs(), "an empty queue")
+        wait_until(lambda: not self.jobs(), _UP_S, "an empty queue")
 
     @contextmanager
     def occupied(self) -> Iterator[str]:
         """All nodes taken by a job. Yields its number."""
         job = self.ask("sbatch", "--parsable", f"-N{len(NODES)}", "--exclusive", "-o", "/dev/null", "--wrap=sleep 600")
         try:
-            _wait_for(lambda: self.ask("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING", "the job to run")
+            wait_until(lambda: self.ask("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING", _UP_S, "the job to run")
             yield job
         finally:
             self.ask("scancel", job)
-            _wait_for(lambda: job not in self.jobs(), "the job to be gone")
+            wait_until(lambda: job not in self.jobs(), _UP_S, "the job to be gone")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -161,13 +165,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _wait_for(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + _UP_S
-    while not condition():
-        assert time.monotonic() < until, f"no {what} within {_UP_S:g} s"
-        time.sleep(0.05)
 
 
 @contextmanager

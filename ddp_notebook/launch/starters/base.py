@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ddp_notebook.launch.ways.base import LOOPBACK
 
@@ -50,13 +52,32 @@ class Starter(ABC):
         """What it does now, in words that its user waits behind; "" if there is nothing to say."""
         return ""
 
+    def status(self) -> str:
+        """What `%ddp_status` says of it, such as the time that is left; "" if nothing."""
+        return ""
+
+    def notices(self) -> list[str]:
+        """What its user should know by now and was not told yet, such as that its time is nearly over."""
+        return []
+
     @abstractmethod
-    def trouble(self) -> str:
-        """Why its tasks have ended, or will not come, in a sentence; "" while all is well."""
+    def trouble(self, *, now: bool = False) -> str:
+        """Why its tasks have ended, or will not come, in a sentence; "" while all is well.
+
+        Args:
+            now: a task has ended, so that what was found a while ago may not be true any more.
+        """
 
     @abstractmethod
     def end(self) -> None:
         """End what is left of it, with everything that it has made."""
+
+
+def shared_folder() -> Path:
+    """A folder for this user only, in the home directory: most clusters share it."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp_notebook"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def address_towards(host: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.starters import slurm
 from ddp_notebook.launch.starters.base import Starter
 
 
@@ -12,4 +13,6 @@ def choose(options: StartOptions) -> Starter | None:
     Raises:
         UsageError: what was asked for cannot be.
     """
+    if options.slurm is not None:
+        return slurm.starter(options.slurm)
     return None

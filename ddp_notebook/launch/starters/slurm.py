@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_notebook.errors import StartError, UsageError
-from ddp_notebook.launch.starters import queue
+from ddp_notebook.launch.starters import slurm_queue
 from ddp_notebook.launch.starters.base import Starter, address_towards, shared_folder
-from ddp_notebook.launch.starters.queue import Job, Seen
+from ddp_notebook.launch.starters.slurm_queue import Job, Seen
 from ddp_notebook.launch.ways.base import LOOPBACK
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ fi
 # Tasks that end, and nodes that fail, end no others.
 exec srun $tasks {options} {command}
 """
-_OPTIONS = ("--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--export=ALL")
+_OPTIONS = ("--quiet", "--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--export=ALL")
 
 
 def starter(arguments: str) -> Slurm:
@@ -115,7 +115,7 @@ class Slurm(Starter):
     def address(self) -> str:
         """On the route to the nodes."""
         with contextlib.suppress(StartError):
-            for node in queue.nodes_of(os.environ.get("SLURM_JOB_NODELIST", ""))[:_NODES_ASKED]:
+            for node in slurm_queue.nodes_of(os.environ.get("SLURM_JOB_NODELIST", ""))[:_NODES_ASKED]:
                 if (address := address_towards(node)) != LOOPBACK:
                     return address
         return address_towards("")
@@ -144,7 +144,9 @@ class Slurm(Starter):
             seen = self._look(0.0)
         if why := seen.hopeless:
             return f"job {self._job.number} will not start: {why} ({seen.reason}); it is taken out of the queue"
-        return "" if seen.waits or seen.runs else f"{self.words} {seen.in_words()}{self._last_words()}"
+        if seen.waits or seen.runs:
+            return ""
+        return f"{self.words} {seen.in_words()}" + ("" if seen.says_why else self._last_words())
 
     def end(self) -> None:
         self._over.set()
@@ -154,9 +156,19 @@ class Slurm(Starter):
         try:
             self._end(job)
         except StartError as error:
-            _log.warning("Slurm job %s could not be ended (%s); do it by hand: scancel %s", job.number, error, job.number)
+            _log.warning(
+                "Slurm job %s could not be ended (%s); do it by hand: scancel %s", job.number, error, job.number
+            )
         with contextlib.suppress(OSError):
             os.unlink(self._output())
+
+    @abstractmethod
+    def check(self, command: Sequence[str]) -> str:
+        """What would be submitted or run, and what Slurm says of it. Starts nothing.
+
+        Raises:
+            StartError: it would be refused.
+        """
 
     @abstractmethod
     def _end(self, job: Job) -> None:
@@ -237,12 +249,7 @@ class Submitted(Slurm):
         return _SCRIPT.format(output=output, options=" ".join(_OPTIONS), command=shlex.join(command))
 
     def check(self, command: Sequence[str]) -> str:
-        """What would be submitted, and what Slurm says of it. Starts nothing.
-
-        Raises:
-            StartError: it would be refused.
-        """
-        said = queue.try_out(self.script(command), self._arguments)
+        said = slurm_queue.try_out(self.script(command), self._arguments)
         return f"sbatch {shlex.join(self._arguments)} would be given\n\n{self.script(command)}\n{said}"
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -283,7 +290,6 @@ class Inside(Slurm):
         return ["srun", f"--jobid={number}", "--overlap", f"--nodes={nodes}", *_tasks(), *_OPTIONS, *command]
 
     def check(self, command: Sequence[str]) -> str:
-        """What would be run. Starts nothing."""
         return shlex.join(self.command(command))
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -295,7 +301,7 @@ class Inside(Slurm):
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env={**queue.environment(), **env},
+                    env={**slurm_queue.environment(), **env},
                     start_new_session=True,  # the notebook's interrupts go to its whole process group
                 )
             except OSError as error:

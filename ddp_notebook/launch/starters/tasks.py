@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from ddp_notebook.launch.starters.base import Starter
+from ddp_notebook.launch.starters.base import Starter, shared_folder
 from ddp_notebook.launch.ways.called import Arrivals, Called
 from ddp_notebook.launch.ways.outpost import VARIABLE
 
@@ -38,7 +38,7 @@ class Tasks:
         self.began_s = time.monotonic()
         self.address = starter.address
         self._starter = starter
-        self._arrivals = Arrivals(self.address, lease_s, env, starter.trouble)
+        self._arrivals = Arrivals(self.address, lease_s, env, partial(starter.trouble, now=True))
         try:
             text = self._arrivals.invitation.to_json()
             self._file = _shared_file(text)
@@ -70,22 +70,29 @@ class Tasks:
             said = state
             return self.began_s + timeout_s - time.monotonic()
 
-        return self._arrivals.wait(lambda: self._starter.tasks, self._starter.trouble, remaining_s, check)
+        called = self._arrivals.wait(lambda: self._starter.tasks, self._starter.trouble, remaining_s, check)
+        self._file.unlink(missing_ok=True)  # nobody else is invited
+        return called
+
+    def status(self) -> str:
+        """What `%ddp_status` says of them; "" if nothing."""
+        return self._starter.status()
+
+    def notices(self) -> list[str]:
+        """What their user should know by now and was not told yet."""
+        return self._starter.notices()
 
     def end(self) -> None:
         """End what is left of them. Call it when their hosts have ended."""
         self._starter.end()
         self._arrivals.close()
-        with contextlib.suppress(AttributeError, OSError):
-            self._file.unlink()
+        with contextlib.suppress(AttributeError):
+            self._file.unlink(missing_ok=True)
 
 
 def _shared_file(text: str) -> Path:
-    """A file that only this user can read, in the home directory: most clusters share it. Tasks of machines that do
-    not have the text in a variable."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp_notebook"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd, path = tempfile.mkstemp(prefix="invitation-", suffix=".json", dir=folder)  # mode 600
+    """A file that only this user can read, for tasks that do not have the text in a variable."""
+    fd, path = tempfile.mkstemp(prefix="invitation-", suffix=".json", dir=shared_folder())  # mode 600
     with open(fd, "w") as file:
         file.write(text)
     return Path(path)

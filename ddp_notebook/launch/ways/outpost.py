@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -125,7 +126,9 @@ def main() -> None:
     server, server_pid = far.start_server(invitation.env, address)
     task, tasks = task_of(os.environ)
     arrived = Arrived(host=socket.gethostname(), address=address, pid=server_pid, task=task, tasks=tasks)
-    wire = _carry(server, invitation, arrived)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())  # its launcher ends it, and kills what is left later
+    wire = _carry(server, invitation, arrived, ended)
     far.end_server(server, server_pid)
     wire.send(Stream(data=b""))  # now nothing is left here
     until = time.monotonic() + _GOODBYE_S
@@ -135,10 +138,10 @@ def main() -> None:
     os._exit(0)
 
 
-def _carry(server: socket.socket, invitation: Invitation, arrived: Arrived) -> Endpoint:
-    """Carry bytes both ways until one end closes, or the notebook has said nothing for too long. Returns the wire."""
+def _carry(server: socket.socket, invitation: Invitation, arrived: Arrived, ended: threading.Event) -> Endpoint:
+    """Carry bytes both ways until one end closes, this has ended, or the notebook has said nothing for too long.
+    Returns the wire."""
     incoming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    ended = threading.Event()
 
     def on_message(_: str, __: int, message: Message) -> None:
         if isinstance(message, Stream):

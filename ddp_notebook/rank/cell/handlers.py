@@ -24,6 +24,8 @@ _ASKED_TO_END = (
     b"ddp_notebook: this rank goes on after SIGTERM: it ends with its notebook, or at %ddp_stop; "
     b"kill -KILL ends it alone\n"
 )
+# In a job of a batch system SIGTERM comes to all of its processes: the job ends, and the notebook says why.
+_OF_A_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _libc = ctypes.CDLL(None)
 _libc.signal.restype = ctypes.c_void_p
 _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -134,7 +136,8 @@ def begin() -> None:
 def end_by(handler: Callable[[int, FrameType | None], object]) -> None:
     """End by this handler when the host server asks for it. SIGTERM does not come from there."""
     if END != signal.SIGTERM:
-        signal.signal(signal.SIGTERM, lambda *_: os.write(2, _ASKED_TO_END))
+        words = b"" if any(name in os.environ for name in _OF_A_JOB) else _ASKED_TO_END
+        signal.signal(signal.SIGTERM, lambda *_: os.write(2, words))
     signal.signal(END, handler)
 
 

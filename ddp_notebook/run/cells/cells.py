@@ -46,6 +46,7 @@ class Cells:
         arrivals: what comes back from them.
         questions: to ask them.
         check: raises when these ranks cannot take a cell.
+        notices: returns what is to be said of the ranks' hosts and was not said yet.
         grace_s, hang_after_s, heals: see `StartOptions`.
     """
 
@@ -55,6 +56,7 @@ class Cells:
         arrivals: Arrivals,
         questions: Questions,
         check: Callable[[Sequence[int]], object],
+        notices: Callable[[], list[str]],
         *,
         grace_s: float | None,
         hang_after_s: float | None,
@@ -66,6 +68,7 @@ class Cells:
         self.looks = Looks(cluster, questions)
         self.mend = Mend(cluster, questions, arrivals.on_replaced, heals=heals)
         self._check = check
+        self.notices = notices
         self._grace_s = grace_s
         self._hang_after_s = hang_after_s
         self._numbers = itertools.count(1)
@@ -105,7 +108,7 @@ class Cells:
                 if not quiet and is_users_thread():
                     screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
                     self._arrivals.show_text_between_cells(screen)
-                    for note in notes:
+                    for note in [*notes, *self.notices()]:
                         screen.note(note)
                     run.note = screen.note
                 self._codes[run.number] = code

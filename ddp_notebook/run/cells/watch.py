@@ -33,6 +33,7 @@ _END_S = 2.0  # what ranks get to end a cell when they were told to
 _END_EACH_S = 0.125  # where they are many
 _WAITING_S = 0.1  # between two looks whether the others can only wait
 _CARD_S = 1.0  # between two states of the card
+_NOTICES_S = 1.0  # between two looks whether there is something to say
 
 
 class Controls(Protocol):
@@ -41,6 +42,7 @@ class Controls(Protocol):
     @property
     def is_running(self) -> bool: ...
     def hosts(self) -> Sequence[Reached]: ...
+    def notices(self) -> list[str]: ...
     def interrupt(self, run: CellRun) -> None: ...
     def look(self, run: CellRun) -> Views: ...
     def kill(self, ranks: list[int]) -> None: ...
@@ -104,6 +106,7 @@ class Watch:
         self._released_at = float("inf")
         self._told = False
         self._silence = Silence(lambda: controls.hosts(), screen.note if screen is not None else lambda _: None)
+        self._notices_at = now + _NOTICES_S
         self._asked: deque[tuple[int, InputRequest, float]] = deque()  # and since when
 
     def follow(self) -> None:
@@ -154,7 +157,7 @@ class Watch:
                 self._card_at += unheard_s
 
     def _act(self, now: float) -> None:
-        """End the cell if it is time, or say why it does not end."""
+        """End the cell if it is time, or say why it does not end, or that all will end."""
         if self._interrupts.count > self._handled:
             self._on_press(now)
         if now > self._stop_at:
@@ -165,6 +168,10 @@ class Watch:
             self._tell_who_is_silent()
         if now > self._card_at:
             self._card_at = time.monotonic() + self._on_no_progress()
+        if self._screen is not None and now > self._notices_at:
+            for notice in self._controls.notices():
+                self._screen.note(notice)
+            self._notices_at = now + _NOTICES_S
 
     def _take(self, item: Shown) -> None:
         if item.ask is not None:

@@ -35,9 +35,9 @@ class GroupFace(Assembled):
         return self._parts.client.get()
 
     def status(self) -> Status:
-        """Every rank's host, process, device, memory and state."""
+        """Every rank's host, process, device, memory and state; of a job the time that it has left."""
         parts = self._parts
-        return states.status(parts.living.cluster, parts.questions, self.placement)
+        return states.status(parts.living.cluster, parts.questions, self.placement, parts.hosts.status())
 
     def reform(self, timeout_s: float = 60.0) -> None:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.

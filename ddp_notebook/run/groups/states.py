@@ -12,8 +12,12 @@ from ddp_notebook.wire.events import Probe, Vitals
 _ANSWER_S = 1.0  # what ranks get to answer a question for the table
 
 
-def status(cluster: Cluster, questions: Questions, placement: Placement) -> Status:
-    """Ask every rank. Returns what those say that answer, and what is known of the others."""
+def status(cluster: Cluster, questions: Questions, placement: Placement, tasks: str) -> Status:
+    """Ask every rank. Returns what those say that answer, and what is known of the others.
+
+    Args:
+        tasks: what is said of what has started the hosts.
+    """
     trouble = cluster.trouble()
     answers: dict[int, Vitals] = {}
     if cluster.is_running:
@@ -33,7 +37,7 @@ def status(cluster: Cluster, questions: Questions, placement: Placement) -> Stat
                 device_bytes=vitals.device_bytes if vitals else None,
             )
         )
-    return Status(backend=placement.backend, epoch=cluster.epoch, rows=tuple(rows), trouble=trouble)
+    return Status(backend=placement.backend, epoch=cluster.epoch, rows=tuple(rows), trouble=trouble, tasks=tasks)
 
 
 def _state(cluster: Cluster, rank: int, vitals: Vitals | None) -> str:

@@ -81,6 +81,11 @@ class Seen:
         return not (self.waits or self.runs or self.is_ending)
 
     @property
+    def says_why(self) -> bool:
+        """Whether it is over for a reason that its state names, so that nothing else has to be looked for."""
+        return self.state in _ENDS and self.state not in ("FAILED", "COMPLETED", "")
+
+    @property
     def hopeless(self) -> str:
         """Why it will never start; "": it may."""
         return _HOPELESS.get(self.reason, "") if self.state == "PENDING" else ""
@@ -230,7 +235,9 @@ def _run(
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        raise StartError(f"Slurm has not answered {command[0]} in {timeout_s:g} s; is its controller up? (sinfo)") from None
+        raise StartError(
+            f"Slurm has not answered {command[0]} in {timeout_s:g} s; is its controller up? (sinfo)"
+        ) from None
     if process.returncode != 0:
         prefix = f"{command[0]}: "
         lines = [line.removeprefix(prefix).removeprefix("error: ").strip() for line in words.splitlines()]
@@ -244,6 +251,6 @@ def _time(said: str) -> float | None:
 
 
 def _at(when: float) -> str:
-    """"14:10", or with its day if that is another one."""
+    """ "14:10", or with its day if that is another one."""
     then, now = datetime.fromtimestamp(when), datetime.now()
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%a %d %b, %H:%M}"

@@ -1,0 +1,120 @@
+"""How a job of ranks ends: by Slurm, with its notebook, and not at all where it is the user's own allocation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import SessionBrokenError
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.alone  # links and addresses are the machine's
+_ROOT = Path(__file__).parents[2]
+_GONE_S = 60.0  # that a job outlives its notebook at most
+_NOTEBOOK = """
+import sys, time
+import ddp_notebook
+with ddp_notebook.start({start}) as session:
+    session.run({code!r})
+    {then}
+"""
+_SUM = "import os; x = torch.ones(1); dist.all_reduce(x); print(int(x), os.environ['SLURM_STEP_ID'])"
+
+
+@contextmanager
+def _notebook(start: str, code: str, then: str = "", before: tuple[str, ...] = ()):
+    """A notebook's process that runs a cell."""
+    script = _NOTEBOOK.format(start=start, code=code, then=then or "pass")
+    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    process = subprocess.Popen([*before, sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _tidy(slurm) -> None:
+    """Remove what a notebook that was killed could not."""
+    for file in slurm.shared_folder.iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600 or file.suffix == ".out"
+        file.unlink()
+    for folder in Path(tempfile.gettempdir()).glob("ddp_notebook-*"):
+        shutil.rmtree(folder)
+
+
+def _by_a_job_that_goes_before(slurm, _):
+    slurm.ask("sbatch", "-N2", "--exclusive", "-p", "urgent", "-o", "/dev/null", "--wrap=true")
+
+
+def _by_the_limit(slurm, job):
+    slurm.ask("scontrol", "update", f"jobid={job}", "endtime=now+1")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (_by_a_job_that_goes_before, "was preempted: a job that goes before it has taken its nodes"),
+        (_by_the_limit, "has reached its time limit of .*; ask for more with -t"),
+    ],
+)
+def test_what_ends_a_job_ends_the_cell_and_is_named(slurm, end, words):
+    with ddp_notebook.start(2, slurm="-N2 --exclusive -t 10") as session:
+        [job] = slurm.jobs()
+        later = session.run("import time\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.1)", wait=False)
+        end(slurm, job)
+        with pytest.raises(SessionBrokenError, match=f"Slurm job {job} {words}"):
+            later.result(timeout=60)
+
+
+@pytest.mark.long
+def test_a_job_ends_with_its_notebook(slurm):
+    cell = "import time\nprint('begun', flush=True)\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.1)"
+    with _notebook("2, slurm='-N2 --exclusive'", cell) as notebook:
+        assert "begun" in notebook.stdout.readline()
+        assert len(slurm.jobs()) == 1
+        notebook.kill()
+        wait_until(lambda: not slurm.jobs(), _GONE_S)
+    _tidy(slurm)
+
+
+@pytest.mark.long
+def test_a_job_that_begins_when_its_notebook_is_gone_ends_at_once(slurm):
+    with slurm.occupied() as other, _notebook("2, slurm='-N2 --exclusive'", "1") as notebook:
+        wait_until(lambda: len(slurm.jobs()) == 2, 10.0)
+        notebook.kill()
+        notebook.wait()
+        assert len(slurm.jobs()) == 2
+        slurm.ask("scancel", other)
+        began = time.monotonic()
+        wait_until(lambda: not slurm.jobs(), _GONE_S)
+        assert time.monotonic() - began < 15
+    _tidy(slurm)
+
+
+@pytest.mark.parametrize("asked", ["-N2 --exclusive", pytest.param("-N2 -n4", marks=pytest.mark.long)])
+def test_inside_an_allocation_there_is_no_queue_and_it_stays(slurm, asked):
+    then = "session.stop(); import subprocess; print('left', subprocess.getoutput('squeue -h -o %D'))"
+    with _notebook("4, slurm=''", _SUM, then, before=("salloc", "-Q", *asked.split())) as notebook:
+        said, _ = notebook.communicate(timeout=60)
+    assert said == "[0-3] 4 0\nleft 2\n"
+
+
+@pytest.mark.long
+def test_the_notebook_may_be_on_a_node_of_the_allocation(slurm, tmp_path):
+    script = _NOTEBOOK.format(start="2, slurm=''", code=_SUM, then="import socket; print('on', socket.gethostname())")
+    (tmp_path / "notebook.py").write_text(script)
+    run = f"--wrap=PYTHONPATH={_ROOT} {sys.executable} {tmp_path}/notebook.py"
+    slurm.ask("sbatch", "-N2", "--exclusive", "-o", str(tmp_path / "said"), run)
+    wait_until(lambda: not slurm.jobs(), 60.0)
+    assert (tmp_path / "said").read_text() == "[0-1] 2 0\non n1\n"
