@@ -8,7 +8,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.placement import place
+from ddp_notebook.launch.placement import Placement, place, place_on_hosts
 
 UUIDS = ["GPU-0aa", "GPU-1bb", "GPU-2cc", "GPU-3dd"]
 
@@ -29,6 +29,13 @@ def host(*, gpus: int = 0, cores: int = 16, backends: tuple[str, ...] = ("gloo",
 
 def placed(facts: dict[str, Any], env: dict[str, str] | None = None, **options):
     return place(StartOptions(**options), facts, env or {})
+
+
+def placed_tasks(*facts: dict[str, Any], env: dict[str, str] | None = None, **options) -> Placement:
+    """Tasks of one machine."""
+    more = {"machine_cores": 16, "env": env or {}}
+    tasks = {f"n1:{number}": {**one, **more} for number, one in enumerate(facts)}
+    return place_on_hosts(StartOptions(slurm="-N1", **options), tasks, dict.fromkeys(tasks, "n1"))
 
 
 def refusal(facts: dict[str, Any], env: dict[str, str] | None = None, **options) -> str:
@@ -151,6 +158,38 @@ def test_ranks_share_gpus_over_gloo_when_they_may():
 def test_permission_to_share_changes_nothing_where_nobody_has_to():
     assert placed(host(gpus=2), share_gpus=True).backend == "nccl"
     assert placed(host(), world_size=2, share_gpus=True).devices == ("cpu", "cpu")
+
+
+# ---- tasks that a launcher has started beside each other
+
+
+def test_a_task_alone_has_a_rank_for_each_gpu_that_it_sees():
+    assert placed_tasks(host(gpus=4)).devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert placed_tasks(host(gpus=4), env={"CUDA_VISIBLE_DEVICES": "2,3"}).names == ("NVIDIA H200", "NVIDIA H300")
+    assert placed_tasks(host()).devices == ("cpu",)
+
+
+def test_tasks_that_see_the_same_gpus_take_one_after_the_other():
+    placement = placed_tasks(host(gpus=4), host(gpus=4), host(gpus=4))
+
+    assert (placement.devices, placement.backend) == (("cuda:0", "cuda:1", "cuda:2"), "nccl")
+    assert [placement.local_rank(rank) for rank in range(3)] == [0, 1, 2]
+    assert placed_tasks(host(gpus=4), host(gpus=4), world_size=4).devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+
+
+def test_tasks_that_were_given_a_gpu_each_have_it():
+    first, second = host(gpus=2), host(gpus=2)
+    first["gpus"].pop(1), second["gpus"].pop(0)
+    placement = placed_tasks(first, second)
+
+    assert (placement.devices, placement.names) == (("cuda:0", "cuda:0"), ("NVIDIA H000", "NVIDIA H100"))
+
+
+def test_more_tasks_than_gpus():
+    with pytest.raises(UsageError, match=r"n1:1: 2 ranks on 1 GPU: NCCL refuses two ranks on one GPU"):
+        placed_tasks(host(gpus=1), host(gpus=1))
+    shared = placed_tasks(host(gpus=1), host(gpus=1), share_gpus=True, backend="gloo")
+    assert shared.devices == ("cuda:0", "cuda:0")
 
 
 # ---- backends

@@ -61,7 +61,9 @@ class Placement:
         return self.machines.count(self.machines[rank])
 
 
-def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str], host: str = LOCAL) -> Placement:
+def place(
+    options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str], host: str = LOCAL, *, taken: int = 0
+) -> Placement:
     """Place all ranks on one host.
 
     Args:
@@ -69,16 +71,17 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
         facts: what the host server told: "gpus", "cores", "backends", "torch".
         env: the environment that the ranks will have.
         host: its name.
+        taken: how many of its GPUs the ranks of hosts on the same machine have, which see the same ones.
 
     Raises:
         UsageError: it does not fit; says why and what would.
     """
     gpus = _choose_gpus(options, [Gpu(**gpu) for gpu in facts["gpus"]], env.get("CUDA_VISIBLE_DEVICES"))
     world_size = options.world_size or len(gpus) or max(2, min(_MAX_DEFAULT_CPU_RANKS, facts["cores"]))
-    backend = _choose_backend(options, gpus, world_size, facts)
-    if gpus and world_size > len(gpus) and not options.share_gpus:
+    backend = _choose_backend(options, gpus, taken + world_size, facts)
+    if gpus and taken + world_size > len(gpus) and not options.share_gpus:
         raise UsageError(
-            f"{world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
+            f"{taken + world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
             f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
             "them over gloo"
         )
@@ -91,8 +94,8 @@ def place(options: StartOptions, facts: Mapping[str, Any], env: Mapping[str, str
         backend=backend,
         hosts=(host,) * world_size,
         machines=(host,) * world_size,
-        devices=tuple(f"cuda:{rank % len(gpus)}" if gpus else "cpu" for rank in range(world_size)),
-        names=tuple(gpus[rank % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
+        devices=tuple(f"cuda:{(taken + rank) % len(gpus)}" if gpus else "cpu" for rank in range(world_size)),
+        names=tuple(gpus[(taken + rank) % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
         cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus else None,
         threads=threads_per_rank(env, facts["cores"], world_size),
     )
@@ -111,8 +114,9 @@ def place_on_hosts(
     Raises:
         UsageError: it does not fit on one of them, or they do not fit together.
     """
-    counts = _counts(options, facts)
+    counts = _counts(options, facts, machines)
     beside = Counter(machines.values())
+    taken: Counter[tuple[str, ...]] = Counter()  # by a machine and the GPUs that are seen there
     placed = []
     for host, of_host in facts.items():
         try:
@@ -121,7 +125,10 @@ def place_on_hosts(
             if cores == of_host["machine_cores"]:  # else its launcher has bound it to its share
                 cores = max(1, cores // beside[machines[host]])
             its = {**of_host, "cores": cores}
-            placed.append(place(replace(options, world_size=counts[host]), its, env, host))
+            seen = (machines[host], *_seen(of_host, options))
+            one = place(replace(options, world_size=counts[host]), its, env, host, taken=taken[seen])
+            taken[seen] += one.world_size
+            placed.append(one)
         except UsageError as error:
             raise UsageError(f"{host}: {error}") from error
     backends = {one.hosts[0]: one.backend for one in placed}
@@ -139,13 +146,22 @@ def place_on_hosts(
     )
 
 
-def _counts(options: StartOptions, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, int | None]:
+def _seen(facts: Mapping[str, Any], options: StartOptions) -> list[str]:
+    """The GPUs that ranks of a host see, by their UUIDs."""
+    setting = {**facts["env"], **options.env}.get("CUDA_VISIBLE_DEVICES")
+    return [gpu.uuid for gpu in visible([Gpu(**gpu) for gpu in facts["gpus"]], setting)]
+
+
+def _counts(
+    options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str]
+) -> dict[str, int | None]:
     """The number of ranks of each host; None: as many as it has GPUs, or cores."""
     asked, total = options.ranks_of_hosts or dict.fromkeys(facts, None), options.world_size
     open_ones = [host for host, count in asked.items() if count is None]
     if total is None:
-        if options.hosts is None:  # a task without a GPU is one rank: its launcher has counted
-            return {host: len(of["gpus"]) or 1 for host, of in facts.items()}
+        if options.hosts is None:  # a task beside others, or without a GPU, is one rank: its launcher has counted
+            is_alone = {host: list(machines.values()).count(machines[host]) == 1 for host in facts}
+            return {host: (is_alone[host] and len(_seen(of, options))) or 1 for host, of in facts.items()}
         return asked
     left = total - sum(count or 0 for count in asked.values())
     share, rest = divmod(left, len(open_ones)) if open_ones else (0, left)

@@ -109,11 +109,15 @@ def test_without_slurm(monkeypatch):
 
 
 def test_the_script_is_shown_and_tried_out(slurm):
-    said = starters.starter("-N2 -t 5").check(["python", "-m", "it"])
+    said = starters.starter("-N2 -t 5").preview()
     assert said.startswith("sbatch -N2 -t 5 would be given\n\n#!/bin/sh\n#SBATCH --job-name=ddp_notebook\n")
-    assert "exec srun $tasks" in said and re.search(r"\nsbatch: Job \d+ to start at .* on nodes n\[1-2\]", said)
+    assert (
+        "exec srun $tasks" in said
+        and "outpost --file INVITATION\n" in said
+        and re.search(r"\nsbatch: Job \d+ to start at .* on nodes n\[1-2\]", said)
+    )
     with pytest.raises(StartError, match=r"sbatch refuses: .*Requested node configuration is not available"):
-        starters.starter("-N9").check(["it"])
+        starters.starter("-N9").preview()
     assert slurm.jobs() == []
 
 

@@ -43,6 +43,10 @@ class Starter(ABC):
             StartError: it is refused; says why and what to do.
         """
 
+    def preview(self) -> str:
+        """What would be sent, for those who check before they start: a script, a command. Starts nothing."""
+        return f"{self.words}: what it would send is known only when it starts"
+
     @property
     def is_queued(self) -> bool:
         """Whether the tasks wait for their turn: that time does not count as the start's."""

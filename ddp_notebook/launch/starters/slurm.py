@@ -60,6 +60,7 @@ fi
 # Tasks that end, and nodes that fail, end no others.
 exec srun $tasks {options} {command}
 """
+_OUTPOST = ("python", "-m", "ddp_notebook.launch.ways.outpost", "--file", "INVITATION")  # as a preview shows it
 _OPTIONS = ("--quiet", "--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--export=ALL")
 
 
@@ -144,7 +145,7 @@ class Slurm(Starter):
             seen = self._look(0.0)
         if why := seen.hopeless:
             return f"job {self._job.number} will not start: {why} ({seen.reason}); it is taken out of the queue"
-        if seen.waits or seen.runs:
+        if seen.waits or seen.runs or (seen.is_ending and not now):
             return ""
         return f"{self.words} {seen.in_words()}" + ("" if seen.says_why else self._last_words())
 
@@ -161,14 +162,6 @@ class Slurm(Starter):
             )
         with contextlib.suppress(OSError):
             os.unlink(self._output())
-
-    @abstractmethod
-    def check(self, command: Sequence[str]) -> str:
-        """What would be submitted or run, and what Slurm says of it. Starts nothing.
-
-        Raises:
-            StartError: it would be refused.
-        """
 
     @abstractmethod
     def _end(self, job: Job) -> None:
@@ -248,9 +241,15 @@ class Submitted(Slurm):
         output = shared_folder() / "slurm-%j.out"
         return _SCRIPT.format(output=output, options=" ".join(_OPTIONS), command=shlex.join(command))
 
-    def check(self, command: Sequence[str]) -> str:
-        said = slurm_queue.try_out(self.script(command), self._arguments)
-        return f"sbatch {shlex.join(self._arguments)} would be given\n\n{self.script(command)}\n{said}"
+    def preview(self) -> str:
+        """What would be submitted, and what Slurm says of it.
+
+        Raises:
+            StartError: it would be refused.
+        """
+        script = self.script(_OUTPOST)
+        said = slurm_queue.try_out(script, self._arguments)
+        return f"sbatch {shlex.join(self._arguments)} would be given\n\n{script}\n{said}"
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         job = Job.submit(self.script(command), self._arguments, env)
@@ -289,8 +288,8 @@ class Inside(Slurm):
         nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
         return ["srun", f"--jobid={number}", "--overlap", f"--nodes={nodes}", *_tasks(), *_OPTIONS, *command]
 
-    def check(self, command: Sequence[str]) -> str:
-        return shlex.join(self.command(command))
+    def preview(self) -> str:
+        return shlex.join(self.command(_OUTPOST))
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         fd, self._file = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out")
