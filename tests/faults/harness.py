@@ -27,7 +27,7 @@ scene = on_rank.Scene({directory!r}, rank)
 """
 KEPT = "print(kept.tolist(), words['rank'])"
 SUM = "x = torch.ones(1024) * (rank + 1); dist.all_reduce(x); print('sum', x.unique().tolist())"
-_HOST_SERVER = "import ddp_notebook; print(*ddp_notebook.current().pids('host server'))"
+_HOST_SERVERS = "import ddp_notebook; print(*ddp_notebook.current().pids('host server'))"
 
 
 class Ranks:
@@ -35,23 +35,25 @@ class Ranks:
 
     Args:
         world_size: their number.
+        where: options of `%ddp_start` that say where they are to be.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, where: str = "") -> None:
         self.world_size = world_size
+        self._where = where
         self.ended_s: list[float] = []  # what each cell took to its end
         self._running: NotebookKernel | None = None
-        self._children = 0  # of the host server
+        self._children = 0  # of the host servers
 
     @property
     def kernel(self) -> NotebookKernel:
         """The notebook's; a new one after an entry that failed."""
         if self._running is None:
             self._running = NotebookKernel(pythonpath=str(_ROOT))
-            options = f"--grace {GRACE_S:g} --hang-after {HANG_AFTER_S:g}"
+            options = f"--grace {GRACE_S:g} --hang-after {HANG_AFTER_S:g} {self._where}"
             started = self._running.run(f"%load_ext ddp_notebook\n%ddp_start {self.world_size} {options}")
             assert started.status == "ok", started
-            self._children = len(self._host_server.children())
+            self._children = len(self._of_host_servers())
         return self._running
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class Ranks:
         assert {rank for rank in everyone if pids[rank] != before[rank]} == {replaced} - {None}
         states = {psutil.Process(pid).status() for pid in pids}
         assert not {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED} & states, states
-        children = self._host_server.children()
+        children = self._of_host_servers()
         assert set(pids) <= {child.pid for child in children}
         assert len(children) == self._children, children
 
@@ -125,6 +127,7 @@ class Ranks:
         wanted = {rank: [f"{[10 * of, 10 * of + 1, 10 * of + 2]} [{of}]"] for rank, of in has_of.items()}
         assert shown == wanted, shown
 
-    @property
-    def _host_server(self) -> psutil.Process:
-        return psutil.Process(int(self.kernel.run(_HOST_SERVER).stdout))
+    def _of_host_servers(self) -> list[psutil.Process]:
+        """What these have started. Hosts of the tests share this machine's processes."""
+        servers = self.kernel.run(_HOST_SERVERS).stdout.split()
+        return [child for pid in servers for child in psutil.Process(int(pid)).children()]

@@ -77,8 +77,17 @@ def test_what_ends_a_job_ends_the_cell_and_is_named(slurm, end, words):
             later.result(timeout=60)
 
 
+def test_a_job_ends_with_a_notebook_that_ends_without_a_word(slurm):
+    script = "import ddp_notebook; ddp_notebook.start(2, slurm='-N2').run('print(rank)')"
+    command = [sys.executable, "-c", script]
+    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    assert subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout == "[0] 0\n[1] 1\n"
+    assert slurm.jobs() == []
+    _tidy(slurm)
+
+
 @pytest.mark.long
-def test_a_job_ends_with_its_notebook(slurm):
+def test_a_job_ends_with_a_notebook_that_is_killed(slurm):
     cell = "import time\nprint('begun', flush=True)\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.1)"
     with _notebook("2, slurm='-N2 --exclusive'", cell) as notebook:
         assert "begun" in notebook.stdout.readline()

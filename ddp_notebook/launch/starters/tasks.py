@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 import tempfile
@@ -39,6 +40,7 @@ class Tasks:
         self.address = starter.address
         self._starter = starter
         self._arrivals = Arrivals(self.address, lease_s, env, partial(starter.trouble, now=True))
+        atexit.register(self._at_exit)
         try:
             text = self._arrivals.invitation.to_json()
             self._file = _shared_file(text)
@@ -82,8 +84,14 @@ class Tasks:
         """What their user should know by now and was not told yet."""
         return self._starter.notices()
 
+    def _at_exit(self) -> None:
+        """The notebook's process ends, and nobody has ended its session: they would wait for it as long as the lease."""
+        self._arrivals.say_goodbye()
+        self._starter.end()
+
     def end(self) -> None:
         """End what is left of them. Call it when their hosts have ended."""
+        atexit.unregister(self._at_exit)
         self._starter.end()
         self._arrivals.close()
         with contextlib.suppress(AttributeError):

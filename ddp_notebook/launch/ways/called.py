@@ -176,6 +176,11 @@ class Arrivals:
                     )
                 self._changed.wait(_LOOK_S)
 
+    def say_goodbye(self) -> None:
+        """Have all that have called end. Does not wait for them."""
+        for peer in list(self._arrived):
+            self._wire.send(Stream(data=b""), peer)
+
     def close(self) -> None:
         """Hear nobody any more."""
         self._wire.close()
