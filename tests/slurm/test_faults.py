@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.long]
 _TASKS = {2: "-N2", 3: "-N2 -n3"}
 
 # Of the module, not of each test: the jobs stay until it ends.
-queue_is_empty = pytest.fixture(scope="module", autouse=True)(conftest.queue_is_empty.__wrapped__)
+queue_is_empty = pytest.fixture(scope="module", autouse=True)(conftest.queue_is_empty.__wrapped__)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ def test_what_the_queue_says_is_shown_while_it_waits_and_stop_takes_the_job_out_
     assert ddp_notebook.current() is None
 
 
+@pytest.mark.long
 def test_waiting_in_the_queue_does_not_count_as_the_start(slurm):
     """The limit begins to run when the job does. (Its tasks cannot call in: they begin with another Python.)"""
     with slurm.occupied() as other:
@@ -81,6 +82,13 @@ def test_a_job_whose_tasks_cannot_begin_is_told_with_its_last_words(slurm):
     assert slurm.jobs() == []
 
 
+def test_a_job_whose_output_its_nodes_cannot_write(slurm):
+    with pytest.raises(
+        StartError, match=r"has failed; its output, /no/such/folder/said, cannot be read here: with -o name a file"
+    ):
+        ddp_notebook.start(slurm="-N1 -o /no/such/folder/said")
+
+
 @pytest.mark.long
 def test_a_job_that_is_cancelled_while_it_waits(slurm):
     def report(line: str) -> None:
@@ -91,6 +99,16 @@ def test_a_job_that_is_cancelled_while_it_waits(slurm):
     words = r"Slurm job \d+ was cancelled, by scancel or by an administrator"
     with slurm.occupied() as other, pytest.raises(StartError, match=words):
         ddp_notebook.start(slurm="-N1", report=report)
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_while_its_tasks_begin(slurm):
+    def report(line: str) -> None:
+        if "runs on" in line:
+            slurm.ask("scancel", *slurm.jobs())
+
+    with pytest.raises(StartError, match=r"Slurm job \d+ was cancelled, by scancel or by an administrator"):
+        ddp_notebook.start(slurm="-N2", report=report)
 
 
 @pytest.mark.long
@@ -129,7 +147,7 @@ def test_the_script_is_shown_and_tried_out(slurm):
         pytest.param("-N2 -c2", {"0/2", "1/2"}, marks=pytest.mark.long),
         pytest.param("-n3", {"0/3", "1/3", "2/3"}, marks=pytest.mark.long),
         ("-N2 --ntasks-per-node=2", {"0/4", "1/4", "2/4", "3/4"}),
-        ("-n2 -c2 --export=NONE", {"0/2", "1/2"}),
+        pytest.param("-n2 -c2 --export=NONE", {"0/2", "1/2"}, marks=pytest.mark.long),
     ],
 )
 def test_tasks_are_those_that_the_arguments_ask_for_or_one_a_node(slurm, tmp_path, arguments, said):
@@ -141,8 +159,10 @@ def test_tasks_are_those_that_the_arguments_ask_for_or_one_a_node(slurm, tmp_pat
         assert set(re.findall(r"\d/\d", (tmp_path / "said").read_text())) == said
     finally:
         begun.end()
+    assert (tmp_path / "said").exists()  # it is the user's
 
 
+@pytest.mark.long
 def test_a_line_tells_that_the_end_is_near(slurm):
     begun = starters.Submitted(["-N1", "-t", "1"], notice_s=(59.9, 58.5))
     said: list[str] = []

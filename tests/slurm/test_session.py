@@ -79,11 +79,13 @@ def test_nothing_is_left_of_a_session(slurm, session):
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))
 
 
-def test_a_job_that_is_cancelled_ends_the_cell_with_a_sentence(slurm):
-    with ddp_notebook.start(slurm="-N1") as session:
+def test_a_job_that_is_cancelled_ends_the_cell_with_a_sentence(slurm, capsys):
+    with ddp_notebook.start(slurm="-N1 -t 9") as session:
         [job] = slurm.jobs()
         assert session.world_size == 1
-        session.run("print(1)")
+        session.run("import time; time.sleep(1.5)")
+        line = f"Slurm job {job} ends in 9 min, and all ranks with it: save what is to be kept\n"
+        assert capsys.readouterr().err == line
         later = session.run("import time; time.sleep(60)", wait=False)
         slurm.ask("scancel", job)
         with pytest.raises(

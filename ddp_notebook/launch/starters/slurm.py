@@ -48,7 +48,7 @@ _REFUSED = {
 _SCRIPT = """\
 #!/bin/sh
 #SBATCH --job-name=ddp_notebook
-#SBATCH --output={output}
+#SBATCH --output="{output}"
 #SBATCH --no-requeue
 #SBATCH --no-kill
 # One task a node, which may use all cores that the job has there, if nobody has said how many tasks there are.
@@ -107,6 +107,8 @@ class Slurm(Starter):
         self._over = threading.Event()
         self._notice_s = sorted(notice_s, reverse=True)
         self._notices: deque[str] = deque()
+        self._output = ""  # the file that holds what the tasks have printed
+        self._output_is_ours = True  # and goes with the session
 
     @property
     def words(self) -> str:
@@ -160,16 +162,13 @@ class Slurm(Starter):
             _log.warning(
                 "Slurm job %s could not be ended (%s); do it by hand: scancel %s", job.number, error, job.number
             )
-        with contextlib.suppress(OSError):
-            os.unlink(self._output())
+        if self._output_is_ours:
+            with contextlib.suppress(OSError):
+                os.unlink(self._output)
 
     @abstractmethod
     def _end(self, job: Job) -> None:
         """End the tasks, and the job if it was made for them."""
-
-    @abstractmethod
-    def _output(self) -> str:
-        """The file that holds what the tasks have printed; "": there is none."""
 
     # ---- looking
 
@@ -209,11 +208,10 @@ class Slurm(Starter):
         )
 
     def _last_words(self) -> str:
-        output = self._output()
         try:
-            said = Path(output).read_text(errors="replace").strip()[-_LAST_WORDS:]
+            said = Path(self._output).read_text(errors="replace").strip()[-_LAST_WORDS:]
         except OSError:
-            return f"; its output is in {output} on its first node" if output else ""
+            return f"; its output, {self._output}, cannot be read here: with -o name a file in a folder that all share"
         return f"; its last words:\n{said}" if said else ""
 
 
@@ -225,16 +223,13 @@ class Submitted(Slurm):
         notice_s: see `Slurm`.
 
     Example:
-        >>> slurm = Submitted(["-N2", "-t", "2:00:00"])  # doctest: +SKIP
-        >>> slurm.start(["hostname"], {})
-        >>> slurm.state()
-        'Slurm job 42 waits in the queue: Priority, starts about 14:10'
+        >>> print(Submitted(["-N2"]).script(["hostname"]).splitlines()[-1])
+        exec srun $tasks --quiet --kill-on-bad-exit=0 --no-kill --wait=0 --export=ALL hostname
     """
 
     def __init__(self, arguments: Sequence[str], notice_s: Sequence[float] = NOTICE_S) -> None:
         super().__init__(notice_s)
         self._arguments = list(arguments)
-        self._file = ""
 
     def script(self, command: Sequence[str]) -> str:
         """The batch script that has this command run as each task."""
@@ -253,8 +248,9 @@ class Submitted(Slurm):
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         job = Job.submit(self.script(command), self._arguments, env)
-        self._file = job.output()  # the arguments may have put it elsewhere
         self._watch(job)
+        self._output = job.output()
+        self._output_is_ours = Path(self._output).parent == shared_folder()  # the arguments may have put it elsewhere
 
     def _end(self, job: Job) -> None:
         until = time.monotonic() + (0.0 if self._seen.waits else _END_S)
@@ -262,9 +258,6 @@ class Submitted(Slurm):
             time.sleep(_FIRST_LOOK_S / 2)
         if not seen.is_over:
             job.cancel()
-
-    def _output(self) -> str:
-        return self._file
 
 
 class Inside(Slurm):
@@ -280,7 +273,6 @@ class Inside(Slurm):
         self._seen = Seen(state="RUNNING")
         self._allocation = job
         self._srun: subprocess.Popen[bytes] | None = None
-        self._file = ""
 
     def command(self, command: Sequence[str]) -> list[str]:
         """What has this command run as each task."""
@@ -292,7 +284,7 @@ class Inside(Slurm):
         return shlex.join(self.command(_OUTPOST))
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        fd, self._file = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out")
+        fd, self._output = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out")
         with open(fd, "wb") as output:
             try:
                 self._srun = subprocess.Popen(
@@ -304,7 +296,7 @@ class Inside(Slurm):
                     start_new_session=True,  # the notebook's interrupts go to its whole process group
                 )
             except OSError as error:
-                os.unlink(self._file)
+                os.unlink(self._output)
                 raise StartError(f"srun cannot be run: {error}; is Slurm's module loaded?") from error
         self._watch(self._allocation)
 
@@ -321,9 +313,6 @@ class Inside(Slurm):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._srun.wait(_END_S)
                 return
-
-    def _output(self) -> str:
-        return self._file
 
 
 def _tasks() -> list[str]:

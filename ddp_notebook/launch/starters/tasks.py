@@ -85,7 +85,7 @@ class Tasks:
         return self._starter.notices()
 
     def _at_exit(self) -> None:
-        """The notebook's process ends, and nobody has ended its session: they would wait for it as long as the lease."""
+        """The notebook's process ends with its session: they would wait for it as long as the lease."""
         self._arrivals.say_goodbye()
         self._starter.end()
 
