@@ -120,7 +120,7 @@ class Namespaces:
     @property
     def address(self) -> str:
         """Of this machine, by which the hosts reach it."""
-        return f"{self._net}.1"
+        return f"{self.net}.1"
 
     def cut(self, name: str, *, is_up: bool = False) -> None:
         """Cut a host's link, or restore it."""

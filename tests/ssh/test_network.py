@@ -332,7 +332,7 @@ class InNamespaces(Starter):
                 subprocess.Popen(["ip", "netns", "exec", namespace, *command], env={**os.environ, **env, **task})
             )
 
-    def trouble(self) -> str:
+    def trouble(self, *, now: bool = False) -> str:
         return ""
 
     def end(self) -> None:
