@@ -19,8 +19,8 @@ from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.members.admission import Admission
 from ddp_notebook.launch.members.losses import Again, Losses
-from ddp_notebook.launch.members.starter import Starter
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Processes
 from ddp_notebook.launch.ways.base import LOOPBACK
@@ -94,14 +94,14 @@ class Cluster:
         keyring, overlay = Keyring(), dict(overlay or {})
         self._endpoint = Endpoint.listen(keyring, self._on_message, host=address)
         self._bulk = BulkFetcher(self._endpoint.context, keyring, host=address)
-        self._starter = Starter(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
-        self._losses = Losses(self._hosts, self._processes, again, self._starter.shut_out, overlay)
+        self._admission = Admission(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
+        self._losses = Losses(self._hosts, self._processes, again, self._admission.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
         self._forming = Forming(self._processes, wire, is_alone=len(hosts) == 1, store_prefix=token, guard=guard)
         self._engines = Engines(
             self.directory,
             self._processes,
-            partial(self._starter.start, CONTROLLER, hosts[0]) if self.is_here else None,
+            partial(self._admission.start, CONTROLLER, hosts[0]) if self.is_here else None,
             self.send,
         )
         self._endpoint.start()
@@ -179,7 +179,7 @@ class Cluster:
             if self._engines.replace():
                 self._forming.wait_for("the engines to register", "Registered", deadline, check, ranks)
         except BaseException as error:
-            self._starter.kill([self.process(rank) for rank in ranks])
+            self._admission.kill([self.process(rank) for rank in ranks])
             if isinstance(error, StartError | ClientError):
                 raise StartError(f"no new process for {name_ranks(ranks)}: {error}") from error
             raise  # of `check`
@@ -188,12 +188,12 @@ class Cluster:
     def _start_rank(self, rank: int) -> None:
         host = self._hosts[self.placement.hosts[rank]]
         spec = {"mark_token": self.mark_token, "open_files": open_files.needed(self.placement.world_size)}
-        self._processes.by_rank[rank] = self._starter.start(RANK, host, spec, rank)
+        self._processes.by_rank[rank] = self._admission.start(RANK, host, spec, rank)
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
         at = {"host": self._forming.address_of(self._losses.home)}
-        [*_, store] = self._processes.living(STORE) or [self._starter.start(STORE, self._losses.home, at)]
+        [*_, store] = self._processes.living(STORE) or [self._admission.start(STORE, self._losses.home, at)]
         self._forming.call(store, self.placement)
 
     # ---- the ranks
@@ -339,7 +339,7 @@ class Cluster:
 
     def stop(self, grace_s: float = 1.0) -> bool:
         """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
-        self._starter.has_ended = True
+        self._admission.has_ended = True
         left = []
         for host in self._hosts.values():
             those = [process for process in self._processes.all.values() if process.host is host]

@@ -1,6 +1,6 @@
 """How the processes of a session come, and how those of a host that is lost go elsewhere.
 
-starter      starts them, lets them in on the wire, and shuts them out
+admission    starts them, lets them in on the wire, and shuts them out
 losses       hosts that are not heard any more, and what becomes of their ranks
 moving       where these go
 """

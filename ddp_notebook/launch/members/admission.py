@@ -21,7 +21,7 @@ from ddp_notebook.wire.keys import Keyring
 _END_S = 5.0  # what processes that were killed get to be gone
 
 
-class Starter:
+class Admission:
     """Starts processes.
 
     Args:
