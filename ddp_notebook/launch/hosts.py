@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError, UsageError
@@ -59,8 +59,7 @@ class Hosts:
                 self._tasks = Tasks(starter, options.python, options.env, lease_s=options.lease_s)
                 self.address = self._tasks.address
             for name in options.ranks_of_hosts:
-                way = Ssh(name, python=options.python, env=options.env, lease_s=options.lease_s)
-                self.all.append(Host(way))
+                self.all.append(warm.take_far(self._key(name)) or Host(self._way(name)))
         except BaseException:
             self.end()
             raise
@@ -190,13 +189,28 @@ class Hosts:
             for host in self.all:
                 warm.give_back(host, healthy=healthy)
             return
-        ending = [threading.Thread(target=host.close) for host in self.all]  # one may take seconds
+        ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in self.all]  # one may take seconds
         for one in ending:
             one.start()
         for one in ending:
             one.join()
         if self._tasks is not None:
             self._tasks.end()
+
+    def _end(self, host: Host, healthy: bool) -> None:
+        if healthy and self._options.hosts is not None:
+            warm.give_back_far(self._key(host.name), host)
+        else:
+            host.close()
+
+    def _way(self, name: str) -> Ssh:
+        options = self._options
+        return Ssh(name, python=options.python, env=options.env, lease_s=options.lease_s)
+
+    def _key(self, name: str) -> Hashable:
+        """What a host server was started with."""
+        options, ssh = self._options, os.environ.get("DDP_NOTEBOOK_SSH")
+        return name, options.python, tuple(sorted(options.env.items())), options.lease_s, ssh
 
 
 def _check_addresses(facts: Mapping[str, Mapping[str, Any]]) -> None:

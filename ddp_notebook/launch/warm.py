@@ -1,6 +1,7 @@
-"""The host server that waits: started by `%load_ext`, so that torch is imported when `%ddp_start` comes.
+"""Host servers that wait: here one that `%load_ext` has started, so that torch is imported when `%ddp_start` comes; on
+other machines those of the last session.
 
-It holds no GPU and no port, and ends with the notebook's kernel. Variables that torch or Python reads at import have no
+They hold no GPU and no port, and end with the notebook's kernel. Variables that torch or Python reads at import have no
 effect on ranks that are forked afterwards: when one has changed, a fresh server is started.
 """
 
@@ -9,13 +10,17 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.ways.local import Local
 
+FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long
+
 _lock = threading.Lock()
 _waiting: Host | None = None
+_is_preparing = False  # `%load_ext` was called: there is a notebook, which may start again what it has stopped
+_far: dict[Hashable, Host] = {}
 
 
 def is_wanted() -> bool:
@@ -25,8 +30,9 @@ def is_wanted() -> bool:
 
 def prepare(env: Mapping[str, str] | None = None) -> None:
     """Start a server in the background, unless one waits already."""
-    global _waiting
+    global _waiting, _is_preparing
     with _lock:
+        _is_preparing = True
         if _waiting is None or not _waiting.is_alive:
             _waiting = Host(Local(dict(os.environ) if env is None else env))
 
@@ -67,12 +73,54 @@ def give_back(host: Host, *, healthy: bool = True) -> None:
     prepare()
 
 
-def drop() -> None:
-    """End the waiting server."""
-    global _waiting
+def take_far(key: Hashable) -> Host | None:
+    """The server of another machine that waits with this key. It now belongs to the caller."""
     with _lock:
-        host, _waiting = _waiting, None
-    if host is not None:
+        host = _far.pop(key, None)
+    if host is None or not host.trouble():
+        return host
+    host.close()
+    return None
+
+
+def give_back_far(key: Hashable, host: Host) -> None:
+    """Let a server of another machine wait for the next session that asks for one with this key, or end it.
+
+    Args:
+        key: all that it was started with.
+        host: the server, which has ended all that it had started.
+    """
+    host.release()
+    host.folder = ""
+    host.way.unreach()
+    with _lock:
+        if waits := _is_preparing and host.is_alive and not host.is_unreachable and key not in _far:
+            _far[key] = host
+    if not waits:
+        host.close()
+        return
+    timer = threading.Timer(FAR_WAITS_S, _drop_far, (key, host))
+    timer.daemon = True
+    timer.start()
+
+
+def _drop_far(key: Hashable, host: Host) -> None:
+    """It has waited long enough, if it still does."""
+    with _lock:
+        if _far.get(key) is not host:
+            return
+        del _far[key]
+    host.close()
+
+
+def drop() -> None:
+    """End the servers that wait."""
+    global _waiting, _is_preparing
+    with _lock:
+        here, _waiting, _is_preparing = _waiting, None, False
+        hosts = [*_far.values(), *filter(None, [here])]
+        _far.clear()
+    for host in hosts:
         host.close()
 
 

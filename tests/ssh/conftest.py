@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from ddp_notebook.launch import warm
 from tests.ssh import sshd
+
+
+@pytest.fixture(autouse=True)
+def no_notebook(monkeypatch):
+    """Hosts do not wait for a next session, as they do for a notebook; tests before these may have been one."""
+    monkeypatch.setattr(warm, "_is_preparing", False)
 
 
 @pytest.fixture(scope="module")

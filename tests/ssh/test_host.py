@@ -17,6 +17,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import DDPNotebookError, HostError, StartError
+from ddp_notebook.launch import warm
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.ways.ssh import Ssh
 from tests.conftest import wait_until
@@ -30,6 +31,30 @@ def test_nothing_is_left_of_a_session(python):
         assert session.run("print(1)")[0].stdout == "1\n"
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))
     assert not any(map(os.path.exists, directories))
+
+
+def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
+    """They have imported torch; what leads to the notebook ends with the session."""
+
+    def servers(**options) -> tuple[list[int], list[str]]:
+        with ddp_notebook.start(hosts="one:1,two:1", python=python, **options) as session:
+            result = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))")
+            assert [one.stdout for one in result.by_rank.values()] == ["2\n", "2\n"]
+            assert session._cluster is not None
+            urls = [host.way.reach(session._cluster._endpoint.url) for host in session._hosts.all]
+            return session.pids("host server"), urls
+
+    monkeypatch.setattr(warm, "_is_preparing", True)
+    first, urls = servers()
+    assert all(map(psutil.pid_exists, first))
+    for url in map(urlsplit, urls):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((url.hostname, url.port), timeout=5)
+    assert servers()[0] == first
+    others, _ = servers(env={"ONE": "more"})
+    assert not set(others) & set(first)
+    warm.drop()
+    wait_until(lambda: not any(map(psutil.pid_exists, first + others)))
 
 
 def _connection(host: Host) -> subprocess.Popen[bytes]:

@@ -75,6 +75,10 @@ class Way(ABC):
         """
         return url
 
+    def unreach(self) -> None:
+        """No process of the host is to reach the notebook any more."""
+        return
+
     # ---- the server's process
 
     @property

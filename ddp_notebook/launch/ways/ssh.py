@@ -200,13 +200,17 @@ class Ssh(Way):
                 self._ports[port] = self._forward(port)
             return f"tcp://{LOOPBACK}:{self._ports[port]}"
 
+    def unreach(self) -> None:
+        with self._forwarding:
+            for port in self._ports:
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it leads nowhere now
+                    self._ask("cancel", port)
+            self._ports.clear()
+
     def _forward(self, port: int) -> int:
         """Have a port of the host's loopback lead to one of ours. Its number."""
-        # With the address: else sshd takes a port that is free on ::1, which on 127.0.0.1 may be somebody else's.
-        ports = f"{LOOPBACK}:0:{LOOPBACK}:{port}"
-        command = [*_ssh(), "-S", self._socket, "-O", "forward", "-R", ports, "--", self.name]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
+            done = self._ask("forward", port)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HostError(f"{self.name} cannot be given a port that leads to the notebook: {error}") from error
         if done.returncode != 0 or not done.stdout.strip().isdigit():
@@ -215,6 +219,13 @@ class Ssh(Way):
                 "has to allow it (AllowTcpForwarding)"
             )
         return int(done.stdout)
+
+    def _ask(self, what: str, port: int) -> subprocess.CompletedProcess[str]:
+        """Ask the connection for a port of the host that leads to this one of ours, or for the end of that."""
+        # With the address: else sshd takes a port that is free on ::1, which on 127.0.0.1 may be somebody else's.
+        ports = f"{LOOPBACK}:0:{LOOPBACK}:{port}"
+        command = [*_ssh(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
 
     # ---- the server's process
 
