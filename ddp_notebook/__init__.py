@@ -8,8 +8,8 @@
     dist.all_reduce(x)
     x
 
-In scripts: `start(4)`, `current()`, `Session.run`, `Session.pull`, `Session.push`, `Session.stop`. Every error of
-`ddp_notebook.errors` is importable from here as well.
+In scripts: `start(4)`, `check(hosts=...)`, `current()`, `Session.run`, `Session.pull`, `Session.push`, `Session.stop`.
+Every error of `ddp_notebook.errors` is importable from here as well.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from ddp_notebook.version import __version__ as __version__
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from ddp_notebook.launch.survey.check import check
+    from ddp_notebook.launch.survey.table import HostTable
     from ddp_notebook.observe.files import load
     from ddp_notebook.observe.recording import Recording
     from ddp_notebook.observe.report.report import Report
@@ -60,6 +62,7 @@ __all__ = [
     "ClientError",
     "DDPNotebookError",
     "HostError",
+    "HostTable",
     "MissingBuildError",
     "MissingPackageError",
     "NoSessionError",
@@ -77,6 +80,7 @@ __all__ = [
     "StartTimeoutError",
     "Status",
     "UsageError",
+    "check",
     "current",
     "load",
     "log",
@@ -87,12 +91,14 @@ __all__ = [
 _LAZY = {
     "Agreement": "ddp_notebook.run.agree.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
+    "HostTable": "ddp_notebook.launch.survey.table",
     "RankValues": "ddp_notebook.run.values.values",
     "RecordOptions": "ddp_notebook.wire.record_options",
     "Recording": "ddp_notebook.observe.recording",
     "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",
     "Status": "ddp_notebook.status",
+    "check": "ddp_notebook.launch.survey.check",
     "current": "ddp_notebook.session",
     "load": "ddp_notebook.observe.files",
     "log": "ddp_notebook.record",

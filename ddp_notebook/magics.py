@@ -10,6 +10,7 @@ from ddp_notebook import session as sessions
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, NoSessionError, UsageError
 from ddp_notebook.launch import options as start_options
+from ddp_notebook.launch.survey.check import survey
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import progress
 from ddp_notebook.run.cells import options as cell_options
@@ -28,8 +29,14 @@ class DDPMagics(Magics):
     def ddp_start(self, line: str) -> None:
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
         [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]
-        [--hosts NAME[:N],...] [--python PATH] [--sync DIR] [--sync-large]"""
-        _start(start_options.parse(line))
+        [--hosts NAME[:N],...] [--python PATH] [--sync DIR] [--sync-large] [--check]"""
+        asked = start_options.read(line)
+        if asked.note:
+            print(asked.note)
+        if asked.checks:
+            _check(asked.options)
+        else:
+            _start(asked.options)
 
     @line_magic
     def ddp_status(self, line: str) -> None:
@@ -271,6 +278,12 @@ def _start(asked: start_options.StartOptions) -> None:
     if session.synced is not None:
         print(session.synced)
     print(session.status())
+
+
+def _check(asked: start_options.StartOptions) -> None:
+    with progress.shown("checking:") as report:
+        table = survey(asked, report)
+    print(table)
 
 
 def _stop(session: sessions.Session) -> None:

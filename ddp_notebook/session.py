@@ -112,7 +112,7 @@ def start(
         sync=sync,
         sync_large=sync_large,
         lease_s=lease_s,
-    )
+    ).with_defaults()
     if not reuse:
         return Session(asked, report=report)
     with _reusing:  # several viewers of one app of marimo ask in threads of one process

@@ -29,6 +29,7 @@ _RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
 os.environ.update([tuple(_RUN_MARK.split("="))])  # type: ignore[list-item]  # two strings
 os.environ.pop("PYTHONUNBUFFERED", None)  # it hides that C's output waits in a buffer
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile the package
+os.environ["DDP_NOTEBOOK_CONFIG"] = os.devnull  # not the defaults of who runs the tests
 os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix="ipython-")
 atexit.register(shutil.rmtree, os.environ["IPYTHONDIR"], ignore_errors=True)
 # Tests are of CPU ranks; those in `gpu` see the GPUs again. A worker inherits both variables from what started it.

@@ -28,7 +28,8 @@ from tests.conftest import wait_until
 _PACKAGE = Path(ddp_notebook.__file__).parent
 _OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
-_STARTS = ("ddp_notebook.start(", "Host(")  # an example with one of these in it starts processes of its own
+# An example with one of these in it starts processes of its own.
+_STARTS = ("ddp_notebook.start(", "ddp_notebook.check(", "Host(")
 _NEEDS_RANKS = ("session.", "lessons.")
 _ON_THE_RANKS = """
 import os, tempfile, time

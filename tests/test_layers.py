@@ -78,8 +78,9 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
             assert "rank" not in parts_imported(file.read_text(), module), file.relative_to(ROOT)
 
 
-# What the rest of the package may use of how processes come to be: the ranks, and what is asked of a start.
-OPEN_TO_OTHERS = {"warm", "client", "cluster", "hosts", "process", "options", "placement", "sync"}
+# What the rest of the package may use of how processes come to be: the ranks, what is asked of a start, and what can be
+# said before one.
+OPEN_TO_OTHERS = {"warm", "client", "cluster", "hosts", "process", "options", "placement", "survey", "sync"}
 _LAUNCH = "ddp_notebook.launch"
 
 

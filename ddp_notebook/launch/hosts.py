@@ -11,18 +11,16 @@ from typing import Any
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.host import open_files
-from ddp_notebook.launch.host.host import Host, is_loopback
+from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
 from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.starters.tasks import Tasks
+from ddp_notebook.launch.survey.fit import require
 from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways.base import LOCAL, LOOPBACK
 from ddp_notebook.launch.ways.ssh import Ssh
-from ddp_notebook.version import __version__
-
-_SAME_ON_ALL = {"package": "ddp_notebook", "python": "Python", "torch": "torch"}
 
 
 class Hosts:
@@ -75,7 +73,8 @@ class Hosts:
             report: told what a queue says while it waits.
 
         Raises:
-            StartError: a server ended or took too long, or versions differ.
+            HostError: a server ended while hosts tried to reach each other.
+            StartError: a server ended or took too long, or a group of these hosts would not form.
             UsageError: the ranks do not fit, or a process may not have as many files open.
         """
         if self._tasks is not None:
@@ -94,8 +93,7 @@ class Hosts:
         if self._options.is_here:
             placement = place(self._options, next(iter(facts.values())), env)
         else:
-            _check_versions(facts)
-            _check_addresses(facts)
+            require(self.all, check)
             placement = place_on_hosts(self._options, facts, {host.name: host.way.machine for host in self.all})
         _check_open_files(placement, facts)
         return placement
@@ -213,16 +211,6 @@ class Hosts:
         return name, options.python, tuple(sorted(options.env.items())), options.lease_s, ssh
 
 
-def _check_addresses(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Hosts reach each other by the addresses by which the notebook has reached them."""
-    alone = [host for host, of in facts.items() if is_loopback(of["address"])]
-    if alone and len(alone) < len(facts):
-        raise StartError(
-            f"{' and '.join(alone)} is the notebook's own machine, reached at {facts[alone[0]]['address']}, where no "
-            "other host reaches it; give it the address of its network in ~/.ssh/config (HostName)"
-        )
-
-
 def _check_open_files(placement: Placement, facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Let this process have as many open as it needs. A host server allows them where it starts a rank."""
     world_size = placement.world_size
@@ -230,16 +218,3 @@ def _check_open_files(placement: Placement, facts: Mapping[str, Mapping[str, Any
     open_files.allow(open_files.needed(world_size))
     for host, of_host in facts.items():
         open_files.check(world_size, of_host["open_files"], "this machine" if host == LOCAL else host)
-
-
-def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Values travel between ranks and the notebook, and groups are formed by what torch speaks."""
-    for fact, name in _SAME_ON_ALL.items():
-        by_host = {host: str(of[fact]) for host, of in facts.items()}
-        if fact == "package":
-            by_host = {"the notebook": __version__, **by_host}
-        if fact == "python":  # 3.12.1 and 3.12.4 are as good as the same
-            by_host = {host: version.rpartition(".")[0] for host, version in by_host.items()}
-        if len(set(by_host.values())) > 1:
-            said = ", ".join(f"{version} on {host}" for host, version in by_host.items())
-            raise StartError(f"{name} is not the same everywhere: {said}; install one version on all hosts")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.defaults import file, names
+from ddp_notebook.launch.defaults.file import Defaults
 from ddp_notebook.launch.environment import OF_EACH_RANK
 from ddp_notebook.launch.ways import host_list
 from ddp_notebook.launch.ways.base import LEASE_S as LEASE_S
@@ -23,7 +25,7 @@ USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
     "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
-    "[--sync DIR] [--sync-large] [--lease S]"
+    "[--sync DIR] [--sync-large] [--lease S] [--check]"
 )
 _ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
@@ -140,6 +142,20 @@ class StartOptions:
         """The hosts by name, in the order of their ranks, with how many each is to have; None: it was not said."""
         return dict(self.hosts) if isinstance(self.hosts, Mapping) else {}
 
+    def with_defaults(self, defaults: Defaults | None = None) -> StartOptions:
+        """The same, with the hosts that names of the site's file stand for, and its arguments for Slurm.
+
+        Args:
+            defaults: of the site; None: those of its file.
+
+        Raises:
+            UsageError: the file, or what a name of it stands for, is wrong.
+        """
+        defaults = file.read() if defaults is None else defaults
+        hosts = names.expand(self.ranks_of_hosts, defaults) if self.hosts is not None else None
+        slurm = None if self.slurm is None else names.slurm_line(self.slurm, defaults)
+        return replace(self, hosts=hosts, slurm=slurm)
+
     def differences(self, running: StartOptions) -> list[str]:
         """What of ranks that were started with other options is not as asked for here. How long their start might take
         is over, and any number of them will do where none is asked for.
@@ -153,8 +169,29 @@ class StartOptions:
         return [f"{name} is {its!r}, not {ours!r}" for name, its, ours in pairs if its != ours]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A line of `%ddp_start`."""
+
+    options: StartOptions
+    checks: bool = False  # only: nothing is to be started
+    note: str = ""  # which defaults of the site it was given, in a sentence
+
+
+def read(line: str) -> Asked:
+    """Read the line of `%ddp_start`, with the defaults of the site.
+
+    Raises:
+        UsageError: says which option is wrong and how the line is to be written, or which line of the site's file.
+    """
+    defaults = file.read()
+    _check_defaults(defaults)
+    options, checks = _parse(line, defaults)
+    return Asked(options=options, checks=checks, note=_note(options, parse(line), defaults))
+
+
 def parse(line: str) -> StartOptions:
-    """Read the line of `%ddp_start`.
+    """Read the line of `%ddp_start`, for itself.
 
     Raises:
         UsageError: says which option is wrong and how the line is to be written.
@@ -163,6 +200,11 @@ def parse(line: str) -> StartOptions:
         >>> parse("2 --gpus 3,4 --env A=1 B=2").env
         {'A': '1', 'B': '2'}
     """
+    return _parse(line, Defaults())[0]
+
+
+def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
+    """The options, and whether they are only to be checked."""
     parser = LineParser(USAGE)
     parser.add_argument("world_size", nargs="?")
     parser.add_argument("--backend", default="auto")
@@ -181,9 +223,13 @@ def parse(line: str) -> StartOptions:
         parser.add_argument(name)
     parser.add_argument("--sync-large", action="store_true")
     parser.add_argument("--lease", default=f"{LEASE_S:g}")
+    parser.add_argument("--check", action="store_true")
+    parser.set_defaults(**_as_on_a_line(defaults))
     given = parser.parse_line(line)
+    if all(getattr(given, name) is None for name in _ELSEWHERE) and given.python == defaults.start.get("python"):
+        given.python = None  # the site's, for other machines
     n = given.world_size
-    return StartOptions(
+    options = StartOptions(
         world_size=None if n is None else parser.number(int, "N", n, "whole number of ranks"),
         backend=given.backend,
         gpus=given.gpus,
@@ -205,6 +251,44 @@ def parse(line: str) -> StartOptions:
         sync_large=given.sync_large,
         lease_s=parser.number(float, "--lease", given.lease, "number of seconds"),
     )
+    return options.with_defaults(defaults), given.check
+
+
+def _as_on_a_line(defaults: Defaults) -> dict[str, object]:
+    """What the parser is to take where the line says nothing."""
+    words: dict[str, object] = {name.removesuffix("_s"): value for name, value in defaults.start.items()}
+    words |= {name: str(value) for name, value in words.items() if type(value) in (int, float)}
+    if "guard" in words:
+        words["guard"] = "on" if words["guard"] else "off"
+    if "env" in words:
+        words["env"] = [f"{name}={value}" for name, value in defaults.start["env"].items()]
+    return words
+
+
+def _check_defaults(defaults: Defaults) -> None:
+    """Raise UsageError for a line of the file that asks for what cannot be."""
+    for name, value in defaults.start.items():
+        given: dict[str, Any] = {name: None if value == "off" else value}
+        try:
+            StartOptions(hosts="any", **given)
+        except UsageError as error:
+            defaults.refuse("start", name, str(error))
+    for name in defaults.hosts:
+        names.group(name, defaults)
+
+
+def _note(options: StartOptions, alone: StartOptions, defaults: Defaults) -> str:
+    """What the defaults of the site have changed, in a line; "": nothing."""
+    changed = {
+        one.name: getattr(options, one.name)
+        for one in fields(options)
+        if getattr(options, one.name) != getattr(alone, one.name)
+    }
+    if "hosts" in changed:
+        changed["hosts"] = ",".join(host if n is None else f"{host}:{n}" for host, n in options.ranks_of_hosts.items())
+    said = [f"{name} {value}" for name, value in changed.items()]
+    said += [f"by {defaults.ssh}"] * bool(defaults.ssh and options.hosts)
+    return f"defaults of {defaults.path}: {', '.join(said)}" if said else ""
 
 
 def _is_number(value: object) -> bool:

@@ -28,6 +28,7 @@ _WITH_A_KERNEL = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
+_TOLD_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")  # that placing ranks depends on
 
 
 def check_torch(version: str) -> None:
@@ -74,7 +75,7 @@ def preload() -> dict[str, Any]:
         "package": __version__,
         "interfaces": _interfaces(),
         "loopback": "lo" if sys.platform == "linux" else "lo0",
-        "env": {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"},
+        "env": {name: os.environ[name] for name in _TOLD_VARIABLES if name in os.environ},
         "cores": devices.cores(),
         "machine_cores": os.cpu_count() or 1,
         "open_files": open_files.most(),

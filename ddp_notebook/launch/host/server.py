@@ -16,6 +16,8 @@ below it. What the notebook wants to know about processes of this host, it asks 
      "value"}                                      a real-time one
     {"op": "look", "processes"}                    {"seen": [[process, is it stopped, its stack]]} of processes that do
                                                    not answer, see `launch.host.look`
+    {"op": "reach", "do", ...}                     whether other hosts are reached from here, see `launch.host.reach`
+    {"op": "site", "directory", "marker"}          what a table of hosts shows beside that, see `launch.host.site`
     {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
@@ -42,11 +44,12 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import ending, framing, open_files, watchdog
+from ddp_notebook.launch.host import ending, framing, open_files, site, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
 from ddp_notebook.launch.host.preload import preload, start_method
+from ddp_notebook.launch.host.reach import Reach
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.wire import signals
 
@@ -91,6 +94,7 @@ class HostServer:
         self._reading_text = True
         self._owner_holds = False  # it has more text than it can show
         self._selector = selectors.DefaultSelector()
+        self._reach = Reach(self._selector)
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
@@ -118,6 +122,8 @@ class HostServer:
                     self._read_text(key.data, key.fd)
                 elif isinstance(key.data, Child) and key.fd == key.data.pipes.inbox:
                     self._tell(key.data, b"")
+                elif callable(key.data):
+                    key.data()
             if self._out:
                 self._flush()
             self._advance()
@@ -229,6 +235,12 @@ class HostServer:
 
     def _on_look(self, request: dict[str, Any]) -> Work:
         return Look({known.process: known.pid for known in self._known(request["processes"])}, self._directory)
+
+    def _on_reach(self, request: dict[str, Any]) -> dict[str, Any] | Work:
+        return self._reach.answer(request)
+
+    def _on_site(self, request: dict[str, Any]) -> dict[str, Any]:
+        return site.look(request["directory"], request["marker"])
 
     def _on_hold(self, request: dict[str, Any]) -> dict[str, Any]:
         self._owner_holds = request["hold"]

@@ -7,7 +7,8 @@ both sides say something each second, a host that has heard nothing for its leas
 notebook gives up one that it has not heard for so long. The host's side of that is `_pump`, which has nothing else to
 do: it is heard while its server imports torch, or is stopped.
 
-`DDP_NOTEBOOK_SSH` is the command that is run, "ssh" by default; `ssh -F FILE` for a configuration of its own.
+`DDP_NOTEBOOK_SSH` is the command that is run, else that of the site's file, else "ssh"; `ssh -F FILE` for a
+configuration of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
+from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.wire import signals
@@ -272,7 +274,7 @@ def _quoted(path: str) -> str:
 
 
 def _ssh() -> list[str]:
-    return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH", "ssh"))
+    return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH") or file.read().ssh or "ssh")
 
 
 # ---- on the host

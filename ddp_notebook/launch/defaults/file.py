@@ -1,0 +1,196 @@
+"""The file: read when ranks are started, and each line that is wrong is named.
+
+[start]                       # options of %ddp_start; what its line says wins
+backend = "gloo"
+timeout_s = 300
+python = "/envs/train/bin/python"
+env = { NCCL_DEBUG = "WARN" }
+
+[hosts]                       # names for --hosts
+lab = ["gpu1:8", "gpu2:8"]
+rack = "node[01-16]"
+
+[slurm]                       # arguments of sbatch that come before those of --slurm
+account = "physics"
+partition = "a100"
+exclusive = true
+
+[ssh]
+command = "ssh -F /etc/ssh/cluster_config"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddp_notebook.errors import UsageError
+
+VARIABLE = "DDP_NOTEBOOK_CONFIG"  # names another file
+_NAME = "ddp_notebook.toml"
+_NUMBER: tuple[type, ...] = (int, float)
+# Of each option: the types that it may have, and how it is written.
+_START: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "backend": ((str,), 'backend = "gloo"'),
+    "env": ((dict,), 'env = { NCCL_DEBUG = "WARN" }'),
+    "timeout_s": (_NUMBER, "timeout_s = 300"),
+    "grace_s": ((*_NUMBER, str), 'grace_s = 3, or "off"'),
+    "hang_after_s": ((*_NUMBER, str), 'hang_after_s = 10, or "off"'),
+    "guard": ((bool,), "guard = true"),
+    "heal": ((bool,), "heal = true"),
+    "live": ((str,), 'live = "auto"'),
+    "python": ((str,), 'python = "/envs/train/bin/python"'),
+}
+_SSH: Mapping[str, tuple[tuple[type, ...], str]] = {"command": ((str,), 'command = "ssh -F FILE"')}
+_HOSTS = 'lab = ["gpu1:8", "gpu2:8"], or lab = "gpu[1-2]:8"'
+_SLURM = 'account = "physics", gpus-per-node = 8, exclusive = true'
+_AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
+_AT_END = " (at end of document)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What stands in the file. Empty, if there is none.
+
+    Attributes:
+        path: of the file; None: there is none.
+        text: of the file.
+        start: options by their names in `start`.
+        hosts: what a name for `--hosts` stands for.
+        slurm: arguments of sbatch, by their long names.
+        ssh: the command that is run instead of ssh; "": ssh.
+    """
+
+    path: Path | None = None
+    text: str = ""
+    start: Mapping[str, Any] = field(default_factory=dict)
+    hosts: Mapping[str, str | list[str]] = field(default_factory=dict)
+    slurm: Mapping[str, str | int | bool] = field(default_factory=dict)
+    ssh: str = ""
+
+    def refuse(self, section: str, key: str, why: str) -> NoReturn:
+        """Raise UsageError for a line.
+
+        Args:
+            section: in which it stands.
+            key: its first word; "": the section's own line.
+            why: and what to write instead.
+        """
+        line = _line_of(self.text, section, key)
+        raise UsageError(f"{self.path}, line {line}: {why}")
+
+
+def path() -> Path:
+    """Where the file is looked for."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / _NAME
+
+
+def read() -> Defaults:
+    """What stands in the file.
+
+    Raises:
+        UsageError: it cannot be read, or a line of it is wrong: says which, and how it is written.
+    """
+    where = path()
+    try:
+        text = where.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if os.environ.get(VARIABLE):
+            raise UsageError(f"{VARIABLE} names {where}, which is not there; unset it, or name a file") from None
+        return Defaults()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where} cannot be read: {error}; mend it, or name another file in {VARIABLE}") from error
+    return parse(text, where)
+
+
+def parse(text: str, where: Path) -> Defaults:
+    """What a text in TOML holds.
+
+    Args:
+        text: of the file.
+        where: it is.
+
+    Raises:
+        UsageError: a line of it is wrong.
+
+    Example:
+        >>> parse('[hosts]\\nlab = "gpu[1-4]"', Path("site.toml")).hosts
+        {'lab': 'gpu[1-4]'}
+        >>> parse('[start]\\nbackends = "gloo"', Path("site.toml"))
+        Traceback (most recent call last):
+        ddp_notebook.errors.UsageError: site.toml, line 2: [start] has no 'backends'; it may have backend, env, ...
+    """
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(_not_toml(str(error), text, where)) from error
+    read = Defaults(path=where, text=text)
+    sections = ("start", "hosts", "slurm", "ssh")
+    for name, section in found.items():
+        if name not in sections:
+            known = ", ".join(f"[{one}]" for one in sections)
+            read.refuse("", name, f"there is no section {name!r} here; the sections are {known}")
+        if not isinstance(section, dict):
+            read.refuse("", name, f"{name!r} is a section: write [{name}] on a line of its own, and its options below")
+    start, hosts, slurm, ssh = (found.get(name, {}) for name in sections)
+    _check(read, "start", start, _START)
+    _check(read, "ssh", ssh, _SSH)
+    for key, value in hosts.items():
+        if not (isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))):
+            read.refuse("hosts", key, f"{key} names no hosts; write it as {_HOSTS}")
+    for key, value in slurm.items():
+        if not isinstance(value, str | int):  # a bool is one
+            read.refuse("slurm", key, f"{key} is no argument of sbatch; write it as {_SLURM}")
+    for name, value in start.get("env", {}).items():
+        if not isinstance(value, str | int | float):
+            read.refuse("start", "env", f"env sets {name} to {value!r}; write it as {_START['env'][1]}")
+    for key in ("grace_s", "hang_after_s"):
+        if isinstance(start.get(key), str) and start[key] != "off":
+            read.refuse("start", key, f"{key} is {start[key]!r}; write it as {_START[key][1]}")
+    return Defaults(path=where, text=text, start=start, hosts=hosts, slurm=slurm, ssh=ssh.get("command", ""))
+
+
+def _check(
+    read: Defaults, section: str, given: Mapping[str, Any], known: Mapping[str, tuple[tuple[type, ...], str]]
+) -> None:
+    for key, value in given.items():
+        if key not in known:
+            read.refuse(section, key, f"[{section}] has no {key!r}; it may have {', '.join(known)}")
+        types, form = known[key]
+        if type(value) not in types:  # not isinstance: a bool is no number
+            read.refuse(section, key, f"{key} is {value!r}; write it as {form}")
+
+
+def _not_toml(words: str, text: str, where: Path) -> str:
+    """What tomllib says, with the line as other messages have it."""
+    at = _AT_LINE.search(words)
+    line = int(at[1]) if at else max(1, len(text.splitlines()))
+    said = _AT_LINE.sub("", words).removesuffix(_AT_END)
+    written = text.splitlines()[line - 1].strip() if text.splitlines()[line - 1 :] else ""
+    return f'{where}, line {line}: {written!r} is no TOML: {said}; a text stands in quotes, as in backend = "gloo"'
+
+
+def _line_of(text: str, section: str, key: str) -> int:
+    """The line on which a key of a section begins, or the section itself."""
+    now = ""
+    fallback = 1
+    word = re.compile(rf"""\s*(?:{re.escape(section)}\s*\.\s*)?(["']?){re.escape(key)}\1\s*[.=]""")
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):
+            now = header[1].strip("\"'")
+            if now == section or now.startswith(f"{section}.") or (not section and now.split(".")[0] == key):
+                fallback = number
+                if now in (key, f"{section}.{key}"):
+                    return number
+        elif key and word.match(line) and now in (section, ""):
+            return number
+        elif re.match(rf"\s*{re.escape(section)}\s*=", line) and section:
+            fallback = number  # all in one line
+    return fallback

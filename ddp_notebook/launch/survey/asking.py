@@ -1,0 +1,140 @@
+"""What hosts are asked, all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.launch.environment import working_directory
+from ddp_notebook.launch.host.host import Host
+
+_T = TypeVar("_T")
+_LOOK_S = 0.05
+_ANSWER_S = 10.0  # to a question for files, which a network may hold up
+_CLOCK_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one host has said of itself."""
+
+    host: str
+    machine: str  # which may have several hosts
+    facts: Mapping[str, Any] = field(default_factory=dict)  # {}: it is not reached
+    site: Mapping[str, Any] = field(default_factory=dict)  # see `launch.host.site`; {}: was not asked
+    has_marked: bool = False  # the notebook could leave a file in its directory
+    clock_ns: int = 0  # of its clock over the notebook's
+    clock_error_ns: int = 0  # bound on that
+    trouble: str = ""  # why it is not reached, and what to do
+
+
+def at_once(
+    hosts: Sequence[Host],
+    ask: Callable[[Host], _T],
+    check: Callable[[], None] = lambda: None,
+    report: Callable[[Host], object] = lambda _: None,
+) -> dict[str, _T | DDPNotebookError]:
+    """Ask each host in a thread of its own. Returns the answers by name, or why there is none.
+
+    Args:
+        hosts: to ask.
+        ask: one of them. What it raises beside this package's errors is raised here.
+        check: called often while it waits; what it raises ends the wait.
+        report: told a host that has answered, in this thread.
+    """
+    done: queue.SimpleQueue[tuple[Host, _T | BaseException]] = queue.SimpleQueue()
+
+    def work(host: Host) -> None:
+        try:
+            done.put((host, ask(host)))
+        except BaseException as error:
+            done.put((host, error))
+
+    for host in hosts:
+        threading.Thread(target=work, args=(host,), daemon=True).start()
+    answers: dict[str, _T | DDPNotebookError] = {}
+    while len(answers) < len(hosts):
+        check()
+        try:
+            host, answer = done.get(timeout=_LOOK_S)
+        except queue.Empty:
+            continue
+        if isinstance(answer, BaseException) and not isinstance(answer, DDPNotebookError):
+            raise answer
+        answers[host.name] = answer
+        if not isinstance(answer, DDPNotebookError):
+            report(host)
+    return {host.name: answers[host.name] for host in hosts}
+
+
+def ask_all(
+    hosts: Sequence[Host],
+    timeout_s: float,
+    report: Callable[[Host], object] = lambda _: None,
+    check: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """Ask all hosts what they are like. One that cannot be reached is an answer too.
+
+    Args:
+        hosts: to ask.
+        timeout_s: seconds that each gets to import torch.
+        report: told a host that has answered.
+        check: called often while it waits; what it raises ends the wait.
+    """
+    directory = working_directory()
+    with _marker(directory) as marker:
+
+        def ask(host: Host) -> Answer:
+            facts = host.facts(timeout_s)
+            site = host.request("site", timeout_s=_ANSWER_S, directory=directory, marker=marker)
+            clock_ns, error_ns = min((_clock(host) for _ in range(_CLOCK_TRIES)), key=lambda one: one[1])
+            return Answer(
+                host=host.name,
+                machine=host.way.machine,
+                facts=facts,
+                site=site,
+                has_marked=bool(marker),
+                clock_ns=clock_ns,
+                clock_error_ns=error_ns,
+            )
+
+        answers = at_once(hosts, ask, check, report)
+    machines = {host.name: host.way.machine for host in hosts}
+    return [
+        Answer(host=name, machine=machines[name], trouble=str(answer)) if isinstance(answer, Exception) else answer
+        for name, answer in answers.items()
+    ]
+
+
+def _clock(host: Host) -> tuple[int, int]:
+    """How far the host's clock is from ours, and the bound on that: half the way there and back."""
+    sent_ns, sent = time.time_ns(), time.perf_counter_ns()
+    its_ns = int(host.request("site", timeout_s=_ANSWER_S, directory="", marker="")["time_ns"])
+    error_ns = (time.perf_counter_ns() - sent) // 2
+    return its_ns - sent_ns - error_ns, error_ns
+
+
+@contextlib.contextmanager
+def _marker(directory: str) -> Iterator[str]:
+    """The name of a file in the notebook's directory by which a host knows that it sees the same one; "": it cannot be
+    written there."""
+    try:
+        fd, path = tempfile.mkstemp(prefix=f".ddp_notebook-{secrets.token_hex(4)}-", dir=directory)
+    except OSError:
+        yield ""
+        return
+    try:
+        os.close(fd)
+        yield os.path.basename(path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

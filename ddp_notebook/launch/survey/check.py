@@ -1,0 +1,103 @@
+"""`%ddp_start --check` and `ddp_notebook.check`: hosts are reached and compared, and no rank is started."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.launch.environment import working_directory
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.placement import Placement, place, place_on_hosts
+from ddp_notebook.launch.starters.choice import choose
+from ddp_notebook.launch.survey import compare, fit
+from ddp_notebook.launch.survey.asking import Answer, ask_all
+from ddp_notebook.launch.survey.pairs import routes
+from ddp_notebook.launch.survey.table import HostTable
+
+
+def check(world_size: int | None = None, **options: Any) -> HostTable:
+    """See whether ranks could be started so, and start none.
+
+    Args:
+        world_size: see `start`.
+        options: those of `start`.
+
+    Returns:
+        The hosts side by side, what does not fit and what to do about it. A host that cannot be reached is a row. For
+        `slurm`, `mpi` and `profile` the script that would be sent.
+
+    Raises:
+        UsageError: an option that cannot be.
+        HostError: ssh cannot be run.
+
+    Example:
+        >>> ddp_notebook.check(2)
+        host   reached at      user  Python  torch ...
+        local  127.0.0.1 (lo) ...
+        2 ranks would start, by gloo
+    """
+    return survey(StartOptions(world_size=world_size, **options).with_defaults())
+
+
+def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) -> HostTable:
+    """The same of options.
+
+    Args:
+        asked: how ranks would be started.
+        report: told a line about each host that has answered.
+    """
+    if starter := choose(asked):
+        return HostTable(script=starter.preview())
+    began = time.monotonic()
+    hosts = Hosts(asked)
+    try:
+        answers = ask_all(
+            hosts.all, asked.timeout_s, lambda host: report(f"{host.label} {time.monotonic() - began:.1f} s")
+        )
+        reached = [answer for answer in answers if not answer.trouble]
+        names = {answer.host for answer in reached}
+        found: list[compare.Finding] = []
+        if not asked.is_here:
+            found += _fatal([host for host in hosts.all if host.name in names])
+        found += compare.remarks(reached, working_directory())
+    finally:
+        hosts.end()
+    plan = ""
+    if len(reached) == len(answers) and not any(finding.is_fatal for finding in found):
+        try:
+            plan = _tried(reached) + _words(_placed(asked, reached))
+        except UsageError as error:
+            found.append(compare.Finding(sentence=str(error), is_fatal=True))
+    return HostTable(answers=tuple(answers), findings=tuple(found), plan=plan)
+
+
+def _fatal(hosts: list[Any]) -> list[compare.Finding]:
+    try:
+        return fit.fatal(hosts)
+    except DDPNotebookError as error:
+        return [compare.Finding(sentence=str(error), is_fatal=True)]
+
+
+def _placed(asked: StartOptions, answers: list[Answer]) -> Placement:
+    if asked.is_here:
+        return place(asked, answers[0].facts, {**os.environ, **asked.env})
+    facts = {answer.host: answer.facts for answer in answers}
+    return place_on_hosts(asked, facts, {answer.host: answer.machine for answer in answers})
+
+
+def _tried(answers: list[Answer]) -> str:
+    """What was found of the network between hosts where nothing is wrong with it."""
+    number = len(routes(list(dict.fromkeys(answer.machine for answer in answers))))
+    return f"they reach each other: {number} connections were tried\n" if number else ""
+
+
+def _words(placed: Placement) -> str:
+    n = placed.world_size
+    ranks = f"{n} rank{'s' * (n != 1)} would start, by {placed.backend}"
+    counts = Counter(placed.hosts)
+    return ranks if len(counts) == 1 else f"{ranks}: {', '.join(f'{k} on {host}' for host, k in counts.items())}"

@@ -1,0 +1,63 @@
+"""Hosts side by side, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddp_notebook.launch.survey.asking import Answer
+from ddp_notebook.launch.survey.compare import COLUMNS, Finding
+
+_MARK = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTable:
+    """What hosts are like, and what does not fit. Its `repr` is what `%ddp_start --check` shows.
+
+    Example:
+        >>> table = ddp_notebook.check(2)
+        >>> table.fits, table.unreached
+        (True, [])
+    """
+
+    answers: tuple[Answer, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    plan: str = ""  # what would be started, in words
+    script: str = ""  # that would be sent, where something else starts the hosts
+
+    @property
+    def fits(self) -> bool:
+        """Whether ranks could be started so."""
+        return not self.unreached and not any(finding.is_fatal for finding in self.findings)
+
+    @property
+    def unreached(self) -> list[str]:
+        """The hosts that are not reached."""
+        return [answer.host for answer in self.answers if answer.trouble]
+
+    def rows(self) -> list[str]:
+        """The lines of the table itself. What does not fit is marked."""
+        marks = {mark for finding in self.findings for mark in finding.marks}
+        titles = ("host", *(column.title for column in COLUMNS))
+        cells = [titles, *(_cells(answer, marks) for answer in self.answers if not answer.trouble)]
+        widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
+        widths[0] = max(len(answer.host) for answer in self.answers) if self.answers else 0
+        widths[0] = max(widths[0], len(titles[0]))
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        by_host = dict(zip((row[0] for row in cells), lines, strict=True))
+        for answer in self.answers:
+            if answer.trouble:
+                why = answer.trouble.removeprefix(f"no host server on {answer.host}: ").replace("\n", " ")
+                by_host[answer.host] = f"{answer.host.ljust(widths[0])}  not reached{_MARK}: {why}"
+        return [lines[0].rstrip(), *(by_host[answer.host].rstrip() for answer in self.answers)]
+
+    def __repr__(self) -> str:
+        lines = self.rows() if self.answers else []
+        found = sorted(self.findings, key=lambda finding: not finding.is_fatal)
+        lines += [f"{_MARK} {finding.sentence}" for finding in found]
+        return "\n".join([*lines, *filter(None, [self.plan, self.script])])
+
+
+def _cells(answer: Answer, marks: set[tuple[str, str]]) -> tuple[str, ...]:
+    texts = [column.text(answer) + _MARK * ((answer.host, column.title) in marks) for column in COLUMNS]
+    return (answer.host, *texts)

@@ -1,0 +1,170 @@
+"""Defaults of a site: what they change of a start, and what is said of a line that is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.defaults import file
+from ddp_notebook.launch.options import StartOptions, parse, read
+
+_FILE = """\
+# of the physics cluster
+[start]
+backend = "gloo"
+timeout_s = 300
+hang_after_s = "off"
+guard = false
+python = "/envs/train/bin/python"
+env = { NCCL_DEBUG = "WARN", N = 2 }
+
+[hosts]
+lab = ["gpu1:8", "gpu2"]
+rack = "node[01-02]:4"
+
+[slurm]
+account = "physics"
+gpus-per-node = 8
+exclusive = true
+requeue = false
+
+[ssh]
+command = "ssh -F /etc/cluster"
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes the file where it is looked for. Returns its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "site.toml"
+        path.write_text(text)
+        monkeypatch.setenv(file.VARIABLE, str(path))
+        return path
+
+    return write
+
+
+def test_nothing_is_written_down(monkeypatch, tmp_path):
+    monkeypatch.delenv(file.VARIABLE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert file.path() == tmp_path / "ddp_notebook.toml"
+    assert read("2").options == StartOptions(world_size=2) and read("2").note == ""
+    file.path().write_text("[start]\ntimeout_s = 7\n")
+    assert read("2").options.timeout_s == 7 and read("2").note == f"defaults of {file.path()}: timeout_s 7.0"
+
+
+def test_defaults_hold_where_the_line_says_nothing(write):
+    path = write(_FILE)
+    asked = read("2 --env B=1 --hosts login:2")
+    assert asked.options == StartOptions(
+        world_size=2,
+        backend="gloo",
+        timeout_s=300.0,
+        hang_after_s=None,
+        guard=False,
+        python="/envs/train/bin/python",
+        env={"NCCL_DEBUG": "WARN", "N": "2", "B": "1"},
+        hosts={"login": 2},
+    )
+    assert asked.note.startswith(f"defaults of {path}: backend gloo, env ") and "by ssh -F /etc/cluster" in asked.note
+    line = "2 --backend auto --timeout 9 --hang-after 3 --guard on --python p --env N=5 --hosts login:2"
+    assert read(line).options == parse(line.replace("N=5", "NCCL_DEBUG=WARN N=5"))
+    assert parse(line).env == {"N": "5"}, "a line alone is what it says"
+
+
+def test_the_sites_python_is_for_other_machines(write):
+    write('[start]\npython = "/envs/train/bin/python"\n')
+    assert read("2").options == StartOptions(world_size=2) and read("2").note == ""
+    with pytest.raises(UsageError, match="--python goes with other machines"):
+        read("2 --python other")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "those"),
+    [
+        ("lab", {"gpu1": 8, "gpu2": None}),
+        ("lab:2", {"gpu1": 2, "gpu2": 2}),
+        ("login,rack", {"login": None, "node01": 4, "node02": 4}),
+        ("gpu1,other", {"gpu1": None, "other": None}),
+    ],
+)
+def test_a_name_stands_for_hosts(write, hosts, those):
+    write(_FILE)
+    assert read(f"--hosts {hosts}").options.hosts == those
+    assert list(read(f"--hosts {hosts}").options.ranks_of_hosts) == list(those)
+    assert StartOptions(hosts=hosts).with_defaults().hosts == those
+
+
+def test_a_host_that_comes_twice(write):
+    write(_FILE)
+    with pytest.raises(UsageError, match="--hosts gpu2,lab has gpu2 twice; lab stands for it too"):
+        read("--hosts gpu2,lab")
+
+
+def test_arguments_of_slurm_come_before_those_of_the_line(write, monkeypatch):
+    write(_FILE)
+    assert read("--slurm '-N2 -A other'").options.slurm == (
+        "--account=physics --gpus-per-node=8 --exclusive -N2 -A other"
+    )
+    assert read("--slurm").options.slurm == "--account=physics --gpus-per-node=8 --exclusive"
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    assert read("--slurm").options.slurm == "", "the allocation's nodes, and no queue"
+    assert read("2").options.slurm is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[start]\nbackend = gloo\n", 2, "'backend = gloo' is no TOML: Invalid value; a text stands in quotes"),
+        ("[start]\nbackend = 'a\n", 2, '"backend = \'a" is no TOML'),
+        ("[start\n", 1, "'[start' is no TOML"),
+        ("[start]\n\nbackends = 'gloo'\n", 3, "[start] has no 'backends'; it may have backend, env, timeout_s"),
+        ("[start]\nbackend = 'ucc'\n", 2, "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
+        ("[start]\nlive = 'auto'\ntimeout_s = '5'\n", 3, "timeout_s is '5'; write it as timeout_s = 300"),
+        ("[start]\ntimeout_s = 0\n", 2, "--timeout 0 is no time to wait"),
+        ("[start]\ngrace_s = 'on'\n", 2, "grace_s is 'on'; write it as grace_s = 3, or \"off\""),
+        ("[start]\nguard = 'on'\n", 2, "guard is 'on'; write it as guard = true"),
+        ("[start]\nheal = 1\n", 2, "heal is 1; write it as heal = true"),
+        ("[start]\ntimeout_s = true\n", 2, "timeout_s is True; write it as timeout_s = 300"),
+        ("[start]\n[start.env]\nA = [1]\n", 2, "env sets A to [1]; write it as env = { NCCL_DEBUG"),
+        ("[start]\nenv = { RANK = '1' }\n", 2, "env sets RANK, which every rank gets from the session"),
+        ("start.backend = 3\n", 1, 'backend is 3; write it as backend = "gloo"'),
+        ("\n\nstart = { backend = 3 }\n", 3, 'backend is 3; write it as backend = "gloo"'),
+        (
+            "[slurms]\na = 1\n",
+            1,
+            "there is no section 'slurms' here; the sections are [start], [hosts], [slurm]",
+        ),
+        ("# x\nhosts = 'a,b'\n", 2, "'hosts' is a section: write [hosts] on a line of its own"),
+        ("[hosts]\nlab = 3\n", 2, 'lab names no hosts; write it as lab = ["gpu1:8", "gpu2:8"]'),
+        ("[hosts]\nok = 'a'\nlab = 'a,a'\n", 3, "names a twice; write it once with the sum of its ranks: a:2"),
+        ("[hosts]\n'my lab' = '-x'\n", 2, "'-x' names no host"),
+        ("[slurm]\naccount = ['a']\n", 2, 'account is no argument of sbatch; write it as account = "physics"'),
+        ("[ssh]\ncommand = ['ssh']\n", 2, "command is ['ssh']; write it as command = \"ssh -F FILE\""),
+        ("[ssh]\nport = 22\n", 2, "[ssh] has no 'port'; it may have command"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(write, text, line, words):
+    path = write(text)
+    with pytest.raises(UsageError, match=re.escape(f"{path}, line {line}: ") + ".*" + re.escape(words)):
+        read("2")
+
+
+def test_a_file_that_cannot_be_read(write, monkeypatch, tmp_path):
+    path = write("")
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=re.escape(f"{path} cannot be read")):
+        read("2")
+    monkeypatch.setenv(file.VARIABLE, str(tmp_path / "missing.toml"))
+    with pytest.raises(UsageError, match=r"DDP_NOTEBOOK_CONFIG names .*missing.toml, which is not there; unset it"):
+        read("2")
+
+
+def test_a_check_starts_nothing():
+    assert read("2 --check").checks and not read("2").checks
+    assert read("2 --check").options == parse("2")
