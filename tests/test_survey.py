@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ddp_notebook.launch.survey import compare
 from ddp_notebook.launch.survey.asking import Answer
 from ddp_notebook.launch.survey.pairs import Place, Unreached, places, routes
 from ddp_notebook.launch.survey.table import HostTable
+from ddp_notebook.magics import DDPMagics
 from ddp_notebook.version import __version__
 
 _GPU = {"index": 0, "uuid": "GPU-1", "name": "H100", "memory_mib": 80_000}
@@ -161,11 +163,14 @@ def test_gloo_listens_at_the_first_address_of_its_interface():
         places({**_FACTS, "env": {"GLOO_SOCKET_IFNAME": "ib0"}})
 
 
-def test_one_machine_is_checked_and_nothing_starts(waiting_host_server):
+def test_one_machine_is_checked_and_nothing_starts(waiting_host_server, capsys):
     waiting_host_server()
-    table = ddp_notebook.check(3)
-    assert table.fits and len(table.answers) == 1 and ddp_notebook.current() is None
-    assert "3 ranks would start, by gloo" in repr(table) and "the same" in repr(table)
+    magics: Any = DDPMagics(None)
+    magics.ddp_start("3 --check")
+    stages, titles, row, *_, plan = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"checking:  \S+ \d+\.\d s", stages) and titles.startswith("host   reached at")
+    assert row.startswith("local  127.0.0.1 (lo)") and "the same" in row and plan == "3 ranks would start, by gloo"
+    assert ddp_notebook.current() is None
     too_many = ddp_notebook.check(10**6)
     assert not too_many.fits and re.search(
         r"^\* 1000000 ranks need some .* start at most \d+", repr(too_many), re.MULTILINE

@@ -150,6 +150,33 @@ class Namespaces:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Hosts do not reach each other meanwhile; the notebook reaches them all."""
+        for link in self.links.values():
+            _ip("link", "set", link, "type", "bridge_slave", "isolated", "on")
+        try:
+            yield
+        finally:
+            for link in self.links.values():
+                _ip("link", "set", link, "type", "bridge_slave", "isolated", "off")
+
+    def join(self, device: str, net: str) -> None:
+        """Give two hosts a network of their own, which is down.
+
+        Args:
+            device: its name on both.
+            net: the first three numbers of its addresses, which end in 1 and 2.
+        """
+        one, other = self.links.values()
+        _ip("link", "add", device, "netns", one, "type", "veth", "peer", "name", device, "netns", other)
+        for number, namespace in enumerate((one, other), 1):
+            _ip("-n", namespace, "addr", "add", f"{net}.{number}/24", "dev", device)
+
+    def inside(self, name: str, *command: str) -> None:
+        """Run a command on a host."""
+        _ip("netns", "exec", self.links[name], *command)
+
 
 @contextmanager
 def hosts(directory: Path, *names: str) -> Iterator[Namespaces]:

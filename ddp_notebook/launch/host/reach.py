@@ -121,7 +121,8 @@ class Connecting:
         """The reply: of each target what went wrong, in words, "" if nothing did; None: not yet."""
         for fd, _ in self._poll.poll(0):
             number = self._number_of[fd]
-            self._end(number, self._hear(number))
+            with contextlib.suppress(BlockingIOError):  # connected, and nothing is said yet
+                self._end(number, self._hear(number))
         if self._open and time.monotonic() > self._until:
             for number in list(self._open):
                 self._end(number, f"no answer in {self._timeout_s:g} s")
@@ -129,8 +130,10 @@ class Connecting:
 
     def _hear(self, number: int) -> str:
         one = self._open[number]
+        if status := one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return os.strerror(status)
         try:
             word = one.recv(_LONGEST_WORD_BYTES)
-        except OSError as error:
-            return os.strerror(error.errno or errno.EIO)
+        except ConnectionError as error:
+            return str(error.strerror)
         return "" if word == self._expected[number] else "something else answers there"

@@ -155,7 +155,7 @@ def connections(failed: Sequence[Unreached]) -> list[Finding]:
     for one in failed:
         sources.setdefault((one.target, one.place, one.why), []).append(one.source)
     said = [
-        f"{named(those)} cannot connect to {target} at {place}: {why}"
+        f"{_counted(those)} cannot connect to {target} at {place}: {why}"
         for (target, place, why), those in sources.items()
     ]
     more = f", and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
@@ -268,6 +268,10 @@ def _late(answers: Sequence[Answer]) -> list[Finding]:
             marks=_marks("clock", late),
         )
     ]
+
+
+def _counted(hosts: Sequence[str]) -> str:
+    return named(hosts) if len(hosts) <= _MOST_NAMED else f"{len(hosts)} hosts"
 
 
 def named(hosts: Sequence[str]) -> str:

@@ -15,9 +15,13 @@ class HostTable:
     """What hosts are like, and what does not fit. Its `repr` is what `%ddp_start --check` shows.
 
     Example:
-        >>> table = ddp_notebook.check(2)
+        >>> lost = Answer(host="gpu1", machine="gpu1", trouble="ssh: connect to host gpu1: timed out")
+        >>> table = HostTable(answers=(lost,))
         >>> table.fits, table.unreached
-        (True, [])
+        (False, ['gpu1'])
+        >>> table
+        host  reached at  user  Python  torch ...
+        gpu1  not reached*: ssh: connect to host gpu1: timed out
     """
 
     answers: tuple[Answer, ...] = ()

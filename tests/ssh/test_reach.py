@@ -1,0 +1,110 @@
+"""Hosts that the notebook reaches, and which do not reach each other: namespaces, whose bridge keeps them apart."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import StartError
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.survey import fit
+from ddp_notebook.launch.survey.pairs import try_pairs
+from ddp_notebook.launch.ways.ssh import Ssh
+from tests.conftest import net_connections
+from tests.ssh import namespaces, sshd
+
+pytestmark = pytest.mark.alone  # links and addresses are the machine's
+
+
+_OTHER = "10.78.1"
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """Two hosts, which have another network between them that is down."""
+    directory = tmp_path_factory.mktemp("network")
+    with namespaces.hosts(directory, "a", "b") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDP_NOTEBOOK_SSH", made.command)
+        made.join("ib0", _OTHER)
+        yield made, sshd.python(directory)
+
+
+@pytest.fixture(scope="module")
+def hosts(network):
+    _, python = network
+    both = [Host(Ssh(name, python=python)) for name in ("a", "b")]
+    try:
+        for host in both:
+            host.facts()
+        yield both
+    finally:
+        for host in both:
+            host.close()
+
+
+def _refused(work: Callable[[], object]) -> tuple[str, float]:
+    """Its error, and the seconds until it came."""
+    began = time.monotonic()
+    with pytest.raises(StartError) as raised:
+        work()
+    return str(raised.value), time.monotonic() - began
+
+
+def test_hosts_that_reach_each_other_lose_no_time(hosts):
+    began = time.monotonic()
+    fit.require(hosts)
+    assert time.monotonic() - began < 0.3
+    for host in hosts:
+        listening = [one for one in net_connections(psutil.Process(host.facts()["pid"])) if one.status == "LISTEN"]
+        assert not listening, "nothing of it is left"
+
+
+def test_a_network_that_does_not_lead_from_host_to_host_is_named(network, hosts):
+    made, _ = network
+    address = {host.name: host.address for host in hosts}
+    with made.apart():
+        said, took_s = _refused(lambda: fit.require(hosts))
+    assert took_s < 3
+    assert f"a cannot connect to b at {address['b']} (eth0): no answer in 2 s" in said
+    assert f"b cannot connect to a at {address['a']} (eth0): no answer in 2 s" in said
+    assert "is a firewall between them? Open that network" in said
+    assert f"{address['b']} (eth0)*" in said.splitlines()[-1] and "the same" in said.splitlines()[-1]
+    fit.require(hosts)
+
+
+def test_another_network_that_does_is_named_too(network, hosts):
+    made, _ = network
+    for name in ("a", "b"):
+        made.inside(name, "ip", "link", "set", "ib0", "up")
+    try:
+        with made.apart():
+            said, took_s = _refused(lambda: fit.require(hosts))
+    finally:
+        made.inside("b", "ip", "link", "set", "ib0", "down")
+    assert took_s < 3
+    assert f"; b is reached at {_OTHER}.2 (ib0), a is reached at {_OTHER}.1 (ib0): let ~/.ssh/config name" in said
+
+
+def test_a_way_that_leads_in_one_direction_only(network, hosts):
+    made, _ = network
+    if shutil.which("iptables") is None:
+        pytest.skip("no iptables to drop what comes from one side")
+    rule = ("INPUT", "-p", "tcp", "--syn", "--dport", "1024:65535", "-j", "REJECT")
+    made.inside("b", "iptables", "-A", *rule)
+    try:
+        failed = try_pairs(hosts)
+    finally:
+        made.inside("b", "iptables", "-D", *rule)
+    assert [(one.source, one.target, one.why) for one in failed] == [("a", "b", "Connection refused")]
+
+
+def test_a_start_says_so_instead_of_a_hang(network):
+    made, python = network
+    with made.apart():
+        said, _ = _refused(lambda: ddp_notebook.start(hosts="a:1,b:1", python=python))
+    assert "a cannot connect to b at" in said and ddp_notebook.current() is None
