@@ -120,11 +120,11 @@ def versions(answers: Sequence[Answer]) -> list[Finding]:
             by_version.setdefault(version, []).append(host)
         if len(by_version) > 1:
             said = ", ".join(f"{version} on {named(hosts)}" for version, hosts in by_version.items())
-            most = max(by_version.values(), key=len)
+            right = by_version[__version__] if fact == "package" else max(by_version.values(), key=len)
             found.append(
                 Finding(
                     sentence=f"{title} is not the same everywhere: {said}; install one version on all hosts",
-                    marks=_marks(title, [host for host in by_host if host not in most]),
+                    marks=_marks(title, [host for host in by_host if host not in right]),
                     is_fatal=True,
                 )
             )
