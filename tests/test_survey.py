@@ -84,7 +84,7 @@ def test_hosts_that_are_alike():
         (
             {"has_marker": False},
             "another one*",
-            "/home/ada/project of the notebook is not shared with b: .*there too$",
+            "/home/ada/project of the notebook is not shared with b: .*sends it.$",
             True,
         ),
         (

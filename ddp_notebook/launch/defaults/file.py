@@ -178,19 +178,31 @@ def _not_toml(words: str, text: str, where: Path) -> str:
 
 
 def _line_of(text: str, section: str, key: str) -> int:
-    """The line on which a key of a section begins, or the section itself."""
-    now = ""
-    fallback = 1
-    word = re.compile(rf"""\s*(?:{re.escape(section)}\s*\.\s*)?(["']?){re.escape(key)}\1\s*[.=]""")
+    """The line on which a key of a section begins; that of the section, where it is written otherwise.
+
+    Args:
+        text: of the file, which is TOML.
+        section: in which the key stands; "": the key is that of a section.
+        key: to be found.
+    """
+    header, path = re.compile(r"\s*\[\s*(.+?)\s*\]"), ".".join(filter(None, [section, key]))
+    first_word = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[\w-])+(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-])+)*)\s*=""")
+    now, of_section = "", 1
     for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):
-            now = header[1].strip("\"'")
-            if now == section or now.startswith(f"{section}.") or (not section and now.split(".")[0] == key):
-                fallback = number
-                if now in (key, f"{section}.{key}"):
-                    return number
-        elif key and word.match(line) and now in (section, ""):
+        found = None
+        if head := header.match(line):
+            found = now = _bare(head[1])
+        elif word := first_word.match(line):
+            found = f"{now}.{_bare(word[1])}".lstrip(".")
+        if found is None:
+            continue
+        if found == path or found.startswith(f"{path}."):
             return number
-        elif re.match(rf"\s*{re.escape(section)}\s*=", line) and section:
-            fallback = number  # all in one line
-    return fallback
+        if found == section:
+            of_section = number
+    return of_section
+
+
+def _bare(key: str) -> str:
+    """A key without its quotes and spaces."""
+    return re.sub(r"""["']|\s*(?=\.)|(?<=\.)\s*""", "", key)
