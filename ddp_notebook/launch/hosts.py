@@ -91,12 +91,9 @@ class Hosts:
                     f"the start took too long: the host server was importing torch ({error})"
                 ) from None
         if self._options.is_here:
-            placement = place(self._options, next(iter(facts.values())), env)
-        else:
-            require(self.all, check)
-            placement = place_on_hosts(self._options, facts, {host.name: host.way.machine for host in self.all})
-        _check_open_files(placement, facts)
-        return placement
+            return placed(self._options, facts, {}, env)
+        require(self.all, check)
+        return placed(self._options, facts, {host.name: host.way.machine for host in self.all}, env)
 
     def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
         """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.
@@ -209,6 +206,28 @@ class Hosts:
         """What a host server was started with."""
         options, ssh = self._options, os.environ.get("DDP_NOTEBOOK_SSH")
         return name, options.python, tuple(sorted(options.env.items())), options.lease_s, ssh
+
+
+def placed(
+    options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str], env: Mapping[str, str]
+) -> Placement:
+    """Where ranks go on hosts that have told what they are.
+
+    Args:
+        options: what was asked for.
+        facts: what the host servers told, by name.
+        machines: of the hosts, by their names, where these are not the notebook's.
+        env: that ranks of this machine will have.
+
+    Raises:
+        UsageError: they do not fit, or a process may not have as many files open.
+    """
+    if options.is_here:
+        placement = place(options, next(iter(facts.values())), env)
+    else:
+        placement = place_on_hosts(options, facts, machines)
+    _check_open_files(placement, facts)
+    return placement
 
 
 def _check_open_files(placement: Placement, facts: Mapping[str, Mapping[str, Any]]) -> None:

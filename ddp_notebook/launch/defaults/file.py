@@ -41,6 +41,7 @@ _START: Mapping[str, tuple[tuple[type, ...], str]] = {
     "timeout_s": (_NUMBER, "timeout_s = 300"),
     "grace_s": ((*_NUMBER, str), 'grace_s = 3, or "off"'),
     "hang_after_s": ((*_NUMBER, str), 'hang_after_s = 10, or "off"'),
+    "lease_s": (_NUMBER, "lease_s = 30"),
     "guard": ((bool,), "guard = true"),
     "heal": ((bool,), "heal = true"),
     "live": ((str,), 'live = "auto"'),

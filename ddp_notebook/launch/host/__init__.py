@@ -11,8 +11,7 @@ pipes        between the server and each process: cells in, text out
 files        files that the notebook sends to the host
 open_files   how many files a process may have open, which grows with the ranks
 look         what is seen of a process that cannot answer: is it stopped, where is its stack
-reach        whether other hosts are reached from here
-site         what a host is like for those who compare it with others
+survey/      what it tells those who compare hosts, and whether others are reached from here
 ending       how processes end, with all that they have started
 far          how the server of another machine begins, below what carries its stream
 watchdog     sees to the server's end when its owner is gone and it cannot notice

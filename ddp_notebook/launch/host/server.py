@@ -16,8 +16,8 @@ below it. What the notebook wants to know about processes of this host, it asks 
      "value"}                                      a real-time one
     {"op": "look", "processes"}                    {"seen": [[process, is it stopped, its stack]]} of processes that do
                                                    not answer, see `launch.host.look`
-    {"op": "reach", "do", ...}                     whether other hosts are reached from here, see `launch.host.reach`
-    {"op": "site", "directory", "marker"}          what a table of hosts shows beside that, see `launch.host.site`
+    {"op": "reach", "do", ...}                     whether other hosts are reached from here, see `launch.host.survey`
+    {"op": "site", "directory", "marker"}          what a table of hosts shows beside that, see `launch.host.survey`
     {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
@@ -44,12 +44,13 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import ending, framing, open_files, site, watchdog
+from ddp_notebook.launch.host import ending, framing, open_files, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
 from ddp_notebook.launch.host.preload import preload, start_method
-from ddp_notebook.launch.host.reach import Reach
+from ddp_notebook.launch.host.survey import site
+from ddp_notebook.launch.host.survey.reach import Reach
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.wire import signals
 

@@ -30,7 +30,7 @@ class Answer:
     host: str
     machine: str  # which may have several hosts
     facts: Mapping[str, Any] = field(default_factory=dict)  # {}: it is not reached
-    site: Mapping[str, Any] = field(default_factory=dict)  # see `launch.host.site`; {}: was not asked
+    site: Mapping[str, Any] = field(default_factory=dict)  # see `launch.host.survey.site`; {}: was not asked
     has_marked: bool = False  # the notebook could leave a file in its directory
     clock_ns: int = 0  # of its clock over the notebook's
     clock_error_ns: int = 0  # bound on that

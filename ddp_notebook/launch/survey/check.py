@@ -10,9 +10,9 @@ from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.launch.environment import working_directory
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.hosts import Hosts, placed
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.placement import Placement, place, place_on_hosts
+from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.survey import compare, fit
 from ddp_notebook.launch.survey.asking import Answer, ask_all
@@ -70,7 +70,9 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
     plan = ""
     if len(reached) == len(answers) and not any(finding.is_fatal for finding in found):
         try:
-            plan = _tried(reached) + _words(_placed(asked, reached))
+            facts = {answer.host: answer.facts for answer in reached}
+            machines = {answer.host: answer.machine for answer in reached}
+            plan = _tried(reached) + _words(placed(asked, facts, machines, {**os.environ, **asked.env}))
         except UsageError as error:
             found.append(compare.Finding(sentence=str(error), is_fatal=True))
     return HostTable(answers=tuple(answers), findings=tuple(found), plan=plan)
@@ -81,13 +83,6 @@ def _fatal(hosts: list[Any]) -> list[compare.Finding]:
         return fit.fatal(hosts)
     except DDPNotebookError as error:
         return [compare.Finding(sentence=str(error), is_fatal=True)]
-
-
-def _placed(asked: StartOptions, answers: list[Answer]) -> Placement:
-    if asked.is_here:
-        return place(asked, answers[0].facts, {**os.environ, **asked.env})
-    facts = {answer.host: answer.facts for answer in answers}
-    return place_on_hosts(asked, facts, {answer.host: answer.machine for answer in answers})
 
 
 def _tried(answers: list[Answer]) -> str:
