@@ -106,13 +106,11 @@ def test_a_host_that_comes_twice(write):
         read("--hosts gpu2,lab")
 
 
-def test_arguments_of_slurm_come_before_those_of_the_line(write, monkeypatch):
+def test_arguments_of_slurm_come_before_those_of_the_line(write):
     write(_FILE)
     assert read("--slurm '-N2 -A other'").options.slurm == (
         "--account=physics --gpus-per-node=8 --exclusive -N2 -A other"
     )
-    assert read("--slurm").options.slurm == "--account=physics --gpus-per-node=8 --exclusive"
-    monkeypatch.setenv("SLURM_JOB_ID", "42")
     assert read("--slurm").options.slurm == "", "the allocation's nodes, and no queue"
     assert read("2").options.slurm is None
 

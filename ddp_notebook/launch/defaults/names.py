@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 
@@ -48,18 +47,18 @@ def group(name: str, defaults: Defaults) -> dict[str, int | None]:
 
 
 def slurm_line(asked: str, defaults: Defaults) -> str:
-    """Arguments of sbatch: those of the file, then those that were asked for, of which Slurm takes the last. Within an
-    allocation that is to be used, none.
+    """Arguments of sbatch: those of the file, then those that were asked for, of which Slurm takes the last. None where
+    none were asked for: then it is an allocation that is there already.
 
     Example:
         >>> slurm_line("-N2", Defaults(slurm={"account": "physics", "exclusive": True, "gpus-per-node": 8}))
         '--account=physics --exclusive --gpus-per-node=8 -N2'
     """
-    if not asked and "SLURM_JOB_ID" in os.environ:
+    if not asked:
         return asked
     words = [
         f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
         for name, value in defaults.slurm.items()
         if value is not False
     ]
-    return " ".join([*words, *filter(None, [asked])])
+    return " ".join([*words, asked])

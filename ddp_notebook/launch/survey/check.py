@@ -34,6 +34,7 @@ def check(world_size: int | None = None, **options: Any) -> HostTable:
     Raises:
         UsageError: an option that cannot be.
         HostError: ssh cannot be run.
+        StartError: a queue would refuse what would be sent.
 
     Example:
         >>> ddp_notebook.check(2)
