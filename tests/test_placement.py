@@ -225,7 +225,8 @@ def test_nccl_with_more_ranks_than_gpus_is_refused_also_when_they_may_share():
 
 def test_a_backend_that_torch_was_built_without_is_refused():
     assert refusal(host(), backend="mpi") == (
-        "this torch (2.13.0) is built without mpi; it has gloo, nccl: use --backend gloo"
+        "this torch (2.13.0) is built without mpi; the wheels of PyTorch all are: it takes one that was built from "
+        "source where mpicc is found (USE_MPI=1); it has gloo, nccl: use --backend gloo"
     )
     assert refusal(host(backends=("gloo",)), backend="nccl") == (
         "this torch (2.13.0) is built without nccl; it has gloo: use --backend gloo"
@@ -234,7 +235,8 @@ def test_a_backend_that_torch_was_built_without_is_refused():
 
 def test_mpi_is_refused_also_where_torch_has_it():
     assert refusal(host(backends=("gloo", "nccl", "mpi")), backend="mpi") == (
-        "mpi needs ranks that mpiexec has started, and these would not be; use --backend gloo"
+        "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo, beside which "
+        "mpi4py works where each rank has a task of its own: %ddp_start --mpi '-np 4'"
     )
 
 

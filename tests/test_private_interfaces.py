@@ -22,6 +22,8 @@ from ipykernel.compiler import XCachingCompiler
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.client.client import Client
+from ipyparallel.cluster import launcher
+from ipyparallel.cluster.cluster import Cluster
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
 from IPython.core.compilerop import CachingCompiler
@@ -364,3 +366,31 @@ def test_a_comm_without_that_is_left_as_it_is():
 
     comm = object()  # takes no attributes
     hear_at_once(comm)
+
+
+def test_ipyparallel_launchers():
+    """A profile's launcher is made and started as `ipp.Cluster` does it, with another command."""
+    making = inspect.getsource(Cluster.start_engines)
+    assert "engine_set = self.engines[engine_set_id] = self.engine_launcher_class(" in making
+    for name in (
+        "work_dir=",
+        "parent=",
+        "log=",
+        "profile_dir=",
+        "cluster_id=",
+        "engine_set_id=",
+        "engine_set.start(n)",
+    ):
+        assert name in making
+    traits = {"state", "stop_data", "environment", "engine_cmd", "engine_args"}
+    assert traits <= set(launcher.EngineLauncher.class_trait_names())
+    assert {"n", "profile_dir"} <= set(Cluster.class_trait_names())
+    batch = launcher.BatchEngineSetLauncher
+    assert {"context", "formatter", "namespace", "batch_template", "batch_template_file", "job_id"} <= set(
+        batch.class_trait_names()
+    )
+    if hasattr(batch, "_run_command"):  # ipyparallel 9
+        assert "output = self._run_command(self.args, env=env)" in inspect.getsource(launcher.BatchSystemLauncher.start)
+    assert "os.path.join(self.work_dir, self.batch_file_name)" in inspect.getsource(launcher.BatchSystemLauncher)
+    of_ssh = launcher.SSHEngineLauncher.class_traits(config=True)
+    assert {"to_send", "environment", "ssh_args", "scp_args"} <= set(of_ssh)

@@ -77,9 +77,11 @@ class Hosts:
             StartError: a server ended or took too long, or a group of these hosts would not form.
             UsageError: the ranks do not fit, or a process may not have as many files open.
         """
+        shares: Mapping[str, int] = {}
         if self._tasks is not None:
             ways = self._tasks.wait(self._options.timeout_s, check, report)
             self.all += [Host(way) for way in ways]
+            shares = self._tasks.shares(ways)
             self.began_s = self._tasks.began_s
         until = self.began_s + self._options.timeout_s
         facts: dict[str, Mapping[str, Any]] = {}
@@ -93,7 +95,8 @@ class Hosts:
         if self._options.is_here:
             return placed(self._options, facts, {}, env)
         require(self.all, check)
-        return placed(self._options, facts, {host.name: host.way.machine for host in self.all}, env)
+        machines = {host.name: host.way.machine for host in self.all}
+        return placed(self._options, facts, machines, env, shares)
 
     def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
         """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.
@@ -209,7 +212,11 @@ class Hosts:
 
 
 def placed(
-    options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str], env: Mapping[str, str]
+    options: StartOptions,
+    facts: Mapping[str, Mapping[str, Any]],
+    machines: Mapping[str, str],
+    env: Mapping[str, str],
+    shares: Mapping[str, int] | None = None,
 ) -> Placement:
     """Where ranks go on hosts that have told what they are.
 
@@ -218,6 +225,7 @@ def placed(
         facts: what the host servers told, by name.
         machines: of the hosts, by their names, where these are not the notebook's.
         env: that ranks of this machine will have.
+        shares: see `place_on_hosts`.
 
     Raises:
         UsageError: they do not fit, or a process may not have as many files open.
@@ -225,7 +233,7 @@ def placed(
     if options.is_here:
         placement = place(options, next(iter(facts.values())), env)
     else:
-        placement = place_on_hosts(options, facts, machines)
+        placement = place_on_hosts(options, facts, machines, shares)
     _check_open_files(placement, facts)
     return placement
 

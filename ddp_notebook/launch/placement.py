@@ -102,7 +102,10 @@ def place(
 
 
 def place_on_hosts(
-    options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str]
+    options: StartOptions,
+    facts: Mapping[str, Mapping[str, Any]],
+    machines: Mapping[str, str],
+    shares: Mapping[str, int] | None = None,
 ) -> Placement:
     """Place the ranks on several hosts: those of one host follow each other.
 
@@ -110,11 +113,12 @@ def place_on_hosts(
         options: what was asked for.
         facts: what their host servers told, by name, in the order of their ranks.
         machines: of the hosts, by their names. A task that was started beside others has its share of one.
+        shares: by host, in proportion to what each is to have ranks, and how many where nobody has said.
 
     Raises:
         UsageError: it does not fit on one of them, or they do not fit together.
     """
-    counts = _counts(options, facts, machines)
+    counts = _counts(options, facts, machines, shares or {})
     beside = Counter(machines.values())
     taken: Counter[tuple[str, ...]] = Counter()  # by a machine and the GPUs that are seen there
     placed = []
@@ -153,9 +157,15 @@ def _seen(facts: Mapping[str, Any], options: StartOptions) -> list[str]:
 
 
 def _counts(
-    options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str]
-) -> dict[str, int | None]:
+    options: StartOptions,
+    facts: Mapping[str, Mapping[str, Any]],
+    machines: Mapping[str, str],
+    shares: Mapping[str, int],
+) -> Mapping[str, int | None]:
     """The number of ranks of each host; None: as many as it has GPUs, or cores."""
+    if shares and (options.world_size or 0) % sum(shares.values()) == 0:
+        times = (options.world_size or 0) // sum(shares.values()) or 1
+        return {host: share * times for host, share in shares.items()}
     asked, total = options.ranks_of_hosts or dict.fromkeys(facts, None), options.world_size
     open_ones = [host for host, count in asked.items() if count is None]
     if total is None:
@@ -202,12 +212,20 @@ def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int,
     if options.backend == "auto":
         return "nccl" if gpus and world_size <= len(gpus) and "nccl" in built else "gloo"
     if options.backend not in built:
+        source = (
+            "; the wheels of PyTorch all are: it takes one that was built from source where mpicc is found (USE_MPI=1)"
+            if options.backend == "mpi"
+            else ""
+        )
         raise UsageError(
-            f"this torch ({facts['torch']}) is built without {options.backend}; "
+            f"this torch ({facts['torch']}) is built without {options.backend}{source}; "
             f"it has {', '.join(built)}: use --backend {built[0] if built else 'auto'}"
         )
     if options.backend == "mpi":
-        raise UsageError("mpi needs ranks that mpiexec has started, and these would not be; use --backend gloo")
+        raise UsageError(
+            "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo, beside "
+            "which mpi4py works where each rank has a task of its own: %ddp_start --mpi '-np 4'"
+        )
     if options.backend == "nccl" and not gpus:
         raise UsageError("nccl needs GPUs, and this host shows none; use --backend gloo")
     if options.backend == "nccl" and world_size > len(gpus):

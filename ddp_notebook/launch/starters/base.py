@@ -6,10 +6,12 @@ import contextlib
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ddp_notebook.launch.ways.base import LOOPBACK
+
+OUTPOST = ("python", "-m", "ddp_notebook.launch.ways.outpost", "--file", "INVITATION")  # as a preview shows it
 
 
 class Starter(ABC):
@@ -17,9 +19,11 @@ class Starter(ABC):
 
     Attributes:
         tasks: how many will call in; None: they tell it themselves.
+        shares: by task, in proportion to what each is to have ranks, and how many where nobody has said; (): the same.
     """
 
     tasks: int | None = None
+    shares: Sequence[int] = ()
 
     @property
     @abstractmethod
@@ -46,6 +50,14 @@ class Starter(ABC):
     def preview(self) -> str:
         """What would be sent, for those who check before they start: a script, a command. Starts nothing."""
         return f"{self.words}: what it would send is known only when it starts"
+
+    def expected(self, told: int) -> int:
+        """How many tasks are to call in.
+
+        Args:
+            told: how many there are, as those say that have called; 0: they do not know.
+        """
+        return told if self.tasks is None else self.tasks
 
     @property
     def is_queued(self) -> bool:
@@ -98,3 +110,20 @@ def address_towards(host: str) -> str:
         asked.connect((host or "192.0.2.1", 9))  # sends nothing; RFC 5737: an address that nobody has
         return str(asked.getsockname()[0])
     return LOOPBACK
+
+
+def address_for(hosts: Iterable[str]) -> str:
+    """The address of this machine by which tasks on these hosts reach it: its own stay on loopback.
+
+    Args:
+        hosts: names or addresses. One that only ssh knows is taken to be in the network beyond this machine.
+
+    Example:
+        >>> address_for(["localhost"])
+        '127.0.0.1'
+    """
+    others = [host for host in dict.fromkeys(hosts) if host not in {"localhost", LOOPBACK, socket.gethostname()}]
+    if not others:
+        return LOOPBACK
+    routes = (address_towards(host) for host in others)
+    return next((route for route in routes if not route.startswith("127.")), address_towards(""))

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -72,9 +72,13 @@ class Tasks:
             said = state
             return self.began_s + timeout_s - time.monotonic()
 
-        called = self._arrivals.wait(lambda: self._starter.tasks, self._starter.trouble, remaining_s, check)
+        called = self._arrivals.wait(self._starter.expected, self._starter.trouble, remaining_s, check)
         self._file.unlink(missing_ok=True)  # nobody else is invited
         return called
+
+    def shares(self, ways: Sequence[Called]) -> dict[str, int]:
+        """By the name of the host, see `Starter`; {}: the same for each."""
+        return {way.name: self._starter.shares[way.task] for way in ways} if self._starter.shares else {}
 
     def status(self) -> str:
         """What `%ddp_status` says of them; "" if nothing."""
@@ -92,6 +96,7 @@ class Tasks:
     def end(self) -> None:
         """End what is left of them. Call it when their hosts have ended."""
         atexit.unregister(self._at_exit)
+        self._arrivals.dismiss()
         self._starter.end()
         self._arrivals.close()
         with contextlib.suppress(AttributeError):

@@ -10,6 +10,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -86,6 +87,11 @@ class Called(Way):
     def pid(self) -> int:
         return self._arrived.pid
 
+    @property
+    def task(self) -> int:
+        """Its number among the tasks that were started together; -1: nobody has told."""
+        return self._arrived.task
+
     def how_it_ended(self) -> str:
         how = f"the host server on {self.name} ended"
         why = self._why()
@@ -138,12 +144,14 @@ class Arrivals:
         self._why = why
         self._arrived: dict[str, Arrived] = {}  # by peer
         self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
+        self._taken: set[str] = set()
         self._changed = threading.Condition()
+        self._is_over = False
         self._wire.start()
 
     def wait(
         self,
-        expected: Callable[[], int | None],
+        expected: Callable[[int], int],
         trouble: Callable[[], str],
         remaining_s: Callable[[], float],
         check: Callable[[], None],
@@ -151,7 +159,7 @@ class Arrivals:
         """Wait until all have called. They are in the order of their tasks.
 
         Args:
-            expected: how many there will be; None: the tasks themselves tell.
+            expected: how many there will be, by what those tell that are here; 0: nobody knows yet.
             trouble: why no more will come, in a sentence; "" while they may.
             remaining_s: seconds that they still get.
             check: called often; what it raises ends the wait.
@@ -164,7 +172,7 @@ class Arrivals:
             check()
             with self._changed:
                 here = list(self._arrived.items())
-                wanted = expected() or max((one.tasks for _, one in here), default=0)
+                wanted = expected(max((one.tasks for _, one in here), default=0))
                 if here and len(here) >= wanted:
                     return self._named(here)
                 if why := trouble():
@@ -181,9 +189,28 @@ class Arrivals:
         for peer in list(self._arrived):
             self._wire.send(Stream(data=b""), peer)
 
+    def dismiss(self) -> None:
+        """Have those end which have called and are in no session, and those that call from now on: a start was given
+        up. Returns when they have ended."""
+        with self._changed:
+            self._is_over = True
+            waiting = [peer for peer in self._arrived if peer not in self._taken]
+        for peer in waiting:
+            self._wire.send(Stream(data=b""), peer)
+        until = time.monotonic() + _END_S
+        for peer in waiting:
+            while self._read(peer, until - time.monotonic()):
+                pass
+
     def close(self) -> None:
         """Hear nobody any more."""
         self._wire.close()
+
+    def _read(self, peer: str, timeout_s: float) -> bytes:
+        try:
+            return self._incoming[peer].get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return b""
 
     def _named(self, here: Sequence[tuple[str, Arrived]]) -> list[Called]:
         """Those of one machine next to each other, with its name, and numbered."""
@@ -194,6 +221,7 @@ class Arrivals:
         for peer, one in sorted(by_task, key=lambda pair: machines.index(_machine(pair[1]))):
             number = seen[one.host] = seen.get(one.host, -1) + 1
             name = f"{one.host}:{number}" if number else one.host
+            self._taken.add(peer)
             ways.append(Called(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why))
         return ways
 
@@ -203,6 +231,8 @@ class Arrivals:
                 self._incoming[peer] = queue.SimpleQueue()
                 self._arrived[peer] = message
                 self._changed.notify_all()
+                if self._is_over:
+                    self._wire.send(Stream(data=b""), peer)
         elif isinstance(message, Stream) and peer in self._incoming:
             self._incoming[peer].put(message.data)
 

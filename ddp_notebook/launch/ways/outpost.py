@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 from ddp_notebook.launch.host import far
+from ddp_notebook.launch.ways.base import OWN_NUMBER
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import Arrived, Message, Stream
 from ddp_notebook.wire.keys import Address
@@ -34,12 +35,14 @@ _REACH_S = 3.0  # what the notebook gets to take a connection
 _LOOK_S = 0.2
 _MOST_WAITING = 64  # messages; then the ranks wait with their text
 _GOODBYE_S = 2.0  # what the last message gets to arrive
-# How launchers tell a task its number among how many.
+# How launchers tell a task its number among how many. What mpirun starts in a job of Slurm's has Slurm's variables too:
+# those of the step that brought mpirun's own daemons to the nodes.
 _TASK_OF = (
-    ("SLURM_PROCID", "SLURM_NTASKS"),
+    OWN_NUMBER,
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
     ("PALS_RANKID", "PALS_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 
 
@@ -121,10 +124,11 @@ def main() -> None:
     given, _ = parser.parse_known_args()  # launchers add arguments of their own
     invitation = Invitation.find(given.file)
     far.settle_environment(invitation.env, {VARIABLE: invitation.to_json()})
-    os.environ.pop(VARIABLE, None)
+    task, tasks = task_of(os.environ)
+    for name in (VARIABLE, *OWN_NUMBER):
+        os.environ.pop(name, None)
     address = route_to(invitation.control)
     server, server_pid = far.start_server(invitation.env, address)
-    task, tasks = task_of(os.environ)
     arrived = Arrived(host=socket.gethostname(), address=address, pid=server_pid, task=task, tasks=tasks)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())  # its launcher ends it, and kills what is left later

@@ -1,0 +1,183 @@
+"""A cluster of ipyparallel's that runs already: its engines start outposts beside themselves, and stay its user's.
+
+One outpost stands for all engines that have the same machine, GPUs and cores: it forks the ranks of all of them.
+Engines are asked by expressions that Python itself knows, so that nothing is imported into them and no name of theirs
+is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch.starters import launchers
+from ddp_notebook.launch.starters.base import Starter, address_for
+from ddp_notebook.launch.starters.mpi import told
+from ddp_notebook.launch.ways.base import OWN_NUMBER
+
+_KEYS = ("profile", "cluster_id")
+_CONNECT_S = 5.0
+_ANSWER_S = 10.0  # what engines get to answer: one that runs a cell of its user's answers when that has ended
+_LOOK_S = 1.0  # between two looks at what the outposts have written
+_ASK = """(
+    __import__("socket").gethostname(),
+    __import__("os").environ.get("CUDA_VISIBLE_DEVICES"),
+    sorted(getattr(__import__("os"), "sched_getaffinity", lambda _: [])(0)),
+    __import__("sys").executable,
+)"""
+# In a shell, which leaves it behind: so it is no child of the engine's, and survives the call.
+_SHELL = 'file=$(mktemp) && echo "$file"; { "$@"; echo "status $?"; } >"$file" 2>&1 </dev/null &'
+_START = """__import__("subprocess").run(
+    ["sh", "-c", shell, "sh", *command],
+    env={**__import__("os").environ, **env}, start_new_session=True, stdout=-1, text=True,
+).stdout.strip()"""
+_READ = "open(file, errors='replace').read()"
+_REMOVE = "__import__('os').unlink(file)"
+
+
+class Client(Starter):
+    """What engines of a running cluster start.
+
+    Args:
+        line: which cluster: "profile=NAME", "cluster_id=ID", or both with a comma.
+        python: the interpreter there; None: the engines'.
+
+    Raises:
+        UsageError: the line cannot be read, or names what is not there.
+        StartError: no such cluster runs, it has no engines, or they do not answer.
+    """
+
+    def __init__(self, line: str, python: str | None) -> None:
+        self._line = line
+        self._client = _connect(line)
+        try:
+            self._engines = self._ask(self._client.ids, {engine: (_ASK, {}) for engine in self._client.ids})
+        except BaseException:
+            self._client.close()
+            raise
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for engine, (host, gpus, cores, _) in self._engines.items():
+            alike.setdefault((host, gpus, *cores), []).append(engine)
+        self._starting = [engines[0] for engines in alike.values()]
+        self.shares = [len(engines) for engines in alike.values()]
+        self.tasks = len(alike)
+        self._python = python
+        self._files: dict[int, str] = {}  # by engine: what its outpost writes
+        self._looking: Any = None
+        self._looked_s = time.monotonic()
+        self._trouble = ""
+
+    @property
+    def words(self) -> str:
+        return f"the cluster {self._line}"
+
+    @property
+    def address(self) -> str:
+        return address_for(host for host, *_ in self._engines.values())
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        calls = {}
+        for number, engine in enumerate(self._starting):
+            python = self._python or self._engines[engine][3]
+            own = dict(zip(OWN_NUMBER, (str(number), str(self.tasks)), strict=True))
+            calls[engine] = (_START, {"shell": _SHELL, "command": [python, *command[1:]], "env": {**env, **own}})
+        self._files = self._ask(self._starting, calls)
+
+    def preview(self) -> str:
+        """Which engines would start tasks."""
+        lines = (f"engine {engine} on {self._engines[engine][0]}" for engine in self._starting)
+        return f"{self.words}: tasks are started by {', '.join(lines)}"
+
+    def trouble(self, *, now: bool = False) -> str:
+        if self._looking is None and time.monotonic() > self._looked_s + _LOOK_S and self._files:
+            self._looking = self._send({engine: (_READ, {"file": file}) for engine, file in self._files.items()})
+        if self._looking is not None and all(one.ready() for one in self._looking.values()):
+            for engine, one in self._looking.items():
+                with contextlib.suppress(Exception):  # the engine has ended, or its file
+                    written, ended, status = one.get().rpartition("status ")
+                    if ended:
+                        words, fix = told(written)
+                        words = words or f"it ended with status {status.strip()}"
+                        host = self._engines[engine][0]
+                        self._trouble = f"{self.words}, engine {engine} on {host}: {words}" + (
+                            f"; {fix}" if fix else ""
+                        )
+            self._looking, self._looked_s = None, time.monotonic()
+        return self._trouble
+
+    def end(self) -> None:
+        with contextlib.suppress(Exception):  # what is not there any more has nothing to be removed
+            self._ask(self._starting, {engine: (_REMOVE, {"file": file}) for engine, file in self._files.items()})
+        self._client.close()
+
+    def _send(self, calls: Mapping[int, tuple[str, Mapping[str, Any]]]) -> dict[int, Any]:
+        return {engine: self._client[engine].apply_async(eval, *call) for engine, call in calls.items()}
+
+    def _ask(self, engines: Sequence[int], calls: Mapping[int, tuple[str, Mapping[str, Any]]]) -> dict[int, Any]:
+        """What engines answer to an expression each, with its names.
+
+        Raises:
+            StartError: one does not, or fails.
+        """
+        import ipyparallel
+
+        asked, until = self._send(calls), time.monotonic() + _ANSWER_S
+        try:
+            return {engine: asked[engine].get(timeout=max(0.1, until - time.monotonic())) for engine in calls}
+        except (TimeoutError, ipyparallel.error.TimeoutError) as error:
+            silent = [str(engine) for engine, one in asked.items() if not one.ready()]
+            for one in asked.values():
+                with contextlib.suppress(Exception):
+                    one.abort()
+            raise StartError(
+                f"{self.words}: engine {', '.join(silent)} has not answered in {_ANSWER_S:g} s; does it still run "
+                "something? Stop that first"
+            ) from error
+        except ipyparallel.error.IPythonError as error:
+            raise StartError(f"{self.words}: an engine has failed: {error}") from error
+
+
+def _connect(line: str) -> Any:
+    """A client of the cluster that a line names."""
+    import ipyparallel
+
+    given = dict(part.strip().partition("=")[::2] for part in line.split(","))
+    if not given or any(key not in _KEYS or not value for key, value in given.items()):
+        raise UsageError(f"--client takes profile=NAME or cluster_id=ID, not {line!r}")
+    profile = given.get("profile", "default")
+    folder = launchers.profile_dir(profile) / "security"
+    file = _connection_file(folder, given.get("cluster_id"), f"ipcluster start --profile={profile} starts one", line)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it may be reached from here only
+            client = ipyparallel.Client(str(file), timeout=_CONNECT_S)
+    except Exception as error:  # of many kinds: files, sockets, time
+        raise StartError(
+            f"the cluster {line} does not answer ({' '.join(str(error).split())}); it may have ended without removing "
+            f"{file}"
+        ) from error
+    if not client.ids:
+        client.close()
+        raise StartError(f"the cluster {line} has no engines yet; wait until they have registered, or start some")
+    return client
+
+
+def _connection_file(folder: Path, cluster_id: str | None, how: str, line: str) -> Path:
+    """That of a cluster's clients; without an id the only one that there is."""
+    named = folder / (f"ipcontroller-{cluster_id}-client.json" if cluster_id else "ipcontroller-client.json")
+    if named.exists():
+        return named
+    there = sorted(folder.glob("ipcontroller-*client.json"))
+    ids = [file.name.removeprefix("ipcontroller-").removesuffix("-client.json") for file in there]
+    if cluster_id is None and len(there) == 1:
+        return there[0]
+    if cluster_id is None and there:
+        raise UsageError(f"--client {line}: several clusters run there; name one with cluster_id=: {', '.join(ids)}")
+    raise StartError(
+        f"no cluster {line} runs here: there is no {named}; " + (f"there are {', '.join(ids)}" if ids else how)
+    )

@@ -1,0 +1,207 @@
+"""ipyparallel's launchers, as far as they are used here: the one place that knows their insides.
+
+A profile's `ipcluster_config.py` is read by ipyparallel itself, and the launcher that it names is made as `ipp.Cluster`
+makes it; but no controller is started, and the engines' command is another one. What of this is not documented stands
+in ARCHITECTURE's list of private interfaces.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.errors import StartError, UsageError
+
+CONFIG = "ipcluster_config.py"
+# They start what their templates, or another ipcluster, say: never a command of ours.
+_CANNOT = ("HTCondorEngineSetLauncher", "WindowsHPCEngineSetLauncher", "SSHProxyEngineSetLauncher")
+
+
+def profile_dir(name: str) -> Path:
+    """The folder of a profile.
+
+    Args:
+        name: as for `ipcluster --profile`, or a folder.
+
+    Raises:
+        UsageError: there is none; says which there are.
+    """
+    from IPython.core.profiledir import ProfileDir, ProfileDirError
+    from IPython.paths import get_ipython_dir
+
+    if "/" in name and (folder := Path(name).expanduser()).is_dir():
+        return folder.resolve()
+    home = get_ipython_dir()
+    try:
+        return Path(ProfileDir.find_profile_dir_by_name(home, name).location)
+    except ProfileDirError:
+        there = [file.parent.name.removeprefix("profile_") for file in sorted(Path(home).glob(f"profile_*/{CONFIG}"))]
+        raise UsageError(
+            f"there is no profile {name!r} in {home}; "
+            + (f"there are {', '.join(there)}" if there else f"ipython profile create --parallel {name} makes one")
+        ) from None
+
+
+class _Heard(logging.Handler):
+    """Keeps the exceptions that were logged: the reader of profiles raises none. All else that launchers say of
+    themselves is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[Exception] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], Exception):
+            self.errors.append(record.exc_info[1])
+
+
+def make(name: str, work_dir: str) -> Any:
+    """The launcher of engines that a profile names, not started.
+
+    Args:
+        name: of the profile.
+        work_dir: where it writes the script of a batch system.
+
+    Raises:
+        UsageError: there is no such profile, or its launcher can start engines only.
+        StartError: the profile cannot be read.
+    """
+    from ipyparallel import Cluster
+
+    folder = profile_dir(name)
+    log, heard = logging.getLogger(f"{__name__}.{name}"), _Heard()
+    log.propagate, log.handlers = False, [heard]
+    try:
+        cluster = Cluster(profile_dir=str(folder), cluster_file="", shutdown_atexit=False, log=log)
+        _ = cluster.config  # is read here
+        for error in heard.errors:
+            raise error
+        kind = cluster.engine_launcher_class
+        _refuse(kind, name)
+        # The invitation travels in the environment; else the files of a controller that is not there would be sent.
+        cluster.config.SSHEngineLauncher.setdefault("to_send", [])
+        launcher = kind(
+            work_dir=work_dir if is_a(kind, "BatchSystemLauncher") else ".",
+            parent=cluster,
+            log=log,
+            profile_dir=str(folder),
+            cluster_id=cluster.cluster_id,
+            engine_set_id="1",
+        )
+    except UsageError:
+        raise
+    except Exception as error:  # the profile is a program of its user's
+        raise StartError(f"profile {name}: {_where(error, folder)}{type(error).__name__}: {_said(error)}") from error
+    if is_a(kind, "BatchSystemLauncher"):
+        launcher._run_command = _run_command
+    return launcher
+
+
+def _refuse(kind: type, name: str) -> None:
+    if any(is_a(kind, one) for one in _CANNOT) or not hasattr(kind, "engine_cmd"):
+        raise UsageError(
+            f"profile {name} starts engines with {kind.__name__}, which starts nothing else: start them by themselves "
+            f"(ipcluster start --profile={name}) and go through them (--client profile={name})"
+        )
+
+
+def is_a(kind: type, name: str) -> bool:
+    """Whether a launcher's class is one of ipyparallel's, or stands on it."""
+    return any(one.__name__ == name and one.__module__.startswith("ipyparallel.") for one in kind.__mro__)
+
+
+def python(launcher: Any) -> list[str]:
+    """The interpreter that its engines would have, with what its user has put before it.
+
+    Raises:
+        UsageError: it runs a program instead.
+    """
+    words = list(launcher.engine_cmd)
+    if "-m" not in words:
+        raise UsageError(f"engine_cmd of {type(launcher).__name__} is {words}: name the Python there with --python")
+    return words[: words.index("-m")]
+
+
+def slots(launcher: Any) -> dict[str, int] | None:
+    """How many engines each host of a launcher by ssh may have, by the host's name; None: it is another launcher."""
+    if not is_a(type(launcher), "SSHEngineSetLauncher"):
+        return None
+    return {host: of.get("n", 1) if isinstance(of, dict) else int(of) for host, of in launcher.engines.items()}
+
+
+def check_template(launcher: Any) -> None:
+    """See that the script of a batch system can be written, and starts what it is told.
+
+    Raises:
+        StartError: says which line cannot be.
+    """
+    if not is_a(type(launcher), "BatchSystemLauncher"):
+        return
+    where, text = f"batch_template of {type(launcher).__name__}", launcher.batch_template
+    if not text and launcher.batch_template_file:
+        where = launcher.batch_template_file
+        try:
+            text = Path(where).read_text()
+        except OSError as error:
+            raise StartError(f"the batch template cannot be read: {error}") from error
+    if not text:
+        return
+    values = {**launcher.context, "environment_json": "{}", **launcher.namespace}
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            launcher.formatter.format(line, **values)
+        except Exception as error:  # an expression of its user's
+            raise StartError(f"{where}, line {number}: {line.strip()!r}: {type(error).__name__}: {error}") from error
+        if re.match(r"\s*[^#]*\bip(engine|yparallel\.engine)\b", line):
+            raise StartError(
+                f"{where}, line {number}: {line.strip()!r} starts engines by name; write {{program_and_args}} there, "
+                "which is what is to be started"
+            )
+
+
+def script(launcher: Any, count: int) -> str:
+    """What a batch system would be given; "": it is none."""
+    if not is_a(type(launcher), "BatchSystemLauncher"):
+        return ""
+    launcher.write_batch_script(count)  # into the folder that `make` was given
+    return Path(launcher.batch_file).read_text()
+
+
+def have_ended(launcher: Any) -> bool:
+    """Whether what it started has ended, or one of it."""
+    return launcher.state == "after" or bool(launcher.stop_data)
+
+
+def ends_by_itself(launcher: Any) -> bool:
+    """Whether something still runs whose end it will see: of a job it sees nothing."""
+    return launcher.state == "running" and not is_a(type(launcher), "BatchSystemLauncher")
+
+
+def starts_one_by_one(launcher: Any) -> bool:
+    """Whether it starts exactly as many processes as it is asked for, each for itself."""
+    return is_a(type(launcher), "LocalEngineSetLauncher")  # on which that by ssh stands
+
+
+def _run_command(command: list[str], **options: Any) -> str:
+    """In place of a batch launcher's own, which lets the command's words go to Jupyter's terminal."""
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
+    if done.returncode != 0:
+        words = " ".join(f"{done.stdout} {done.stderr}".split())
+        raise StartError(f"{command[0]} ended with status {done.returncode}: {words}")
+    return done.stdout
+
+
+def _where(error: Exception, folder: Path) -> str:
+    """The file and line of a profile at which it failed, for the front of a sentence."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: "
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == CONFIG]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else f"{folder / CONFIG}: "
+
+
+def _said(error: Exception) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error)

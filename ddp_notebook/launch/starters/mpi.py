@@ -1,0 +1,181 @@
+"""`mpirun`, with the arguments of its user as they are.
+
+One task on each host, which forks the ranks of that host, is the fast way and what is asked for where the arguments do
+not say it; `-np 4` makes four, each with its share of the ranks. Open MPI binds each task to a core, and so all its
+ranks: not here, unless it is told to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch import processes
+from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
+from ddp_notebook.wire import signals
+
+_PROGRAM = "mpirun"
+_END_S = 5.0  # what it gets to see that its tasks have ended
+_MOST_WORDS = 600  # characters
+_MOST_READ = 1 << 20  # bytes
+_HOSTS = ("H", "host")
+_HOST_FILES = ("hostfile", "machinefile", "default-hostfile")
+_RANK_FILES = {"rf", "rankfile"}
+_MAPS = {"np", "n", "c", "N", "map-by", "npernode", "pernode", "npersocket", "bynode", "byslot", *_RANK_FILES}
+_BINDS = {"bind-to", "bind-to-core", "bind-to-socket", "cpus-per-proc", "cpu-set", "cpu-list", *_RANK_FILES}
+# Where a resource manager has given hosts, Open MPI takes them without being told.
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "PE_HOSTFILE")
+_FIXES = (
+    ("not enough slots", "write slots=N behind the host in the hostfile, NAME:N behind --host, or add --oversubscribe"),
+    ("unable to open the hostfile", "its path is relative to {directory}"),
+    ("Could not resolve hostname", "is it spelt otherwise in ~/.ssh/config?"),
+    ("connect to host", "does an ssh server run there, and is there a way to it from here?"),
+    ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh NAME"),
+    ("Permission denied", "ssh asks for a password, which nobody is there to type; a key helps: ssh-copy-id NAME"),
+    ("execute an executable", "name the Python that has torch there with --python"),
+    ("No module named", "install it there too, or name another Python with --python"),
+    ("unable to reliably start", "is Open MPI installed there, and found by a shell that nobody has logged in to?"),
+)
+
+
+class Mpi(Starter):
+    """What one `mpirun` starts.
+
+    Args:
+        line: of arguments, as in a shell: "--hostfile hosts -np 4".
+
+    Raises:
+        UsageError: the line cannot be read.
+    """
+
+    def __init__(self, line: str) -> None:
+        try:
+            self._args = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"--mpi {line!r} cannot be read: {error}") from error
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    @property
+    def words(self) -> str:
+        return shlex.join([_PROGRAM, *self._args])
+
+    @property
+    def address(self) -> str:
+        hosts = list(self._hosts())
+        if not hosts and any(name in os.environ for name in _ALLOCATIONS):
+            return address_towards("")
+        return address_for(hosts)
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it; it has no name that would be left
+        try:
+            line = self._line(command, env)
+            # Its tasks get both signals again: they are children of a child that unblocks them.
+            with signals.held_back():
+                self._process = subprocess.Popen(
+                    line,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    env={**_by_ssh(), **os.environ, **env},
+                    start_new_session=True,  # the notebook's interrupts go to its whole process group
+                )
+        except OSError as error:
+            raise StartError(
+                f"{_PROGRAM} cannot be run: {error}; install Open MPI, or put its bin folder on the PATH "
+                "(module load openmpi) before Jupyter starts"
+            ) from error
+
+    def preview(self) -> str:
+        """The command."""
+        try:
+            return shlex.join(self._line(OUTPOST, ("DDP_NOTEBOOK_INVITATION",)))
+        except OSError as error:
+            return f"{_PROGRAM} cannot be run: {error}"
+
+    def trouble(self, *, now: bool = False) -> str:
+        if self._process is None or self._log is None or self._process.poll() is None:
+            return ""
+        written = os.pread(self._log.fileno(), _MOST_READ, 0)  # where mpirun writes next is left alone
+        words, fix = told(written.decode(errors="replace"))
+        words = words or f"it ended with status {self._process.returncode}"
+        return f"{self.words}: {words}" + (f"; {fix.format(directory=os.getcwd())}" if fix else "")
+
+    def end(self) -> None:
+        if self._process is not None:
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                processes.end(processes.descendants(self._process.pid))
+                self._process.wait()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _line(self, command: Sequence[str], handed_on: Iterable[str]) -> list[str]:
+        known_by = subprocess.run([_PROGRAM, "--version"], capture_output=True, text=True).stdout
+        own = self._own_args(handed_on) if "Open MPI" in known_by else []  # others have other options
+        return [_PROGRAM, *own, *self._args, *command]
+
+    def _own_args(self, handed_on: Iterable[str]) -> list[str]:
+        """What its user has not said, and the names of variables that the tasks are to have."""
+        said = {word.lstrip("-") for word in self._args if word.startswith("-")}
+        own = [word for name in handed_on for word in ("-x", name)]
+        if os.geteuid() == 0:
+            own += ["--allow-run-as-root"]
+        if not said & _MAPS:
+            own += ["--map-by", "ppr:1:node"]
+        if not said & _BINDS and not any(":pe=" in word.lower() for word in self._args):
+            own += ["--bind-to", "none"]
+        return own
+
+    def _hosts(self) -> Iterator[str]:
+        """The hosts that the arguments name."""
+        for word, value in zip(self._args, self._args[1:], strict=False):
+            option = word.lstrip("-") if word.startswith("-") else ""
+            if option in _HOSTS:
+                yield from (name.partition(":")[0] for name in value.split(","))
+            elif option in _HOST_FILES and Path(value).is_file():
+                for line in Path(value).read_text(errors="replace").splitlines():
+                    if words := line.partition("#")[0].split():
+                        yield words[0]
+
+
+def told(log: str) -> tuple[str, str]:
+    r"""What mpirun and its tasks have written, without what it says of all that it may come from; and what helps.
+
+    Args:
+        log: all of it.
+
+    Example:
+        >>> log = ["-----", "Open RTE was unable to open the hostfile:", "    hosts", "-----", "An internal error"]
+        >>> told("\n".join(log))[0]
+        'Open RTE was unable to open the hostfile: hosts'
+    """
+    boxes = [box.strip() for box in re.split(r"^-{5,}$", log, flags=re.MULTILINE) if box.strip()]
+    box, fix = next(((box, fix) for box in boxes for text, fix in _FIXES if text in box), ("\n".join(boxes[:2]), ""))
+    if "Traceback (most recent call last)" in box:
+        return box.splitlines()[-1].strip(), fix
+    return " ".join("\n".join(re.split(r"\n\s*\n", box)[:2])[:_MOST_WORDS].split()), fix
+
+
+def _by_ssh() -> dict[str, str]:
+    """How Open MPI, up to 4 and from 5 on, is to reach hosts by ssh, where it was not told."""
+    said = {
+        "args": "-o BatchMode=yes",  # nobody is there to answer a question
+        # Its daemons then leave their ssh: VS Code's stop button sends SIGINT to every process below the kernel.
+        "no_tree_spawn": "1",
+    }
+    if agent := os.environ.get("DDP_NOTEBOOK_SSH"):
+        said["agent"] = agent
+    return {
+        f"{prefix}_{name}": value for prefix in ("OMPI_MCA_plm_rsh", "PRTE_MCA_plm_ssh") for name, value in said.items()
+    }

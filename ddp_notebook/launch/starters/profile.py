@@ -1,0 +1,160 @@
+"""A profile of ipyparallel's, unchanged: with whatever its launcher starts engines, it starts outposts here.
+
+The launcher is asked for as many engines as there are to be ranks; a template that starts fewer tasks (one a node) gets
+several ranks in each. It runs in a thread of its own, since some take seconds to start and all of them want a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch.starters import launchers
+from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
+from ddp_notebook.launch.starters.mpi import told
+from ddp_notebook.launch.ways.base import LOOPBACK
+
+_END_S = 5.0  # what the tasks get to end by themselves, before the launcher ends them
+_LOOK_S = 0.05
+_WITHOUT_QUESTIONS = "BatchMode=yes"
+
+
+class Profile(Starter):
+    """What one profile's launcher starts.
+
+    Args:
+        name: of the profile.
+        world_size: how many ranks; None: as many engines as the profile says.
+        python: the interpreter there; None: the one that the profile's engines would have.
+
+    Raises:
+        UsageError: there is no such profile, its launcher cannot do it, or it has not so many slots.
+        StartError: the profile cannot be read.
+    """
+
+    def __init__(self, name: str, world_size: int | None, python: str | None) -> None:
+        self._name = name
+        self._directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700: the script may hold the invitation
+        try:
+            self._launcher = launchers.make(name, self._directory)
+            self._python = [python] if python else launchers.python(self._launcher)
+            self._count = _count(name, self._launcher, world_size)
+        except BaseException:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+        self._refused = ""
+        self._thread: threading.Thread | None = None
+        self._end_asked: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @property
+    def words(self) -> str:
+        return f"profile {self._name} ({type(self._launcher).__name__})"
+
+    @property
+    def address(self) -> str:
+        if (slots := launchers.slots(self._launcher)) is not None:
+            return address_for(host.rpartition("@")[2].partition(":")[0] for host in slots)
+        return LOOPBACK if launchers.starts_one_by_one(self._launcher) else address_towards("")
+
+    def expected(self, told: int) -> int:
+        """Processes that were started one by one tell what is true of the notebook, if they tell anything."""
+        return self._count if launchers.starts_one_by_one(self._launcher) or not told else told
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        launcher = self._launcher
+        launcher.engine_cmd = [*self._python, *command[1:]]
+        launcher.engine_args = []
+        launcher.environment = {**launcher.environment, **env}
+        if launchers.slots(launcher) is not None:  # nobody is there to answer a question
+            launcher.ssh_args = [*launcher.ssh_args, "-o", _WITHOUT_QUESTIONS]
+            launcher.scp_args = [*launcher.scp_args, "-o", _WITHOUT_QUESTIONS]
+        launchers.check_template(launcher)
+        is_begun = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(is_begun)), name="ddp-profile", daemon=True
+        )
+        self._thread.start()
+        is_begun.wait()
+
+    def preview(self) -> str:
+        """The script of a batch system, or what would be started how often."""
+        self._launcher.engine_cmd, self._launcher.engine_args = [*self._python, *OUTPOST[1:]], []
+        launchers.check_template(self._launcher)
+        return launchers.script(self._launcher, self._count) or (
+            f"{self.words}: {self._count} times {shlex.join(self._launcher.engine_cmd)}"
+        )
+
+    def state(self) -> str:
+        job = getattr(self._launcher, "job_id", "")
+        return f"{self.words}: job {job}; what it writes is in {self._launcher.output_file}" if job else ""
+
+    def trouble(self, *, now: bool = False) -> str:
+        if self._refused:
+            return f"{self.words}: {self._refused}"
+        if not launchers.have_ended(self._launcher):
+            return ""
+        words, fix = told(self._launcher.get_output())
+        return (
+            f"{self.words}: what it started has ended" + (f": {words}" if words else "") + (f"; {fix}" if fix else "")
+        )
+
+    def end(self) -> None:
+        if self._end_asked is not None and self._thread is not None:
+            loop, asked = self._end_asked
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(asked.set)
+            self._thread.join()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _live(self, is_begun: threading.Event) -> None:
+        """Start the launcher, and end it when that is asked for."""
+        asked = asyncio.Event()
+        self._end_asked = asyncio.get_running_loop(), asked
+        is_begun.set()
+        try:
+            await _done(self._launcher.start(self._count))
+        except StartError as error:
+            self._refused = str(error)
+        except subprocess.CalledProcessError as error:
+            self._refused = f"{' '.join(map(str, error.cmd[:2]))} ended with status {error.returncode}"
+        except Exception as error:  # a launcher may fail in whatever way
+            self._refused = " ".join(str(error).split()) or type(error).__name__
+        await asked.wait()
+        until = time.monotonic() + _END_S
+        while launchers.ends_by_itself(self._launcher) and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+        with contextlib.suppress(Exception):  # of a job that has ended it says that there is none
+            if self._launcher.state == "running":
+                await _done(self._launcher.stop())
+        with contextlib.suppress(Exception):
+            self._launcher.get_output(remove=True)
+
+
+async def _done(result: Any) -> None:
+    if inspect.isawaitable(result):
+        await result
+
+
+def _count(name: str, launcher: Any, world_size: int | None) -> int:
+    """How many engines to ask for: one for each rank."""
+    slots = launchers.slots(launcher)
+    count = world_size or (sum(slots.values()) if slots is not None else launcher.parent.n)
+    if slots is not None and (count or 1) > sum(slots.values()):
+        said = ", ".join(f"{host}: {of}" for host, of in slots.items()) or "none"
+        raise UsageError(
+            f"profile {name} has slots for {sum(slots.values())} engines ({said}), not for {count or 'any'}; start "
+            "fewer ranks, or name more in c.SSHEngineSetLauncher.engines"
+        )
+    if not count:
+        raise UsageError(f"profile {name} does not say how many engines it has; do so: %ddp_start 8 --profile {name}")
+    return int(count)

@@ -1,0 +1,75 @@
+"""Where invitations lie, and what nobody may see of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+need_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI: `make cluster-tools` installs it")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """In the place of ~/.cache, empty again when a session has ended."""
+    directory = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(directory))
+        yield directory / "ddp_notebook"
+
+
+@pytest.fixture(scope="module")
+def make_profile():
+    """Write a profile of ipyparallel's, which goes when the module ends."""
+    made: list[Path] = []
+
+    def make(name: str, *lines: str) -> Path:
+        folder = Path(os.environ["IPYTHONDIR"]) / f"profile_{name}"
+        folder.mkdir(parents=True)
+        made.append(folder)
+        (folder / "ipcluster_config.py").write_text("\n".join(["c = get_config()", *lines, ""]))
+        return folder
+
+    yield make
+    for folder in made:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def files_in(folder: Path) -> set[str]:
+    """What a launcher may have left: logs, scripts, connection files."""
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name != "README"}
+
+
+def command_lines() -> str:
+    """What every user of this machine may read."""
+    return subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def invitations(cache: Path) -> list[Path]:
+    return list(cache.glob("*")) if cache.exists() else []
+
+
+def send_to_all_below(number: int) -> None:
+    """What VS Code's stop button does."""
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        process.send_signal(number)
+
+
+def said(session, code: str) -> list[str]:
+    """What each rank prints."""
+    result = session.run(code)
+    return [result[rank].stdout.strip() for rank in result.ranks]
+
+
+def sum_of(session) -> list[str]:
+    """Of a one from each rank, as each of them sees it."""
+    return said(session, "x = torch.ones(1); dist.all_reduce(x); print(int(x))")
+
+
+def secret_of(session) -> str:
+    """The key that admits whoever has the invitation."""
+    return session._hosts._tasks._arrivals.invitation.secret_key

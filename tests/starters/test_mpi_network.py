@@ -1,0 +1,100 @@
+"""Ranks in tasks that mpirun has started on two hosts, which it reaches by ssh."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+
+import psutil
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import CellTimeoutError
+from tests.conftest import marked_processes, wait_until
+from tests.ssh import namespaces, sshd
+from tests.starters.conftest import command_lines, invitations, need_mpi, said, secret_of, send_to_all_below, sum_of
+
+pytestmark = [need_mpi, pytest.mark.alone]  # links and addresses are the machine's
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """Two hosts, what mpirun is to be told of them, and a Python there."""
+    directory = tmp_path_factory.mktemp("network")
+    with namespaces.hosts(directory, "a", "b") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDP_NOTEBOOK_SSH", made.command)
+        file = directory / "hosts"
+        file.write_text("".join(f"{address} slots=2\n" for address in made.addresses.values()))
+        yield f"--hostfile {file}", sshd.python(directory)
+
+
+def test_two_hosts(network, cache):
+    line, python = network
+    with ddp_notebook.start(4, mpi=line, python=python) as session:
+        assert sum_of(session) == ["4"] * 4
+        place = (
+            "print(*(os.environ[n] for n in ('GROUP_RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GLOO_SOCKET_IFNAME')))"
+        )
+        assert said(session, "import os; " + place) == ["0 0 2 eth0", "0 1 2 eth0", "1 0 2 eth0", "1 1 2 eth0"]
+        secret = secret_of(session)
+        assert "orted" in command_lines() and secret not in command_lines()
+        send_to_all_below(signal.SIGINT)
+        with pytest.raises(CellTimeoutError):
+            session.run("dist.recv(torch.ones(1), (rank + 2) % 4)", timeout=0.3)
+        assert sum_of(session) == ["4"] * 4
+        pids = [*session.pids(), *session.pids("host server")]
+    assert not any(map(psutil.pid_exists, pids))
+
+
+_OWNER = """
+import ddp_notebook
+with ddp_notebook.start(mpi={line!r}, python={python!r}, lease_s=5.0) as session:
+    print(*session.pids(), *session.pids("host server"), flush=True)
+    session.run("import time; time.sleep(1000)")
+"""
+
+
+@pytest.fixture
+def short_folder():
+    """Open MPI refuses a TMPDIR whose name is long: it has sockets there."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield directory
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", ["mpirun", "notebook"])
+def test_what_is_killed_ends_all(network, killed, cache, short_folder):
+    """Hosts that hear nothing more end all with their lease; mpirun takes its tasks with it."""
+    line, python = network
+    code = _OWNER.format(line=line, python=python)
+    env = {**os.environ, "TMPDIR": short_folder}  # of the logs of a notebook that is killed nobody is left to care
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+    assert owner.stdout is not None and owner.stderr is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 4
+    if killed == "mpirun":
+        (mpirun,) = (one for one in psutil.Process(owner.pid).children() if one.name().startswith("mpirun"))
+        mpirun.kill()
+        _, error = owner.communicate(timeout=40)
+        assert (
+            "nothing was heard of it for 5 s" in error and "it ended with status -9" in error and owner.returncode == 1
+        )
+    else:
+        owner.kill()
+        owner.communicate()
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)) and not marked_processes(), 45.0)
+    assert invitations(cache) == []
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+@pytest.mark.long
+def test_mpi4py_where_each_rank_has_a_task():
+    with ddp_notebook.start(mpi="-np 2 --oversubscribe") as session:
+        code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.rank, c.size, c.allreduce(rank + 1))"
+        assert said(session, code) == ["0 2 3", "1 2 3"]
