@@ -31,6 +31,7 @@ class Hosts:
 
     Attributes:
         address: of this machine, at which its ranks reach the notebook.
+        fit: what they have told fits: then those of other machines may wait for the next session.
         began_s: monotonic time from which on their start takes time: behind a queue, and without that of sending files.
 
     Raises:
@@ -42,6 +43,7 @@ class Hosts:
     def __init__(self, options: StartOptions) -> None:
         self.all: list[Host] = []
         self.address = LOOPBACK
+        self.fit = False
         self.began_s = time.monotonic()
         self._options = options
         self._give_back = False
@@ -95,6 +97,7 @@ class Hosts:
         if self._options.is_here:
             return placed(self._options, facts, {}, env)
         require(self.all, check)
+        self.fit = True
         machines = {host.name: host.way.machine for host in self.all}
         return placed(self._options, facts, machines, env, shares)
 
@@ -196,7 +199,7 @@ class Hosts:
             self._tasks.end()
 
     def _end(self, host: Host, healthy: bool) -> None:
-        if healthy and self._options.hosts is not None:
+        if healthy and self.fit and self._options.hosts is not None:
             warm.give_back_far(self._key(host.name), host)
         else:
             host.close()

@@ -65,6 +65,7 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
         found: list[compare.Finding] = []
         if not asked.is_here:
             found += _fatal([host for host in hosts.all if host.name in names])
+        hosts.fit = not found
         found += compare.remarks(reached, working_directory())
     finally:
         hosts.end()
