@@ -68,7 +68,7 @@ def short_folder():
 @pytest.mark.long
 @pytest.mark.parametrize("killed", ["mpirun", "notebook"])
 def test_what_is_killed_ends_all(network, killed, cache, short_folder):
-    """Hosts that hear nothing more end all with their lease; mpirun takes its tasks with it."""
+    """Hosts that hear nothing more end all with their lease; mpirun takes its tasks with it at once."""
     line, python = network
     code = _OWNER.format(line=line, python=python)
     env = {**os.environ, "TMPDIR": short_folder}  # of the logs of a notebook that is killed nobody is left to care
@@ -77,14 +77,12 @@ def test_what_is_killed_ends_all(network, killed, cache, short_folder):
     )
     assert owner.stdout is not None and owner.stderr is not None
     pids = [int(pid) for pid in owner.stdout.readline().split()]
-    assert len(pids) == 4
+    assert len(pids) == 4, owner.communicate(timeout=20)[1]
     if killed == "mpirun":
         (mpirun,) = (one for one in psutil.Process(owner.pid).children() if one.name().startswith("mpirun"))
         mpirun.kill()
         _, error = owner.communicate(timeout=40)
-        assert (
-            "nothing was heard of it for 5 s" in error and "it ended with status -9" in error and owner.returncode == 1
-        )
+        assert "it ended with status -9" in error and owner.returncode == 1
     else:
         owner.kill()
         owner.communicate()
