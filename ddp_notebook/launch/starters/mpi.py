@@ -22,7 +22,7 @@ from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, add
 from ddp_notebook.wire import signals
 
 _PROGRAM = "mpirun"
-_END_S = 5.0  # what it gets to see that its tasks have ended
+_END_S = 15.0  # what its tasks get to end in order: a host server that imports torch hears nothing meanwhile
 _MOST_WORDS = 600  # characters
 _MOST_READ = 1 << 20  # bytes
 _HOSTS = ("H", "host")

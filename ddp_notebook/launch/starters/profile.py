@@ -24,7 +24,7 @@ from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, add
 from ddp_notebook.launch.starters.mpi import told
 from ddp_notebook.launch.ways.base import LOOPBACK
 
-_END_S = 5.0  # what the tasks get to end by themselves, before the launcher ends them
+_END_S = 15.0  # what the tasks get to end in order, before the launcher ends them
 _LOOK_S = 0.05
 _WITHOUT_QUESTIONS = "BatchMode=yes"
 
