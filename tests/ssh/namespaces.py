@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -40,6 +41,9 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+_numbers = itertools.count()
+
+
 class Namespaces:
     """Some hosts.
 
@@ -54,7 +58,8 @@ class Namespaces:
     """
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
-        mark = os.getpid() % 10_000  # of names that the whole machine shares
+        # Of names that the whole machine shares. One process may have several, as tests of Slurm beside others.
+        mark = (os.getpid() + 997 * next(_numbers)) % 10_000
         self.links = {name: f"ddpl{mark}{name}" for name in names}
         self.command = f"ssh -F {directory}/ssh_config"
         self._directory = directory
