@@ -31,6 +31,12 @@ def test_the_text_says_what_the_steps_took_and_why():
     )
 
 
+def test_the_bound_on_the_clocks_of_other_hosts_is_said():
+    run = simulate(noise_ms=0.3)
+    run.clock_errors_ns = [0, 200_000, 0, 300_000]
+    assert report(run).notes == ("Clocks of the hosts are compared within 0.5 ms: no wait that is shorter is told",)
+
+
 def test_the_repr_is_one_line():
     assert repr(report(simulate(input_ms=30))) == (
         "Report(cell 1, 18 steps of 64 ms: 47 % of the step waits for the data loader)"

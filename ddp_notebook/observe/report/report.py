@@ -137,7 +137,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         ranks=ranks,
         straggler=slow,
         efficiency=efficiency,
-        notes=(*_apart(recording, cell), *compared, *_what_was_lost(recording)),
+        notes=(*_apart(recording, cell), *compared, *_clocks(recording, ranks), *_what_was_lost(recording)),
         verdict=verdict(overall, ranks, slow, count),
         suggestions=suggestions(
             overall,
@@ -214,6 +214,14 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
 def _apart(recording: Bounded, cell: int) -> tuple[str, ...]:
     ranks = apart(recording, cell)
     return (f"{(words := train_apart(ranks))[0].upper()}{words[1:]}",) if ranks else ()
+
+
+def _clocks(recording: RowSource, ranks: Sequence[Parts]) -> tuple[str, ...]:
+    """A note, where ranks have clocks of their own: below which bound no rank is said to wait for another."""
+    errors = sorted(recording.clock_error_ns(parts.rank) for parts in ranks if parts.rank is not None)
+    if not any(errors):
+        return ()
+    return (f"Clocks of the hosts are compared within {ms(sum(errors[-2:]))}: no wait that is shorter is told",)
 
 
 def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
