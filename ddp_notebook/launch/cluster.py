@@ -6,8 +6,6 @@ A process has a number that it keeps; its rank belongs to an epoch of the group,
 from __future__ import annotations
 
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ from ddp_notebook.launch.members.admission import Admission
 from ddp_notebook.launch.members.losses import Again, Losses
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Processes
+from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
@@ -87,9 +86,7 @@ class Cluster:
         self.placement = placement
         self._listener = listener
         # It goes with the host server, if that is here. Others may be lost, and with them what is kept for them.
-        self.directory = tempfile.mkdtemp(
-            prefix="ddp_notebook-session-", dir=hosts[0].directory if hosts[0].way.is_here else None
-        )
+        self.directory = folders.make("ddp_notebook-session-", hosts[0].directory if hosts[0].way.is_here else None)
         self._processes = Processes()
         keyring, overlay = Keyring(), dict(overlay or {})
         self._endpoint = Endpoint.listen(keyring, self._on_message, host=address)
@@ -347,7 +344,7 @@ class Cluster:
             left += host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s)
         self._bulk.close()
         self._endpoint.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        folders.remove(self.directory)
         return not left
 
     # ---- I/O threads

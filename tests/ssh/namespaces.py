@@ -148,6 +148,10 @@ class Namespaces:
                     found.append(process.pid)
         return found
 
+    def are_idle(self) -> bool:
+        """Nothing runs on any host but its ssh server, which has no connection."""
+        return all([p.pid for p in self._processes(name)] == [server.pid] for name, server in self._servers.items())
+
     def kill(self, name: str) -> None:
         """Kill all processes of a host, and its ssh server's for connections."""
         for process in self._processes(name):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.faults.entries import strike
 from tests.faults.harness import Ranks
 from tests.faults.on_hosts import of_sizes, three_times
@@ -24,6 +25,7 @@ def of_size(tmp_path_factory) -> Iterator[Callable[[int], Ranks]]:
         python = f"--python {sshd.python(directory)}"
         with of_sizes({2: f"--hosts a:1,b:1 {python}", 3: f"--hosts a:2,b:1 {python}"}) as make:
             yield make
+        wait_until(made.are_idle, what="nothing is left on the hosts")
 
 
 @three_times

@@ -15,6 +15,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.faults.test_table import nothing_is_left  # noqa: F401  # of the module, as there
 from tests.kernels import NotebookKernel
 from tests.ssh import namespaces, sshd
@@ -62,6 +63,7 @@ def browser(network) -> Iterator[Browser]:
         said = front_end.run(f"%ddp_start --hosts a:1,b:1 --python {shlex.quote(python)} --grace 0.5").stdout
         assert said.startswith("starting:  2 host servers "), said
         yield front_end
+    wait_until(made.are_idle, what="nothing is left on the hosts")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@
     called     a machine whose host server something else has started, see `launch.starters`, and which calls in
     outpost    its other end
     host_list  what `--hosts` names
+    folders    what they keep on this machine, which ends with the notebook
 
 A further way is a file here: a class on top of `base.Way`, and the function in which its host server begins. What they
 speak to each other is the same for all: `launch.host.framing`.

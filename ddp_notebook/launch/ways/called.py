@@ -7,8 +7,6 @@ when the link is cut for a while. The far end is `outpost`.
 from __future__ import annotations
 
 import queue
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch.processes import Identity
+from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import BEAT_S, Way
 from ddp_notebook.launch.ways.outpost import Invitation
 from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
@@ -55,7 +54,7 @@ class Called(Way):
     ) -> None:
         self.name = name
         self.machine = _machine(arrived)
-        self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
+        self.directory = folders.make("ddp_notebook-")
         self._incoming = incoming
         self._arrived = arrived
         self._peer = peer
@@ -107,7 +106,7 @@ class Called(Way):
 
     def sweep(self, leaders: Sequence[Identity]) -> None:
         """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        folders.remove(self.directory)
 
     def files(self, directory: str, pattern: str) -> list[Path]:
         return []

@@ -17,11 +17,9 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import socket
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +30,7 @@ from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.host import far
+from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.wire import signals
 
@@ -90,7 +89,7 @@ class Ssh(Way):
         self.lease_s = lease_s
         self.beat_s = min(BEAT_S, lease_s / _BEATS)
         self._asked = destination, python, env, lease_s
-        self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
+        self.directory = folders.make("ddp_notebook-")
         self._python = python or "python3"
         self._log_file = Path(self.directory) / "host_server.log"
         self._socket = os.path.join(self.directory, "ssh")  # through which the connection takes further requests
@@ -117,7 +116,7 @@ class Ssh(Way):
                     start_new_session=True,  # the notebook's interrupts go to its whole process group
                 )
         except OSError as error:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            folders.remove(self.directory)
             raise HostError(f"ssh cannot be run: {error}; install it, or set DDP_NOTEBOOK_SSH") from error
         with contextlib.suppress(OSError):  # then `receive` sees its end
             self.send(json.dumps({"env": dict(env or {}), "lease_s": lease_s}).encode() + b"\n")
@@ -262,7 +261,7 @@ class Ssh(Way):
 
     def sweep(self, leaders: Sequence[processes.Identity]) -> None:
         """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        folders.remove(self.directory)
 
     def files(self, directory: str, pattern: str) -> list[Path]:
         return []
