@@ -79,6 +79,14 @@ def test_a_repository_within_has_its_own_rules(tmp_path):
     assert names(tmp_path) == ["a.py", "within/.gitignore", "within/b.py"]
 
 
+def test_a_submodule_that_is_not_checked_out_has_no_files(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    make(tmp_path, "a.py")
+    git(tmp_path, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},sub")
+    (tmp_path / "sub").mkdir()
+    assert names(tmp_path) == ["a.py"]
+
+
 def test_environments_and_caches_are_not_listed(tmp_path):
     make(tmp_path, "a.py", "env/pyvenv.cfg", "env/lib/b.py", "envs.py", ".ipynb_checkpoints/a.ipynb", "sub/.hg/x")
     assert names(tmp_path) == ["a.py", "envs.py"]

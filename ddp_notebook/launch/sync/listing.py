@@ -34,7 +34,8 @@ def _below(folder: Path) -> Iterator[str]:
     for name in _listed(folder):
         path = folder / name
         if path.is_dir() and not path.is_symlink():  # git names a repository within, and not what is in it
-            yield from (f"{name.rstrip('/')}/{one}" for one in _below(path))
+            if (path / ".git").exists():  # else it is a submodule that was not checked out
+                yield from (f"{name.rstrip('/')}/{one}" for one in _below(path))
         else:
             yield name
 
