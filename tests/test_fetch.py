@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 from pathlib import Path
@@ -114,6 +116,36 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path):
         with pytest.raises(DDPNotebookError, match="a cannot be written here: File exists; name another folder"):
             landing.end(target, 0o640, OLD)
     assert target.read_bytes() == b"abc" and len(list(target.parent.iterdir())) == 1
+
+
+def test_a_file_that_arrives_is_nobody_elses_to_read_and_gets_no_rights(tmp_path):
+    with Landing(overwrite=False) as landing:
+        landing.write(tmp_path / "a", b"secret")
+        [arriving] = tmp_path.iterdir()
+        assert arriving.stat().st_mode & 0o777 == 0o600
+        landing.end(tmp_path / "a", 0o4755, OLD)
+    assert (tmp_path / "a").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_file_system_without_hard_links_takes_files_too(tmp_path, monkeypatch):
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    target = tmp_path / "a"
+    with Landing(overwrite=False) as landing:
+        landing.write(target, b"ab")
+        landing.end(target, 0o640, OLD)
+        landing.write(target, b"cd")
+        with pytest.raises(DDPNotebookError, match="a cannot be written here: File exists"):
+            landing.end(target, 0o640, OLD)
+    assert target.read_bytes() == b"ab" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b"])
+def test_no_rank_writes_beside_the_folder(name):
+    with pytest.raises(DDPNotebookError, match=r"rank 3 names .*, which leads elsewhere; nothing was fetched"):
+        fetching._listed(3, json.dumps([["/x", name, 1, OLD, 0o644, 1]]).encode())
 
 
 def test_a_line_of_progress(capsys, monkeypatch):

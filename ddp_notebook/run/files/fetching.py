@@ -103,7 +103,7 @@ class Fetching:
         found = {}
         answers = self._ask({rank: lambda n: ListFiles(request=n, path=path) for rank in ranks}, path)
         for rank, data in answers.items():
-            found[rank] = tuple(File(*fields) for fields in json.loads(data))
+            found[rank] = _listed(rank, data)
         return {tuple(those): list(files) for files, those in group_by_value(found).items()}
 
     def _fetch(self, files: Mapping[Path, tuple[int, File]], landing: Landing, report: Callable[[str], None]) -> None:
@@ -137,6 +137,19 @@ class Fetching:
         finally:
             for rank, future in asked.items():  # now, or when the answer comes
                 future.add_done_callback(partial(self._transfers.drop_answer, rank))
+
+
+def _listed(rank: int, data: bytes | bytearray) -> tuple[File, ...]:
+    """The files that a rank has told of.
+
+    Raises:
+        DDPNotebookError: one would not be below the folder that is to get it, whoever has made the rank say so.
+    """
+    files = tuple(File(*fields) for fields in json.loads(data))
+    for file in files:
+        if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
+            raise DDPNotebookError(f"rank {rank} names {file.name!r}, which leads elsewhere; nothing was fetched")
+    return files
 
 
 def _reading(parts: list[list[Any]]) -> Callable[[int], ReadFiles]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import BinaryIO
 from ddp_notebook.errors import DDPNotebookError
 
 _MARK = ".ddp_notebook-"
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # as exFAT, Google Drive and some of networks say
 
 
 class Landing:
@@ -48,7 +50,8 @@ class Landing:
             if self._file is None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._name = target.parent / f"{_MARK}{secrets.token_hex(8)}"
-                self._file = open(self._name, "xb", buffering=0)  # noqa: SIM115 - closed by `end`, or on leaving
+                fd = os.open(self._name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)  # it may be nobody else's to read
+                self._file = open(fd, "wb", buffering=0)  # noqa: SIM115 - closed by `end`, or on leaving
             data = memoryview(data)
             while data:
                 data = data[self._file.write(data) :]
@@ -71,17 +74,34 @@ class Landing:
         try:
             self._file.close()
             self._file = None
-            os.chmod(self._name, mode)
+            os.chmod(self._name, mode & 0o777)  # it gives nobody its owner's rights here
             os.utime(self._name, ns=(mtime_ns, mtime_ns))
             if self._overwrite:
                 os.replace(self._name, target)
             else:
-                os.link(self._name, target)  # which fails where there is one
-                self._name.unlink()
+                _name_new(self._name, target)
         except OSError as error:
             raise _cannot_write(target, error) from error
         self._name = None
         self.written.append(target)
+
+
+def _name_new(path: Path, target: Path) -> None:
+    """Give a file a name that nothing has.
+
+    Raises:
+        OSError: something has it.
+    """
+    try:
+        os.link(path, target)  # which fails where there is one
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+        os.rename(path, target)
+    else:
+        path.unlink()
 
 
 def _cannot_write(target: Path, error: OSError) -> DDPNotebookError:
