@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import StartError
+from ddp_notebook.launch import warm
 from ddp_notebook.launch.survey import compare
 from ddp_notebook.launch.survey.asking import Answer
 from ddp_notebook.launch.survey.pairs import Place, Unreached, places, routes
@@ -175,3 +178,24 @@ def test_one_machine_is_checked_and_nothing_starts(waiting_host_server, capsys):
     assert not too_many.fits and re.search(
         r"^\* 1000000 ranks need some .* start at most \d+", repr(too_many), re.MULTILINE
     )
+
+
+def test_what_was_mended_on_a_host_is_seen(tmp_path, monkeypatch):
+    """In a notebook host servers wait for the next start: not those that have imported what does not fit."""
+    command = tmp_path / "ssh"  # which runs here what another one would run there
+    command.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("DDP_NOTEBOOK_SSH", str(command))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(ddp_notebook.__file__).parents[1]}")
+    monkeypatch.setattr(warm, "_is_preparing", True)
+    older = tmp_path / "sitecustomize.py"
+    older.write_text("import ddp_notebook.version; ddp_notebook.version.__version__ = '0.0.9'")
+    try:
+        assert not ddp_notebook.check(2, hosts="one", python=sys.executable).fits
+        with pytest.raises(StartError, match=r"0\.0\.9 on one; install one version"):
+            ddp_notebook.start(2, hosts="one", python=sys.executable)
+        older.unlink()
+        assert ddp_notebook.check(2, hosts="one", python=sys.executable).fits
+        assert warm._far, "this one waits"
+    finally:
+        warm.drop()

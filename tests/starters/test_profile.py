@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 
 import pytest
 from ipyparallel.cluster.launcher import BatchSystemLauncher
@@ -224,3 +225,10 @@ def test_what_would_be_sent_is_shown(make_profile, in_folder):
             profile.end()
         assert words in shown and "/envs/x/bin/python -m ddp_notebook.launch.ways.outpost" in shown
     assert not list(in_folder.iterdir())
+
+
+def test_a_check_leaves_nothing(make_profile, tmp_path, monkeypatch):
+    make_profile("checked", _CLASS.format("pbs"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert "#PBS -t 1-3" in repr(ddp_notebook.check(3, profile="checked"))
+    assert not list(tmp_path.iterdir())

@@ -53,7 +53,10 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
         report: told a line about each host that has answered.
     """
     if starter := choose(asked):
-        return HostTable(script=starter.preview())
+        try:
+            return HostTable(script=starter.preview())
+        finally:
+            starter.end()
     began = time.monotonic()
     hosts = Hosts(asked)
     try:
