@@ -20,7 +20,7 @@ FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server w
 _lock = threading.Lock()
 _waiting: Host | None = None
 _is_preparing = False  # `%load_ext` was called: there is a notebook, which may start again what it has stopped
-_far: dict[Hashable, Host] = {}
+_far: dict[Hashable, tuple[Host, threading.Timer]] = {}  # with what ends their wait
 
 
 def is_wanted() -> bool:
@@ -76,8 +76,11 @@ def give_back(host: Host, *, healthy: bool = True) -> None:
 def take_far(key: Hashable) -> Host | None:
     """The server of another machine that waits with this key. It now belongs to the caller."""
     with _lock:
-        host = _far.pop(key, None)
-    if host is None or not host.trouble():
+        host, timer = _far.pop(key, (None, None))
+    if host is None or timer is None:
+        return None
+    timer.cancel()
+    if not host.trouble():
         return host
     host.close()
     return None
@@ -93,21 +96,20 @@ def give_back_far(key: Hashable, host: Host) -> None:
     host.release()
     host.folder = ""
     host.way.unreach()
-    with _lock:
-        if waits := _is_preparing and host.is_alive and not host.is_unreachable and key not in _far:
-            _far[key] = host
-    if not waits:
-        host.close()
-        return
     timer = threading.Timer(FAR_WAITS_S, _drop_far, (key, host))
     timer.daemon = True
-    timer.start()
+    with _lock:
+        if waits := _is_preparing and host.is_alive and not host.is_unreachable and key not in _far:
+            _far[key] = host, timer
+            timer.start()
+    if not waits:
+        host.close()
 
 
 def _drop_far(key: Hashable, host: Host) -> None:
     """It has waited long enough, if it still does."""
     with _lock:
-        if _far.get(key) is not host:
+        if _far.get(key, (None,))[0] is not host:
             return
         del _far[key]
     host.close()
@@ -118,7 +120,9 @@ def drop() -> None:
     global _waiting, _is_preparing
     with _lock:
         here, _waiting, _is_preparing = _waiting, None, False
-        hosts = [*_far.values(), *filter(None, [here])]
+        hosts = [*(host for host, _ in _far.values()), *filter(None, [here])]
+        for _, timer in _far.values():
+            timer.cancel()
         _far.clear()
     for host in hosts:
         host.close()
