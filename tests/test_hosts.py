@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import defaultdict
 
@@ -11,9 +12,12 @@ import psutil
 import pytest
 
 from ddp_notebook.errors import HostError, StartError
+from ddp_notebook.launch import warm
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.members.losses import Losses
 from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.ways.local import Local
 from ddp_notebook.wire.events import RunCell
 from tests.conftest import wait_until
@@ -124,3 +128,40 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
     assert cluster.trouble() == "the host server ended, and all ranks with it; start afresh with %ddp_restart"
     with pytest.raises(StartError, match="the host server ended while waiting for"):
         cluster.form(time.monotonic() + 5)
+
+
+def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, monkeypatch):
+    """Else its ranks, at the next healing, would be heard by nobody."""
+    monkeypatch.setattr("ddp_notebook.launch.members.moving.RANK_MIB", 1 << 40)  # no room elsewhere
+    by_name = {host.name: host for host in hosts}
+    attached: list[Host] = []
+    placement = Placement(
+        backend="gloo", hosts=("a", "b"), machines=("a", "b"), devices=("cpu",) * 2, names=("CPU",) * 2,
+        cuda_visible_devices=None, threads=1,
+    )  # fmt: skip
+    for host in hosts:
+        host.close()
+        wait_until(lambda host=host: not host.is_alive)
+
+    def again(lost):
+        return Host(Local(os.environ, "a")) if lost.name == "a" else None
+
+    losses = Losses(by_name, Processes(), again, attached.append, lambda _: None, {})
+    try:
+        with pytest.raises(StartError, match="no other host has room for the ranks of b, which was lost"):
+            losses.place(placement, [0, 1], time.monotonic() + 60, lambda: None)
+        assert attached == [by_name["a"]] and by_name["a"].is_alive
+    finally:
+        by_name["a"].close()
+
+
+def test_a_host_that_was_taken_again_has_its_whole_time_to_wait(hosts, monkeypatch):
+    monkeypatch.setattr(warm, "_is_preparing", True)
+    monkeypatch.setattr(warm, "_far", {})
+    host, timers = hosts[0], lambda: [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    host.facts()
+    before = len(timers())
+    warm.give_back_far("key", host)
+    assert len(timers()) == before + 1
+    assert warm.take_far("another") is None and warm.take_far("key") is host
+    wait_until(lambda: len(timers()) == before)

@@ -92,7 +92,7 @@ class Cluster:
         self._endpoint = Endpoint.listen(keyring, self._on_message, host=address)
         self._bulk = BulkFetcher(self._endpoint.context, keyring, host=address)
         self._admission = Admission(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
-        self._losses = Losses(self._hosts, self._processes, again, self._admission.shut_out, overlay)
+        self._losses = Losses(self._hosts, self._processes, again, self._attach, self._admission.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
         self._forming = Forming(self._processes, wire, is_alone=len(hosts) == 1, store_prefix=token, guard=guard)
         self._engines = Engines(
@@ -161,9 +161,7 @@ class Cluster:
             process.error = ""  # of a forming that failed
         were_on = {rank: self.process(rank).host for rank in ranks}
         try:
-            self.placement, reached_again = self._losses.place(self.placement, ranks, deadline, check)
-            for host in reached_again:
-                self._attach(host)
+            self.placement = self._losses.place(self.placement, ranks, deadline, check)
             if self._engines.have_had_controller:
                 self.client_file()  # it knows the engines of those that have died
             for rank in ranks:

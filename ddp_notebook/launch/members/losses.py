@@ -24,6 +24,7 @@ class Losses:
         hosts: of the session, by name. One that is reached again takes the place of the one that was lost.
         processes: of the session.
         again: makes a new connection to a host that was lost; None: there is no way to it from here.
+        attach: has a host that is reached again report to the session.
         shut_out: has the wire forget a process that may come back.
         overlay: what ranks on other machines have on top of the environment that is there.
     """
@@ -33,12 +34,14 @@ class Losses:
         hosts: dict[str, Host],
         processes: Processes,
         again: Again,
+        attach: Callable[[Host], None],
         shut_out: Callable[[Process], None],
         overlay: Mapping[str, str],
     ) -> None:
         self._hosts = hosts
         self._processes = processes
         self._again = again
+        self._attach = attach
         self._shut_out = shut_out
         self._overlay = overlay
 
@@ -87,7 +90,7 @@ class Losses:
 
     def place(
         self, placement: Placement, ranks: Sequence[int], deadline: float, check: Callable[[], None]
-    ) -> tuple[Placement, list[Host]]:
+    ) -> Placement:
         """Where ranks that have died go: where they were, if their host is there; else to hosts of the session that
         have room; else to their host, if it answers again.
 
@@ -95,22 +98,21 @@ class Losses:
             deadline: monotonic time by which it must have answered.
             check: called often while it waits for that; what it raises ends the wait.
 
-        Returns:
-            The new placement, and the hosts that have answered again.
-
         Raises:
             StartError: there is no room, and it does not answer.
         """
         lost = [rank for rank in ranks if not self._hosts[placement.hosts[rank]].is_alive]
         if not lost:
-            return placement, []
+            return placement
         rooms = {
             host.name: Room.of(host.way.machine, host.facts(), self._overlay)
             for host in self._hosts.values()
             if host.is_alive and not host.is_unreachable
         }
         moved, left = move(placement, lost, rooms)
-        return moved, [self._reach_again(name, deadline, check) for name in left]
+        for name in left:
+            self._reach_again(name, deadline, check)
+        return moved
 
     def moved_in_words(self, were_on: Mapping[int, Host]) -> list[str]:
         """Where ranks are now that were on these hosts."""
@@ -122,15 +124,15 @@ class Losses:
             f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} on {host} now" for host, ranks in moved.items()
         ]
 
-    def _reach_again(self, name: str, deadline: float, check: Callable[[], None]) -> Host:
+    def _reach_again(self, name: str, deadline: float, check: Callable[[], None]) -> None:
         no_room = f"no other host has room for the ranks of {name}"
         host = self._again(self._hosts[name])
         if host is None:
             raise StartError(f"{no_room}, which was lost")
         self._hosts[name] = host
+        self._attach(host)  # at once: another one may not answer, and this one stays
         try:
             host.facts(max(0.1, deadline - time.monotonic()), check)
         except StartError as error:
             host.close()
             raise StartError(f"{no_room}, and it does not answer: {error}; %ddp_heal tries again") from error
-        return host
