@@ -8,6 +8,7 @@ is touched.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,7 @@ class Client(Starter):
         self._python = python
         self._files: dict[int, str] = {}  # by engine: what its outpost writes
         self._looking: Any = None
+        self._lock = threading.Lock()  # what follows each host asks for the trouble, when that has ended
         self._looked_s = time.monotonic()
         self._trouble = ""
 
@@ -94,6 +96,11 @@ class Client(Starter):
         return f"{self.words}: tasks are started by {', '.join(lines)}"
 
     def trouble(self, *, now: bool = False) -> str:
+        with self._lock:
+            self._look()
+            return self._trouble
+
+    def _look(self) -> None:
         if self._looking is None and time.monotonic() > self._looked_s + _LOOK_S and self._files:
             self._looking = self._send({engine: (_READ, {"file": file}) for engine, file in self._files.items()})
         if self._looking is not None and all(one.ready() for one in self._looking.values()):
@@ -108,7 +115,6 @@ class Client(Starter):
                             f"; {fix}" if fix else ""
                         )
             self._looking, self._looked_s = None, time.monotonic()
-        return self._trouble
 
     def end(self) -> None:
         with contextlib.suppress(Exception):  # what is not there any more has nothing to be removed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -39,6 +40,7 @@ class Tasks:
         self.began_s = time.monotonic()
         self.address = starter.address
         self._starter = starter
+        self._owner_pid = os.getpid()
         self._arrivals = Arrivals(self.address, lease_s, env, partial(starter.trouble, now=True))
         atexit.register(self._at_exit)
         try:
@@ -90,6 +92,8 @@ class Tasks:
 
     def _at_exit(self) -> None:
         """The notebook's process ends with its session: they would wait for it as long as the lease."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child of the notebook ends: the tasks are not its own
         self._arrivals.say_goodbye()
         self._starter.end()
 

@@ -6,6 +6,7 @@ when the link is cut for a while. The far end is `outpost`.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -21,6 +22,7 @@ from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
 from ddp_notebook.wire.events import Arrived, Message, Stream
 from ddp_notebook.wire.keys import Keyring
 
+_log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _BEATS = 5  # words in a lease, at least
 _END_S = 15.0  # what an outpost gets to end all that it has started
@@ -93,7 +95,11 @@ class Called(Way):
 
     def how_it_ended(self) -> str:
         how = f"the host server on {self.name} ended"
-        why = self._why()
+        try:
+            why = self._why()
+        except Exception:  # of a launcher that is somebody else's: the end is told all the same
+            _log.exception("why the host server on %s ended is not known", self.name)
+            why = ""
         return f"{how}: {why}" if why else how
 
     def end(self, *, at_once: bool = False) -> None:
@@ -171,17 +177,19 @@ class Arrivals:
             check()
             with self._changed:
                 here = list(self._arrived.items())
-                wanted = expected(max((one.tasks for _, one in here), default=0))
-                if here and len(here) >= wanted:
-                    return self._named(here)
-                if why := trouble():
-                    raise StartError(f"{_count(len(here), wanted)} called the notebook: {why}")
-                if remaining_s() <= 0:
-                    raise StartTimeoutError(
-                        f"the start took too long: {_count(len(here), wanted)} called the notebook at "
-                        f"{self.invitation.control}; give it more time (--timeout), or see whether it is reached there"
-                    )
-                self._changed.wait(_LOOK_S)
+            wanted = expected(max((one.tasks for _, one in here), default=0))
+            if here and len(here) >= wanted:
+                return self._named(here)
+            if why := trouble():  # not under the lock: a queue may take long to answer, and the wire would wait too
+                raise StartError(f"{_count(len(here), wanted)} called the notebook: {why}")
+            if remaining_s() <= 0:
+                raise StartTimeoutError(
+                    f"the start took too long: {_count(len(here), wanted)} called the notebook at "
+                    f"{self.invitation.control}; give it more time (--timeout), or see whether it is reached there"
+                )
+            with self._changed:
+                if len(self._arrived) == len(here):
+                    self._changed.wait(_LOOK_S)
 
     def say_goodbye(self) -> None:
         """Have all that have called end. Does not wait for them."""
