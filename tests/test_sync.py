@@ -11,6 +11,8 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.host.files import MARK, Files, Found, Part, digest
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.sync import choice
 from ddp_notebook.launch.sync.choice import Entry, choose, may_hold_keys, resolved
 from ddp_notebook.launch.sync.listing import names
@@ -358,3 +360,15 @@ def test_where_a_folder_goes(files, tmp_path, monkeypatch):
     assert settle("file/folder", "mark")["is_shared"], "by another path"
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert "failed" in settle("file/folder", "mark")
+
+
+def test_the_folder_of_the_start_is_meant_wherever_the_notebook_goes(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setenv("DDP_NOTEBOOK_SSH", "false")  # no host is reached
+    monkeypatch.chdir(tmp_path)
+    hosts = Hosts(StartOptions(hosts="one", sync="."))
+    try:
+        monkeypatch.chdir("sub")
+        assert hosts._folder == str(tmp_path)
+    finally:
+        hosts.end()

@@ -48,12 +48,13 @@ class Hosts:
         self._options = options
         self._give_back = False
         self._tasks: Tasks | None = None
+        self._folder = "."  # which is sent where no other is named
         if options.is_here:
             host, self._give_back = warm.take({**os.environ, **options.env})
             self.all.append(host)
             return
         if options.sync is not None:
-            resolved(os.fspath(options.sync))  # before anything is started
+            self._folder = str(resolved(os.fspath(options.sync)))  # before anything is started, and in whose directory
         try:
             if starter := choose(options):
                 self._tasks = Tasks(starter, options.python, options.env, lease_s=options.lease_s)
@@ -132,7 +133,7 @@ class Hosts:
         if all(host.way.is_here for host in self.all):
             raise UsageError("the ranks are on this machine, and see the notebook's files: there is nothing to send")
         return sync(
-            os.fspath(folder or self._options.sync or "."),
+            folder or self._folder,
             self.all,
             overwrite=overwrite,
             also=also,
