@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import slurm_queue
-from ddp_notebook.launch.starters.base import Starter, address_towards, shared_folder
+from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_towards, shared_folder
 from ddp_notebook.launch.starters.slurm_queue import Job, Seen
 from ddp_notebook.launch.ways.base import LOOPBACK
 
@@ -60,7 +60,6 @@ fi
 # Tasks that end, and nodes that fail, end no others.
 exec srun $tasks {options} {command}
 """
-_OUTPOST = ("python", "-m", "ddp_notebook.launch.ways.outpost", "--file", "INVITATION")  # as a preview shows it
 _OPTIONS = ("--quiet", "--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--export=ALL")
 
 
@@ -242,7 +241,7 @@ class Submitted(Slurm):
         Raises:
             StartError: it would be refused.
         """
-        script = self.script(_OUTPOST)
+        script = self.script(OUTPOST)
         said = slurm_queue.try_out(script, self._arguments)
         return f"sbatch {shlex.join(self._arguments)} would be given\n\n{script}\n{said}"
 
@@ -281,7 +280,7 @@ class Inside(Slurm):
         return ["srun", f"--jobid={number}", "--overlap", f"--nodes={nodes}", *_tasks(), *_OPTIONS, *command]
 
     def preview(self) -> str:
-        return shlex.join(self.command(_OUTPOST))
+        return shlex.join(self.command(OUTPOST))
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         fd, self._output = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out")
