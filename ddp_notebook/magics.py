@@ -29,7 +29,8 @@ class DDPMagics(Magics):
     def ddp_start(self, line: str) -> None:
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
         [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]
-        [--hosts NAME[:N],...] [--python PATH] [--sync DIR] [--sync-large] [--check]"""
+        [--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH]
+        [--sync DIR] [--sync-large] [--lease S] [--check]"""
         asked = start_options.read(line)
         if asked.note:
             print(asked.note)
