@@ -193,6 +193,7 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
             overlay=self.options.env,
             address=self._hosts.address,
             again=self._hosts.again,
+            here=self._hosts.here,
         )
         self._assembled = parts = Parts(cluster, dispatch, placement.world_size, self.options, self._hosts)
         self._cells = parts.cells

@@ -70,7 +70,7 @@ def cluster(hosts, heard):
         cuda_visible_devices=None,
         threads=1,
     )
-    made = Cluster(hosts, placement, os.environ, heard)
+    made = Cluster(hosts, placement, os.environ, heard, here=lambda: hosts[0])
     made.start(time.monotonic() + 60)
     yield made
     made.stop()

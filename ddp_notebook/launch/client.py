@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import threading
 import time
@@ -23,15 +22,19 @@ _ANSWER_S = 0.5
 _HEALED_S = 2.0
 _LOOK_S = 0.02
 _FAIL_S = 2.0
+_WHOSE = "(__import__('socket').gethostname(), __import__('os').getpid())"  # a function of ours would be imported there
 _WHY = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
 
 
-def connect(file: str, pids: Callable[[], list[int]], until: float) -> tuple[ipyparallel.Client, set[int]]:
-    """A client that knows the engines of all ranks, each of which has answered, and the ranks' process ids.
+Whose = tuple[str, int]  # the name of a rank's host, and its process id there
+
+
+def connect(file: str, ranks: Callable[[], set[Whose]], until: float) -> tuple[ipyparallel.Client, set[Whose]]:
+    """A client that knows the engines of all ranks, each of which has answered, and the ranks' processes.
 
     Args:
         file: the controller's connection file.
-        pids: tells the process ids of the ranks that live.
+        ranks: tells the processes of the ranks that live.
         until: what the engines get to answer, on the monotonic clock.
 
     Raises:
@@ -43,15 +46,15 @@ def connect(file: str, pids: Callable[[], list[int]], until: float) -> tuple[ipy
 
     client = ipyparallel.Client(connection_info=file, timeout=_ATTEMPT_S)
     try:
-        client.wait_for_engines(len(pids()), timeout=_ATTEMPT_S, interactive=False)
-        return client, _hear_all(client, pids, until)
+        client.wait_for_engines(len(ranks()), timeout=_ATTEMPT_S, interactive=False)
+        return client, _hear_all(client, ranks, until)
     except BaseException:
         client.close(linger=0)
         raise
 
 
-def _hear_all(client: ipyparallel.Client, pids: Callable[[], list[int]], until: float) -> set[int]:
-    """Wait until the engine of every rank answers, and what it says besides is heard. Returns the ranks' process ids.
+def _hear_all(client: ipyparallel.Client, ranks: Callable[[], set[Whose]], until: float) -> set[Whose]:
+    """Wait until the engine of every rank answers, and what it says besides is heard. Returns the ranks' processes.
 
     A controller that was started again knows engines from its file before their connections are back, and drops what is
     sent to them until then. A client that has only just subscribed to what they publish may miss it: then a call with
@@ -61,11 +64,11 @@ def _hear_all(client: ipyparallel.Client, pids: Callable[[], list[int]], until: 
     while True:
         asked = []
         with contextlib.suppress(IndexError):  # it has heard just now that one has died
-            asked = [client[engine].apply_async(os.getpid) for engine in client.ids]
+            asked = [client[engine].apply_async(eval, _WHOSE) for engine in client.ids]
         ask_until = time.monotonic() + _ANSWER_S
         heard = [one for one in asked if one.wait_for_output(max(0.0, ask_until - time.monotonic()))]
         answers = {one.get() for one in heard if one.successful()}
-        known = set(pids())
+        known = ranks()
         if known <= answers:
             return known
         if time.monotonic() > until:
@@ -102,15 +105,15 @@ class SharedClient:
     """The client of a session, made at the first use, and anew where its controller has been started again.
 
     Args:
-        pids: tells the process ids of the ranks that live.
+        ranks: tells the processes of the ranks that live.
         file: gives the controller's connection file and process id, and starts one where there is none.
     """
 
-    def __init__(self, pids: Callable[[], list[int]], file: Callable[[], tuple[str, int]]) -> None:
-        self._pids = pids
+    def __init__(self, ranks: Callable[[], set[Whose]], file: Callable[[], tuple[str, int]]) -> None:
+        self._ranks = ranks
         self._file = file
         self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
-        self._known: set[int] = set()  # process ids of the ranks that it has heard
+        self._known: set[Whose] = set()  # ranks that it has heard
 
     def get(self) -> ipyparallel.Client:
         """A client that knows all engines.
@@ -124,7 +127,7 @@ class SharedClient:
             try:
                 if self._made is None or self._made[1] != pid:
                     self.close()
-                    client, self._known = connect(file, self._pids, until)
+                    client, self._known = connect(file, self._ranks, until)
                     self._made = client, pid
                 else:
                     client = self._made[0]
@@ -146,8 +149,8 @@ class SharedClient:
                 self._hear_new(made[0], time.monotonic() + _HEALED_S)
 
     def _hear_new(self, client: ipyparallel.Client, until: float) -> None:
-        if not self._known.issuperset(self._pids()):
-            self._known = _hear_all(client, self._pids, until)
+        if not self._known.issuperset(self._ranks()):
+            self._known = _hear_all(client, self._ranks, until)
 
     def on_controller_ended(self) -> None:
         """Its controller has ended. In an I/O thread."""

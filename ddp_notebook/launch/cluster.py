@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddp_notebook.errors import ClientError, StartError
 from ddp_notebook.launch.engines import Engines
@@ -26,16 +26,7 @@ from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import (
-    Comm,
-    Formed,
-    Hello,
-    Lost,
-    Message,
-    Ready,
-    Registered,
-    RunCell,
-)
+from ddp_notebook.wire.events import Comm, Formed, Hello, Lost, Message, Ready, Registered, RunCell
 from ddp_notebook.wire.keys import Keyring
 
 __all__ = ["Check", "Cluster", "Listener"]
@@ -63,6 +54,7 @@ class Cluster:
         overlay: of that, what was asked for: ranks of other machines have it on top of what is there.
         address: of this machine, at which they reach the notebook.
         again: makes a new connection to a host that was lost, if there is a way to it.
+        here: gives a host server of this machine, for the controller. Called when that is asked for.
 
     Attributes:
         placement: which rank is where now.
@@ -80,6 +72,7 @@ class Cluster:
         overlay: Mapping[str, str] | None = None,
         address: str = LOOPBACK,
         again: Again = lambda _: None,
+        here: Callable[[], Host],
     ) -> None:
         self.mark_token = secrets.token_hex(8)
         self._hosts = {host.name: host for host in hosts}
@@ -96,14 +89,16 @@ class Cluster:
         wire, token = self._endpoint, self.mark_token
         self._forming = Forming(self._processes, wire, is_alone=len(hosts) == 1, store_prefix=token, guard=guard)
         self._engines = Engines(
-            self.directory,
-            self._processes,
-            partial(self._admission.start, CONTROLLER, hosts[0]) if self.is_here else None,
-            self.send,
+            self.directory, address, self._processes, partial(self._start_controller, here), self.send
         )
         self._endpoint.start()
         for host in hosts:
             self._attach(host)
+
+    def _start_controller(self, here: Callable[[], Host], spec: dict[str, Any]) -> Process:
+        self._attach(host := here())
+        host.facts()  # waits for its imports
+        return self._admission.start(CONTROLLER, host, spec)
 
     def _attach(self, host: Host) -> None:
         host.attach(partial(self._on_text, host), partial(self._on_ended, host), partial(self._on_gone, host))
@@ -317,11 +312,11 @@ class Cluster:
         return self._bulk.put(self.process(rank).name, data, check)
 
     def client_file(self) -> tuple[str, int]:
-        """The connection file for `ipp.Client`, and the controller's process id. The controller is started at the first
-        call, and one that is gone again in its old place.
+        """The connection file for `ipp.Client`, and the controller's process id. It is started at the first call, and
+        one that is gone again in its old place.
 
         Raises:
-            ClientError: it cannot be started.
+            ClientError: it cannot be started, or not reached by a host.
         """
         return self._engines.client_file()
 
@@ -336,7 +331,8 @@ class Cluster:
         """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
         self._admission.has_ended = True
         left = []
-        for host in self._hosts.values():
+        with_controller = [process.host for process in self._processes.living(CONTROLLER)]
+        for host in dict.fromkeys([*self._hosts.values(), *with_controller]):
             those = [process for process in self._processes.all.values() if process.host is host]
             ranks = [process.number for process in those if process.kind == RANK]
             left += host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s)
@@ -371,6 +367,8 @@ class Cluster:
             self._tell_died(lost, self.process(lost[0]).how)
             for rank in lost:
                 self._listener.on_ended(rank, self.process(rank).how)
+        if host.way.is_here:  # it had the controller alone
+            self._listener.on_controller_ended()
 
     def _on_ended(self, host: Host, number: int, status: int) -> None:
         if (process := self._processes.all.get(f"{host.name}/{number}")) is None:

@@ -3,6 +3,9 @@
 It is started when somebody asks for it. It has its own CURVE keys and its own blocks of ports, which the files that
 engines and clients connect by hold from the session's start on. A controller that was killed is started again with the
 same ones: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
+
+It listens on loopback, and for engines of hosts that called the notebook at the address at which they did. Whoever
+knows its public key is let in: so that key travels to the ranks by the wire only.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from traitlets.config import Config
 
-_IP = "127.0.0.1"
+from ddp_notebook.launch.ways.base import LOOPBACK
+
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3
 _POOLS = ("engine_ports", "client_ports", "ports")
 _OF_ENGINES = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong", "broadcast")  # the last has several
@@ -28,20 +33,24 @@ _OF_CLIENTS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 _PORTS_S = 10.0
 
 
-def make_spec(directory: str) -> dict[str, Any]:
-    """The specification of a controller in `directory` (mode 700), for its first start and for later ones. Writes the
-    files that engines and clients connect by: engines are ready before there is a controller."""
+def make_spec(directory: str, address: str = LOOPBACK) -> dict[str, Any]:
+    """The specification of a controller, for its first start and for later ones. Writes the files that engines and
+    clients connect by: engines are ready before there is a controller.
+
+    Args:
+        directory: of its own (mode 700).
+        address: of this machine, for the engines.
+    """
     import zmq
 
     public, secret = zmq.curve_keypair()
-    first = find_ports(_BLOCK * len(_POOLS))
+    first = find_ports(_BLOCK * len(_POOLS), address)
     everyone = {
         "ssh": "",
-        "interface": f"tcp://{_IP}",
         "registration": first,
         "key": "",  # nothing is signed where all is encrypted
         "curve_serverkey": public.decode(),
-        "location": _IP,
+        "location": LOOPBACK,
         "pack": "json",
         "unpack": "json",
         "signature_scheme": "hmac-sha256",
@@ -52,16 +61,27 @@ def make_spec(directory: str) -> dict[str, Any]:
     }
     sides["engine"]["broadcast"] = [first + len(_OF_ENGINES) + leaf for leaf in range(_LEAVES)]
     sides["client"]["task_scheme"] = "leastload"
+    sides["engine"]["interface"], sides["client"]["interface"] = f"tcp://{address}", f"tcp://{LOOPBACK}"
     for side, ports in sides.items():
         file = connection_file(directory, side)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump({**everyone, **ports}, opened)
-    return {"directory": directory, "first_port": first, "curve": [public.decode(), secret.decode()], "restore": False}
+    curve = [public.decode(), secret.decode()]
+    return {"directory": directory, "address": address, "first_port": first, "curve": curve, "restore": False}
 
 
-def find_ports(count: int, attempts: int = 200) -> int:
-    """The first of `count` free ports in a row, below those that the system hands out by itself.
+def for_engines(directory: str) -> tuple[dict[str, Any], list[str]]:
+    """What an engine connects by, and the addresses that it connects to."""
+    connection = json.loads(connection_file(directory, "engine").read_text())
+    ports = [connection[name] for name in ("registration", *_OF_ENGINES)]
+    flat = [port for one in ports for port in (one if isinstance(one, list) else [one])]
+    return connection, [f"{connection['interface']}:{port}" for port in flat]
+
+
+def find_ports(count: int, address: str = LOOPBACK, attempts: int = 200) -> int:
+    """The first of `count` ports in a row that are free on loopback and at this address, below those that the system
+    hands out by itself.
 
     ipyparallel chooses ports first and binds them later. In the system's own range another process could get one of
     them in between.
@@ -70,28 +90,28 @@ def find_ports(count: int, attempts: int = 200) -> int:
     blocks = (high - low) // count
     for attempt in range(attempts):  # by process id: two notebooks that start together look at different blocks
         first = low + count * ((os.getpid() + attempt * attempt) % blocks)
-        if _are_free(first, count):
+        if _are_free(first, count, address):
             return first
     raise OSError(f"found no {count} free ports in a row between {low} and {high}")
 
 
-def _are_free(first: int, count: int) -> bool:
+def _are_free(first: int, count: int, address: str) -> bool:
     with ExitStack() as stack:
         try:
-            for port in range(first, first + count):
+            for at, port in product({LOOPBACK, address}, range(first, first + count)):
                 listener = stack.enter_context(socket.socket())
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind((_IP, port))
+                listener.bind((at, port))
         except OSError:
             return False
     return True
 
 
-def _wait_for_ports(first: int, count: int) -> None:
+def _wait_for_ports(first: int, count: int, address: str) -> None:
     """Wait until nobody has them, or too long. The schedulers of a controller that was killed have its sockets too, and
     one that looks dead has them until the last of its threads has ended."""
     until = time.monotonic() + _PORTS_S
-    while not _are_free(first, count) and time.monotonic() < until:
+    while not _are_free(first, count, address) and time.monotonic() < until:
         time.sleep(0.02)
 
 
@@ -132,7 +152,7 @@ def main(spec: dict[str, Any]) -> None:
             """Leave SIGINT and SIGTERM ignored, which would end it: the host server ends it without them."""
 
     if spec["restore"]:
-        _wait_for_ports(spec["first_port"], _BLOCK * len(_POOLS))
+        _wait_for_ports(spec["first_port"], _BLOCK * len(_POOLS), spec["address"])
     os.umask(0o077)
     public, secret = spec["curve"]
     blocks = range(spec["first_port"], spec["first_port"] + _BLOCK * len(_POOLS), _BLOCK)

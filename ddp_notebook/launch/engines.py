@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-from ddp_notebook.errors import ClientError, StartError
+from ddp_notebook.errors import ClientError, HostError, StartError
 from ddp_notebook.launch import controller
+from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, Process, Processes
 from ddp_notebook.wire.events import Engine, Register
+
+_AT_ONCE = 16  # hosts that are given a way to the controller
 
 
 class Engines:
@@ -17,23 +22,25 @@ class Engines:
 
     Args:
         directory: the session's.
+        address: of this machine, at which its ranks reach it.
         processes: of the session.
-        start: starts a controller by this specification; None: the ranks are where none would reach them.
+        start: starts a controller by this specification, on this machine.
         send: sends a message to a rank.
     """
 
     def __init__(
         self,
         directory: str,
+        address: str,
         processes: Processes,
-        start: Callable[[dict[str, Any]], Process] | None,
+        start: Callable[[dict[str, Any]], Process],
         send: Callable[[int, Engine | Register], None],
     ) -> None:
         self._directory = directory
         self._processes = processes
         self._start = start
         self._send = send
-        self._spec = controller.make_spec(directory)
+        self._spec = controller.make_spec(directory, address)
         self._asking = threading.Lock()  # for the controller
         self._registered: set[str] = set()  # names of processes whose engines were told that there is one
 
@@ -44,17 +51,12 @@ class Engines:
 
     def call(self, ranks: list[int]) -> None:
         """Have ranks become engines, which need no controller yet."""
-        connection_file = str(controller.connection_file(self._directory, "engine"))
+        connection, _ = controller.for_engines(self._directory)
         for rank in ranks:
-            self._send(rank, Engine(connection_file=connection_file, engine_id=rank))
+            self._send(rank, Engine(connection=connection, engine_id=rank))
 
     def client_file(self) -> tuple[str, int]:
         """See `Cluster.client_file`."""
-        if self._start is None:
-            raise ClientError(
-                "session.client and %%px are there for ranks on the notebook's machine only; use session.run and "
-                "%%on_all_ranks"
-            )
         with self._asking:
             has_been = self.have_had_controller
             if running := self._processes.living(CONTROLLER):
@@ -79,9 +81,30 @@ class Engines:
             return self.have_had_controller
 
     def _register(self, *, replace: bool) -> None:
-        """Let engines register with the controller that have not yet."""
-        for rank in self._processes.alive:
-            process = self._processes.by_rank[rank]
-            if "Ready" in process.said and process.name not in self._registered:
-                self._registered.add(process.name)
-                self._send(rank, Register(replaces=replace))
+        """Let engines register with the controller that have not yet.
+
+        Raises:
+            ClientError: a host cannot be given a way to it.
+        """
+        living = [self._processes.by_rank[rank] for rank in self._processes.alive]
+        new = [one for one in living if "Ready" in one.said and one.name not in self._registered]
+        if not new:
+            return
+        hosts = list({process.host for process in new})
+        _, addresses = controller.for_engines(self._directory)
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:  # ssh takes some 20 ms for an address
+                reached_at = dict(zip(hosts, pool.map(partial(_reach, addresses), hosts), strict=True))
+        except HostError as error:
+            raise ClientError(
+                f"ipyparallel's controller is not reached by all hosts: {error}. Cells go on without it"
+            ) from error
+        for process in new:
+            self._registered.add(process.name)
+            self._send(process.rank, Register(replaces=replace, reached_at=reached_at[process.host]))
+
+
+def _reach(addresses: list[str], host: Host) -> dict[str, str]:
+    """Those that a host reaches elsewhere."""
+    pairs = [(address, host.way.reach(address)) for address in addresses]
+    return {address: reached for address, reached in pairs if reached != address}

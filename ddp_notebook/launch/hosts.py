@@ -19,7 +19,7 @@ from ddp_notebook.launch.starters.tasks import Tasks
 from ddp_notebook.launch.survey.fit import require
 from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
-from ddp_notebook.launch.ways.base import LOCAL, LOOPBACK
+from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ssh import Ssh
 
 
@@ -46,12 +46,13 @@ class Hosts:
         self.fit = False
         self.began_s = time.monotonic()
         self._options = options
-        self._give_back = False
+        self._here: Host | None = None  # where none of `all` is
+        self._give_back = False  # the one that is here, to `warm`
         self._tasks: Tasks | None = None
         self._folder = "."  # which is sent where no other is named
         if options.is_here:
-            host, self._give_back = warm.take({**os.environ, **options.env})
-            self.all.append(host)
+            self._here, self._give_back = warm.take({**os.environ, **options.env})
+            self.all.append(self._here)
             return
         if options.sync is not None:
             self._folder = str(resolved(os.fspath(options.sync)))  # before anything is started, and in whose directory
@@ -150,6 +151,15 @@ class Hosts:
         """What their user should know by now and was not told yet, such as that their time is nearly over."""
         return [] if self._tasks is None else self._tasks.notices()
 
+    def here(self) -> Host:
+        """A host server of this machine, for what is no rank's. It is taken, or started, at the first call, and anew
+        where it has ended."""
+        if self._options.is_here:
+            return self.all[0]
+        if self._here is None or not self._here.is_alive:
+            self._here, self._give_back = warm.take(os.environ)
+        return self._here
+
     @property
     def are_alive(self) -> bool:
         """Whether one is: the others were lost."""
@@ -187,12 +197,9 @@ class Hosts:
         Args:
             healthy: they have ended all that they had started.
         """
-        if self._give_back:
-            for host in self.all:
-                warm.give_back(host, healthy=healthy)
-            return
-        ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in self.all]  # one may take seconds
-        for one in ending:
+        here = [] if self._here is None else [self._here]
+        ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in {*self.all, *here}]
+        for one in ending:  # it may take seconds
             one.start()
         for one in ending:
             one.join()
@@ -200,7 +207,9 @@ class Hosts:
             self._tasks.end()
 
     def _end(self, host: Host, healthy: bool) -> None:
-        if healthy and self.fit and self._options.hosts is not None:
+        if host is self._here and self._give_back:
+            warm.give_back(host, healthy=healthy)
+        elif healthy and self.fit and host is not self._here and self._options.hosts is not None:
             warm.give_back_far(self._key(host.name), host)
         else:
             host.close()
@@ -248,4 +257,4 @@ def _check_open_files(placement: Placement, facts: Mapping[str, Mapping[str, Any
     open_files.check(world_size, open_files.most(), "this machine")
     open_files.allow(open_files.needed(world_size))
     for host, of_host in facts.items():
-        open_files.check(world_size, of_host["open_files"], "this machine" if host == LOCAL else host)
+        open_files.check(world_size, of_host["open_files"], host)

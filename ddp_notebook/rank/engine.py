@@ -6,7 +6,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,26 +78,28 @@ class RankEngine(IPEngine):
         else:
             self._heart = heart
 
-    def enroll(self, *, replaces: bool) -> None:
+    def enroll(self, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
         """There is a controller: connect to it, and register. A socket is connected by the thread that uses it.
 
         Args:
             replaces: take the engine of a rank that has died from its list first, as its nanny process would do: the
                 controller would take minutes to miss it, and give us another id.
+            reached_at: by addresses of the controller, where they are reached from here if not there.
         """
         if self._connect is None:  # it has registered in ipyparallel's own way
             return
         in_thread = {str(self.connection_info[name]): call for name, call in _threads(self.kernel).items()}
         for socket, address, options in self._unconnected:
             call = in_thread.get(address.rpartition(":")[2], _here)
-            call(partial(self._connect, socket, address, **options))
+            call(partial(self._connect, socket, reached_at.get(address, address), **options))
         self._unconnected.clear()
         if self._heart:
-            super().start_heartbeat(*self._heart)
+            ping, pong, *rest = self._heart
+            super().start_heartbeat(reached_at.get(ping, ping), reached_at.get(pong, pong), *rest)
             self._heart = ()
         with self.context.socket(zmq.DEALER) as registrar:
             registrar.linger = _LINGER_MS
-            self._connect(registrar, self.registration_url)
+            self._connect(registrar, reached_at.get(self.registration_url, self.registration_url))
             if replaces:
                 self.session.send(registrar, "unregistration_request", content={"id": self.id})
                 self.session.send(registrar, "connection_request")  # which is answered, and after that one

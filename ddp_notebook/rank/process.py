@@ -67,6 +67,7 @@ class Rank:
         kernel_api.settle_environment()
         self.place: Form | None = None
         self.runner: Runner | None = None
+        self._directory = spec["directory"]
         self._streams = Streams(spec["mark_token"])
         self._inbox = Inbox(spec["inbox"], self._handle)
         self._calling = threading.Lock()
@@ -93,11 +94,12 @@ class Rank:
         while not isinstance(message, Engine):
             self._handle(message)
             message = self._to_do.get()
-        app = RankEngine.instance(rank=self)
+        profile = os.path.join(self._directory, "profile")
+        os.makedirs(profile, mode=0o700, exist_ok=True)  # ipyparallel makes none that is named so
+        app = RankEngine.instance(rank=self, connection_info_env=json.dumps(message.connection))
         app.initialize(
             [
-                f"--profile-dir={os.path.dirname(os.path.dirname(message.connection_file))}",
-                f"--file={message.connection_file}",
+                f"--profile-dir={profile}",
                 f"--IPEngine.id={message.engine_id}",
                 "--IPEngine.enable_nanny=False",  # the host server is our parent: it knows when we die
                 "--IPEngine.max_heartbeat_misses=0",  # a lost controller must not end us
@@ -179,7 +181,7 @@ class Rank:
         elif isinstance(message, Check) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
         elif isinstance(message, Register):
-            RankEngine.instance().enroll(replaces=message.replaces)
+            RankEngine.instance().enroll(replaces=message.replaces, reached_at=message.reached_at)
             self.agent.send(Registered())
 
     def _take(self, place: Form) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
-from ddp_notebook.launch.client import SharedClient
+from ddp_notebook.launch.client import SharedClient, Whose
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
@@ -70,7 +70,7 @@ class Parts:
         self.observer = Observer(world_size, cluster.send, lambda: cluster.alive)
         cells.mend.on_moved = self.observer.on_moved
         self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
-        self.client = SharedClient(lambda: cluster.pids("rank"), cluster.client_file)
+        self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget)
         dispatch.add(self.observer.handlers)
@@ -127,6 +127,12 @@ class Assembled:
     @property
     def _parts(self) -> Parts:
         return there_already(self._assembled)
+
+
+def _processes_of(cluster: Cluster) -> set[Whose]:
+    """The processes of the ranks that live."""
+    processes = [cluster.process(rank) for rank in cluster.alive]
+    return {(process.host.hostname, process.pid) for process in processes if process.pid}
 
 
 def _folder_of(cluster: Cluster) -> str:

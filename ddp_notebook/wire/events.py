@@ -120,9 +120,9 @@ class Form(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Message):
-    """Become an ipyparallel engine, of the controller that this connection file describes once there is one."""
+    """Become an ipyparallel engine, of the controller that this describes once there is one."""
 
-    connection_file: str
+    connection: dict[str, Any]  # what ipyparallel's connection files hold
     engine_id: int
 
 
@@ -131,6 +131,7 @@ class Register(Message):
     """There is a controller: the engine connects to it, and registers."""
 
     replaces: bool = False  # an engine that has died and is still registered under this id
+    reached_at: dict[str, str] = field(default_factory=dict)  # by addresses of its, where the host has others for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

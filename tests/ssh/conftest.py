@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 
 from ddp_notebook.launch import warm
@@ -26,5 +28,5 @@ def ssh(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(ssh):
-    """Its shell prints a greeting, and has a variable of its own."""
-    return sshd.python(ssh, first="echo welcome to one", variable="OF_THE_HOST=yes")
+    """Its shell prints a greeting, and has a variable of its own; it does not see the session's directory."""
+    return sshd.python(ssh, first="echo welcome to one", variable="OF_THE_HOST=yes", without=tempfile.gettempdir())

@@ -87,15 +87,19 @@ def running(directory: Path) -> Iterator[str]:
         server.wait()
 
 
-def python(directory: Path, *, first: str = "", variable: str = "") -> str:
-    """An interpreter there, as users have one: a script that does something first, and has the package."""
+def python(directory: Path, *, first: str = "", variable: str = "", without: str = "") -> str:
+    """An interpreter there, as users have one: a script that does something first, and has the package. It does not see
+    what is in the folder `without`, where that can be had: other machines do not see the notebook's files."""
     script = directory / f"python{abs(hash((first, variable)))}"
     root = Path(__file__).parents[2]
+    run = f'exec {sys.executable} "$@"'
+    if without and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0:
+        run = f"exec unshare -m sh -c 'mount -t tmpfs none {without} && {run}' sh \"$@\""
     lines = [
         first,
         f"export PYTHONPATH={root}",
         f"export {variable}" if variable else "",
-        f'exec {sys.executable} "$@"',
+        run,
     ]
     script.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     script.chmod(0o700)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
+import psutil
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import ClientError, DDPNotebookError, RankDiedError, RankError
+from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +67,17 @@ def test_what_they_call_is_recorded(session):
     assert [call.output.mean for call in calls] == [1.0, 1.0]
 
 
-def test_what_is_not_there_says_so(session):
-    with pytest.raises(ClientError, match=r"session\.client and %%px are there for ranks on the notebook's"):
-        session.client  # noqa: B018
-
-
 def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypatch):
-    """The last test: a new connection is no process that the module's session had before."""
+    """The last test: a new connection is no process that the module's session had before, nor is a controller, which
+    is on the notebook's machine, with a host server of its own."""
     here, there = session._hosts.all
     monkeypatch.setitem(here.facts(), "memory_mib", 150)  # of which one rank gets 100
     session.run("kept = 'there'")
+    client = session.client
+    assert client.ids == [0, 1] and client[:].apply_sync(os.getpid) == session.pids()
+    theirs = client[:].execute("print('theirs', rank, kept)", block=True)
+    theirs.wait_for_output(10)
+    assert theirs.stdout == ["theirs 0 there\n", "theirs 1 there\n"]
     threading.Timer(0.3, there.way._ssh.kill).start()
     with pytest.raises(RankDiedError, match="two was lost: the host server on two ended, or the connection to it"):
         session.run("dist.recv(torch.ones(1), 1 - rank)")
@@ -82,4 +85,8 @@ def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypat
     result = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x), globals().get('kept'))")
     assert [result[rank].stdout for rank in (0, 1)] == ["2 there\n", "2 None\n"]
     assert session.pids("host server") == [here.pid, session._hosts.all[1].pid] and not there.is_alive
+    assert session.client is client and client[:].apply_sync(os.getpid) == session.pids()
+    controller = psutil.Process(session.pids("controller")[0])
+    assert controller.ppid() not in session.pids("host server")
     session.stop()
+    assert not controller.is_running()

@@ -205,7 +205,7 @@ class HostServer:
             spec["cwd"] = spec["cwd"] if os.path.isdir(spec["cwd"]) else os.path.expanduser("~")
         spec["env"][processes.TOKEN_VARIABLE] = os.environ.get(processes.TOKEN_VARIABLE, "")
         if spec["kind"] == "rank":
-            spec["stack_file"] = stack_file(self._directory, process)
+            spec["directory"], spec["stack_file"] = self._directory, stack_file(self._directory, process)
             open_files.allow(spec["open_files"])  # it inherits that
         listener = None
         if spec["kind"] == "store":

@@ -12,7 +12,7 @@ from ddp_notebook.launch.processes import Identity
 LOOPBACK = "127.0.0.1"
 # Variables by which a starter of ours tells a task its number, and of how many.
 OWN_NUMBER = ("DDP_NOTEBOOK_TASK", "DDP_NOTEBOOK_TASKS")
-LOCAL = "local"  # the name of the notebook's own host
+LOCAL = "this machine"  # the name of the notebook's own host, which no other has
 LEASE_S = 30.0  # without a word, until notebook and host give each other up
 BEAT_S = 1.0  # between two words, where nothing else is to be said
 
