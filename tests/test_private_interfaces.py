@@ -317,6 +317,7 @@ def test_an_engine_is_made_before_there_is_a_controller():
     assert len(inspect.signature(IPEngine.start_heartbeat).parameters) == 5
     registration = inspect.getsource(IPEngine.register).replace('"', "'")
     assert "registration_request" in registration and "content = dict(uuid=self.ident)" in registration
+    assert "json.loads(self.connection_info_env)" in inspect.getsource(IPEngine.load_connection_file)
 
 
 def test_a_controller_adopts_connection_files():

@@ -14,7 +14,8 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError
-from tests.conftest import marked_processes, wait_until
+from ddp_notebook.launch.processes import descendants
+from tests.conftest import marked_processes, net_connections, wait_until
 from tests.ssh import namespaces, sshd
 from tests.starters.conftest import command_lines, invitations, need_mpi, said, secret_of, send_to_all_below, sum_of
 
@@ -47,7 +48,17 @@ def test_two_hosts(network, cache):
             session.run("dist.recv(torch.ones(1), (rank + 2) % 4)", timeout=0.3)
         assert sum_of(session) == ["4"] * 4
         pids = [*session.pids(), *session.pids("host server")]
+        assert session.client.ids == [0, 1, 2, 3] and session.client[:].apply_sync(os.getpid) == session.pids()
+        (controller,) = session.pids("controller")
+        assert _listens_on(controller) == {"127.0.0.1", session._hosts.address}
+        pids.append(controller)
     assert not any(map(psutil.pid_exists, pids))
+
+
+def _listens_on(pid: int) -> set[str]:
+    """The addresses at which a process and those below it listen."""
+    below = descendants(pid)
+    return {one.laddr.ip for process in below for one in net_connections(process) if one.status == psutil.CONN_LISTEN}
 
 
 _OWNER = """
