@@ -163,6 +163,7 @@ def main(spec: dict[str, Any]) -> None:
     config.IPController.db_class = "nodb"
     config.IPController.broadcast_scheduler_depth = _LEAVES.bit_length() - 1
     config.IPController.reuse_files = True  # those of `make_spec`
+    config.IPController.engine_ip = spec["address"]  # those say it, but too late for registrations
     config.IPController.restore_engines = spec["restore"]
     for pool, first in zip(_POOLS, blocks, strict=True):
         config.IPController[pool] = list(range(first, first + _BLOCK))
