@@ -46,7 +46,7 @@ class Hosts:
         self.fit = False
         self.began_s = time.monotonic()
         self._options = options
-        self._here: Host | None = None  # where none of `all` is
+        self._here: Host | None = None  # of this machine; in `all` where the ranks are here
         self._give_back = False  # the one that is here, to `warm`
         self._tasks: Tasks | None = None
         self._folder = "."  # which is sent where no other is named
@@ -197,19 +197,21 @@ class Hosts:
         Args:
             healthy: they have ended all that they had started.
         """
-        here = [] if self._here is None else [self._here]
-        ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in {*self.all, *here}]
-        for one in ending:  # it may take seconds
+        far = [host for host in self.all if host is not self._here]
+        ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in far]  # one may take seconds
+        for one in ending:
             one.start()
+        if self._here is not None and self._give_back:
+            warm.give_back(self._here, healthy=healthy)
+        elif self._here is not None:
+            self._here.close()
         for one in ending:
             one.join()
         if self._tasks is not None:
             self._tasks.end()
 
     def _end(self, host: Host, healthy: bool) -> None:
-        if host is self._here and self._give_back:
-            warm.give_back(host, healthy=healthy)
-        elif healthy and self.fit and host is not self._here and self._options.hosts is not None:
+        if healthy and self.fit and self._options.hosts is not None:
             warm.give_back_far(self._key(host.name), host)
         else:
             host.close()
