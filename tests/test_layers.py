@@ -114,7 +114,8 @@ def test_nothing_else_knows_how_ranks_are_started():
 
 def test_only_who_takes_hosts_chooses_a_way():
     """Whatever else is in `launch` knows a host by what every way can do."""
-    ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")} - {"__init__", "base", "folders", "host_list"}
+    others = {"__init__", "base", "folders", "host_list"}
+    ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")} - others
     assert ways == {"local", "ssh", "called", "outpost"}
     choose = {"warm.py": {"local"}, "hosts.py": {"ssh"}, "tasks.py": {"called", "outpost"}}
     for file, _ in files("launch"):

@@ -6,6 +6,7 @@ A process has a number that it keeps; its rank belongs to an epoch of the group,
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -330,12 +331,21 @@ class Cluster:
     def stop(self, grace_s: float = 1.0) -> bool:
         """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
         self._admission.has_ended = True
-        left = []
-        with_controller = [process.host for process in self._processes.living(CONTROLLER)]
-        for host in dict.fromkeys([*self._hosts.values(), *with_controller]):
+        left: list[int] = []
+
+        def end(host: Host) -> None:
             those = [process for process in self._processes.all.values() if process.host is host]
             ranks = [process.number for process in those if process.kind == RANK]
-            left += host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s)
+            left.extend(host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s))
+
+        with_controller = [process.host for process in self._processes.living(CONTROLLER)]
+        first, *others = dict.fromkeys([*self._hosts.values(), *with_controller])
+        beside = [threading.Thread(target=end, args=(host,)) for host in others]  # each may need all of the grace
+        for one in beside:
+            one.start()
+        end(first)
+        for one in beside:
+            one.join()
         self._bulk.close()
         self._endpoint.close()
         folders.remove(self.directory)

@@ -20,7 +20,7 @@ from ddp_notebook.launch.survey.fit import require
 from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.ssh import Ssh
+from ddp_notebook.launch.ways.ssh import Ssh, ssh_command
 
 
 class Hosts:
@@ -222,8 +222,8 @@ class Hosts:
 
     def _key(self, name: str) -> Hashable:
         """What a host server was started with."""
-        options, ssh = self._options, os.environ.get("DDP_NOTEBOOK_SSH")
-        return name, options.python, tuple(sorted(options.env.items())), options.lease_s, ssh
+        options = self._options
+        return name, options.python, tuple(sorted(options.env.items())), options.lease_s, tuple(ssh_command())
 
 
 def placed(

@@ -16,6 +16,7 @@ from ddp_notebook.launch.starters.base import Starter, shared_folder
 from ddp_notebook.launch.ways.called import Arrivals, Called
 from ddp_notebook.launch.ways.outpost import VARIABLE
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two states of a queue
 _MODULE = "ddp_notebook.launch.ways.outpost"
 
 
@@ -63,16 +64,18 @@ class Tasks:
         Raises:
             StartError: they will not come, or took too long.
         """
-        said = ""
+        said, say_at, pause_s = "", 0.0, _FIRST_PAUSE_S
 
         def remaining_s() -> float:
-            nonlocal said
-            if self._starter.is_queued:
-                self.began_s = time.monotonic()
-            if (state := self._starter.state()) != said and state:
-                report(state)
-            said = state
-            return self.began_s + timeout_s - time.monotonic()
+            nonlocal said, say_at, pause_s
+            now = time.monotonic()
+            is_queued, state = self._starter.is_queued, self._starter.state()
+            if is_queued:
+                self.began_s = now
+            if state and state != said and (now >= say_at or not is_queued):
+                report(state)  # seldom, in a queue of hours whose estimate moves
+                said, say_at, pause_s = state, now + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
+            return self.began_s + timeout_s - now
 
         called = self._arrivals.wait(self._starter.expected, self._starter.trouble, remaining_s, check)
         self._file.unlink(missing_ok=True)  # nobody else is invited

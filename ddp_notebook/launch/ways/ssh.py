@@ -109,7 +109,7 @@ class Ssh(Way):
         try:
             with open(self._log_file, "wb") as log, signals.held_back():
                 self._ssh = subprocess.Popen(
-                    [*_ssh(), "-T", *options, "-M", "-S", self._socket, "--", destination, command],
+                    [*ssh_command(), "-T", *options, "-M", "-S", self._socket, "--", destination, command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -225,7 +225,7 @@ class Ssh(Way):
         """Ask the connection for a port of the host that leads to this one of ours, or for the end of that."""
         # With the address: else sshd takes a port that is free on ::1, which on 127.0.0.1 may be somebody else's.
         ports = f"{LOOPBACK}:0:{LOOPBACK}:{port}"
-        command = [*_ssh(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
+        command = [*ssh_command(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
         return subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
 
     # ---- the server's process
@@ -272,7 +272,8 @@ def _quoted(path: str) -> str:
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
-def _ssh() -> list[str]:
+def ssh_command() -> list[str]:
+    """The command that is run as ssh, with its first options."""
     return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH") or file.read().ssh or "ssh")
 
 
