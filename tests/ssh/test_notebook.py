@@ -16,6 +16,7 @@ from contextlib import closing
 import pytest
 
 from tests.conftest import wait_until
+from tests.faults.on_rank import Scene
 from tests.faults.test_table import nothing_is_left  # noqa: F401  # of the module, as there
 from tests.kernels import NotebookKernel
 from tests.ssh import namespaces, sshd
@@ -112,9 +113,10 @@ def test_a_slider_of_the_other_host_is_moved(browser):
     assert len(browser.of("IntTextModel", value=70)) == 1, "what the callback has changed came back"
 
 
-def test_stop_frees_a_deadlock_between_hosts(kernel):
-    message = kernel.start("%%on_all_ranks\nkept = rank + 40\nprint('go')\ndist.recv(torch.ones(1), 1 - rank)")
-    kernel.wait_for_text("[0-1] go")
+def test_stop_frees_a_deadlock_between_hosts(kernel, tmp_path):
+    begin = f"from tests.faults.on_rank import Scene\nkept, scene = rank + 40, Scene({str(tmp_path)!r}, rank)"
+    message = kernel.start(f"%%on_all_ranks\n{begin}\nscene.mark('there'); dist.recv(torch.ones(1), 1 - rank)")
+    Scene(str(tmp_path)).wait_for("there", [0, 1], blocked=True)
     pressed = time.monotonic()
     kernel.interrupt()
     reply = kernel.finish(message, timeout_s=10)
