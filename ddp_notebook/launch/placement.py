@@ -39,6 +39,22 @@ class Placement:
         """How many machines there are: torchrun's GROUP_WORLD_SIZE."""
         return len(set(self.machines))
 
+    @property
+    def names_of_machines(self) -> tuple[str, ...]:
+        """By rank, its machine by the name of the first host there; () where all ranks are on one.
+
+        Example:
+            >>> two = Placement(
+            ...     backend="gloo", hosts=("a", "a:1", "b"), machines=("a 10.0.0.1", "a 10.0.0.1", "b 10.0.0.2"),
+            ...     devices=("cpu",) * 3, names=("CPU",) * 3, cuda_visible_devices=None, threads=1,
+            ... )
+            >>> two.names_of_machines
+            ('a', 'a', 'b')
+        """
+        if self.group_world_size == 1:
+            return ()
+        return tuple(self.hosts[self.machines.index(machine)] for machine in self.machines)
+
     def group_rank(self, rank: int) -> int:
         """Number of the rank's machine: torchrun's GROUP_RANK.
 

@@ -24,15 +24,22 @@ class Observer:
         world_size: number of ranks.
         ask: sends a message to a rank.
         alive: returns the ranks that are alive.
+        hosts: returns by rank the machine that each is on; (): all are on one.
     """
 
     def __init__(
-        self, world_size: int, ask: Callable[[int, Message], None], alive: Callable[[], Sequence[int]]
+        self,
+        world_size: int,
+        ask: Callable[[int, Message], None],
+        alive: Callable[[], Sequence[int]],
+        hosts: Callable[[], tuple[str, ...]],
     ) -> None:
         self.recording = Recording(world_size)
         self._intake = Intake(self.recording)
         self._ask = ask
         self._alive = alive
+        self._hosts = hosts
+        self.recording.hosts = hosts()
         self._boot = boot_id()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._compare_clocks, name="ddp-clocks", daemon=True)
@@ -57,6 +64,7 @@ class Observer:
 
     def on_moved(self, rank: int) -> None:
         """A rank's process is on another host now, which has a clock of its own."""
+        self.recording.hosts = self._hosts()
         self.recording.clock.forget(rank)
         self._ask(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
 

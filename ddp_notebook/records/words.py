@@ -46,6 +46,33 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
 
 
+def rank_on(rank: int, hosts: Sequence[str]) -> str:
+    """A rank with its host, where ranks are on several.
+
+    Args:
+        hosts: by rank; (): they are on one machine.
+
+    Example:
+        >>> rank_on(2, ("gpu1", "gpu1", "gpu2")), rank_on(2, ())
+        ('rank 2 on gpu2', 'rank 2')
+    """
+    return ranks_on([rank], hosts)
+
+
+def ranks_on(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Ranks with the host that they share, where ranks are on several; without one where they share none.
+
+    Args:
+        hosts: by rank; (): they are on one machine.
+
+    Example:
+        >>> ranks_on([2, 3], ("gpu1", "gpu1", "gpu2", "gpu2")), ranks_on([1, 2], ("gpu1", "gpu1", "gpu2", "gpu2"))
+        ('ranks 2-3 on gpu2', 'ranks 1-2')
+    """
+    theirs = {hosts[rank] for rank in ranks} if hosts else set()
+    return name_ranks(ranks) + (f" on {theirs.pop()}" if len(theirs) == 1 else "")
+
+
 def in_function(name: str) -> str:
     """What stands behind the line of a cell: `"load"` -> `" in load"`; `""` where it is in no function. Such code is
     called `<module>` by Python, and `<cell line: 3>` by IPython 7.34."""

@@ -67,7 +67,9 @@ class Parts:
         self.healing = Healing(cluster, cells, questions, transfers, living)
         self.unended = Unended(cluster, cells, living.check_host)
         self.checking = Checking(cells, questions, living)
-        self.observer = Observer(world_size, cluster.send, lambda: cluster.alive)
+        self.observer = Observer(
+            world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
+        )
         cells.mend.on_moved = self.observer.on_moved
         self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
         self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)

@@ -61,7 +61,7 @@ class Notebook:
         self._endpoint = Endpoint.listen(self._keyring, self._on_message)
         self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
         self.questions = Questions(self._send, lambda _: None)
-        self.observer = Observer(world_size, self._send, lambda: range(world_size))
+        self.observer = Observer(world_size, self._send, lambda: range(world_size), lambda: ())
         self._dispatch = Dispatch()
         self._dispatch.add(self.observer.handlers)
         self._dispatch.add(self.questions.handlers)

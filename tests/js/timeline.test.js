@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { FAILURE, MEANINGS, MERGE_PX, Rectangles, TRANSFER, UNDER_WAY, WAITING, collect, hit, layoutRows, leastWidth } from "../../ddp_notebook/widgets/js/drawing/bars.js";
+import { FAILURE, HEADING, MEANINGS, MERGE_PX, Rectangles, TRANSFER, UNDER_WAY, WAITING, collect, hit, layoutRows, leastWidth } from "../../ddp_notebook/widgets/js/drawing/bars.js";
 import { COMMUNICATION, COMPUTE, Lane, Lanes, lowerBound } from "../../ddp_notebook/widgets/js/data/lanes.js";
 import { callsOf, collectivesIn, ribbon } from "../../ddp_notebook/widgets/js/drawing/links.js";
 import { abgr, paint } from "../../ddp_notebook/widgets/js/drawing/pixels.js";
@@ -214,6 +214,16 @@ test("rows of 64 ranks are thin, of 4 high, and lanes lie in them", () => {
     assert.ok(compute.h >= 2 && communication.h >= 2);
   }
   assert.ok(layoutRows(64, 200, [1, 1, 1]).total > 200, "then they scroll");
+});
+
+test("above the ranks of each host is its name, where there are several", () => {
+  const plain = layoutRows(4, 400, [1, 1, 1]);
+  assert.deepEqual([plain.headings, plain.tops, plain.total], [[], [0, 1, 2, 3].map((at) => at * plain.row), 4 * plain.row]);
+  const layout = layoutRows(4, 160, [1, 1, 1], ["a", "a", "b", "b"]);
+  const { row } = layout;
+  assert.deepEqual(layout.headings, [{ host: "a", y: 0 }, { host: "b", y: HEADING + 2 * row }]);
+  assert.deepEqual(layout.tops, [HEADING, HEADING + row, 2 * HEADING + 2 * row, 2 * HEADING + 3 * row]);
+  assert.ok(layout.total === 2 * HEADING + 4 * row && layout.total <= 160);
 });
 
 test("the span under the pointer is found, of nested ones the inner", () => {

@@ -156,6 +156,19 @@ def test_steps_are_bars_whose_parts_add_up():
     assert by_step.get_ylabel() == "time (ms), mean of ranks"
 
 
+def test_ranks_of_several_hosts_stand_under_their_hosts():
+    run = simulate(slow=2, phase="forward", extra_ms=50, steps=12)
+    run.hosts = ("gpu1", "gpu1", "gpu2", "gpu2")
+    figure = figures.steps(run)
+    by_rank = figure.axes[0]
+    (beside,) = by_rank.child_axes
+
+    assert title(figure) == "A step takes 84 ms: 50 % compute, 44 % waiting for rank 2 on gpu2"
+    assert [label.get_text() for label in beside.get_yticklabels()] == ["gpu1", "gpu2"]
+    assert beside.get_yticks().tolist() == [0, 2]
+    assert [np.asarray(line.get_ydata())[0] for line in by_rank.get_lines()] == [1.5]
+
+
 def test_many_steps_are_drawn_together():
     figure = figures.steps(simulate(world_size=2, steps=500))
 

@@ -37,6 +37,50 @@ def test_the_bound_on_the_clocks_of_other_hosts_is_said():
     assert report(run).notes == ("Clocks of the hosts are compared within 0.5 ms: no wait that is shorter is told",)
 
 
+HOSTS = ("gpu1", "gpu1", "gpu2", "gpu2")
+
+
+def test_a_rank_is_blamed_with_its_host():
+    run = simulate(slow=2, phase="forward", extra_ms=50)
+    run.hosts = HOSTS
+    found = report(run)
+    assert found.verdict == "59 % of the step waits for rank 2 on gpu2, whose forward takes 6.0 times the others'"
+    assert found.straggler is not None and found.straggler.evidence.startswith("rank 2 on gpu2 came last in 18 of 18")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "clock_error_ns", "verdict"),
+    [
+        (
+            HOSTS,
+            0,
+            "66 % of the step waits for the network between gpu1 and gpu2: all ranks had come, and 1.3 GB/s were ",
+        ),
+        (("a", "b", "c", "d"), 0, "66 % of the step waits for the network between 4 hosts: all ranks had come, and "),
+        ((), 0, "66 % of the step is communication that no compute hides"),
+        (
+            HOSTS,
+            30 * MS,
+            "of the step is communication that no compute hides; whether for the network or for a rank cannot be told",
+        ),
+    ],
+    ids=["two hosts", "many hosts", "one machine", "clocks that are not known well enough"],
+)
+def test_what_no_rank_came_late_for_is_the_networks(hosts, clock_error_ns, verdict):
+    run = simulate(transfer_ms=20, bucket_nbytes=25 << 20)
+    run.clock_errors_ns, run.hosts = [clock_error_ns] * 4, hosts
+    assert verdict in report(run).verdict
+
+
+def test_the_network_is_not_blamed_for_what_stays_on_a_host():
+    """Each host averages among its own ranks; a barrier now and then joins them."""
+    run = simulate(world_size=2, transfer_ms=20, is_ddp=False, buckets=1)
+    run.world_size, run.clock_errors_ns, run.hosts = 3, [0] * 3, ("gpu1", "gpu1", "gpu2")
+    for rank in range(3):
+        run.call(rank, "barrier", BEGIN_NS + 40 * MS, BEGIN_NS + 41 * MS, group="all", ranks=[0, 1, 2])
+    assert "is communication that no compute hides" in report(run).verdict
+
+
 def test_the_repr_is_one_line():
     assert repr(report(simulate(input_ms=30))) == (
         "Report(cell 1, 18 steps of 64 ms: 47 % of the step waits for the data loader)"

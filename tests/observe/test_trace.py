@@ -65,8 +65,12 @@ def test_each_rank_is_a_process_with_tracks_in_a_fixed_order():
     run.call(1, "send", BEGIN_NS + MS, BEGIN_NS + 2 * MS, peer=2)
     events = trace_of(run)
 
-    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert named == {0: "rank 0", 1: "rank 1", 2: "rank 2"}
+    def named(events):
+        return [event["args"]["name"] for event in events if event["name"] == "process_name"]
+
+    assert named(events) == ["rank 0", "rank 1", "rank 2"]
+    run.hosts = ("gpu1", "gpu1", "gpu2")
+    assert named(trace_of(run)) == ["rank 0 on gpu1", "rank 1 on gpu1", "rank 2 on gpu2"]
     shown = [name for (pid, _), name in tracks(events).items() if pid == 1]
     assert shown == ["cell", "step", PHASES, "communication: 7", ALL, "send and recv"]
 

@@ -265,6 +265,7 @@ def test_a_host_is_lost_and_its_ranks_go_elsewhere(network, host, rank, after):
             began = time.monotonic()
             _, went = session.heal()
             assert went == f"rank {rank} is on {'ab'[1 - rank]} now" and time.monotonic() - began < 3
+            assert session.recording.hosts == (), "all are on one machine"
             assert _places(session) == after
             wait_until(lambda: not made.started(host), 10.0, "the host ends all, with its lease")
         finally:

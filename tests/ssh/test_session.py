@@ -65,6 +65,8 @@ def test_what_they_call_is_recorded(session):
     calls = session.recording.collectives(op="all_reduce", cell=newest)
     assert {call.rank for call in calls} == {0, 1} and {call.site for call in calls} == {"cell line 1"}
     assert [call.output.mean for call in calls] == [1.0, 1.0]
+    assert session.recording.hosts == ("one", "two")
+    assert [row.host for row in session.status().rows] == ["one", "two"]
 
 
 def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypatch):

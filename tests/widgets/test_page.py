@@ -107,6 +107,27 @@ def test_the_data_are_all_that_was_recorded(recording):
     assert {"loss", "all_reduce", "default", "cell line 12", "recorded"} <= set(texts.values())
 
 
+def test_ranks_stand_under_their_hosts(tmp_path):
+    recording = simulate(world_size=4, steps=4)
+    panels = (
+        "() => [...document.querySelectorAll('#monitor *')].find((one) => one.ddpMonitor).ddpMonitor.state().panels"
+    )
+    headings, titles = [], []
+    for hosts in ((), ("gpu1", "gpu1", "gpu2", "gpu2")):
+        recording.hosts = hosts
+        kept = ddp_notebook.load(recording.save(tmp_path / "run.npz"))
+        assert kept.hosts == hosts
+        with opened(kept.save_html(tmp_path / "run.html")) as shown:
+            shown.get_by_role("tab", name="Timeline").click()
+            shown.wait_for_timeout(200)
+            headings.append([one["host"] for one in shown.evaluate(panels)["timeline"]["headings"]])
+            shown.get_by_role("tab", name="Ranks").click()
+            titles.append(shown.locator(".ddpm-ranks thead th").all_inner_texts()[:2])
+            beginning = shown.locator(".ddpm-begins-host").all_inner_texts()
+    assert headings == [[], ["gpu1", "gpu2"]] and titles == [["Rank", "State"], ["Rank", "Host"]]
+    assert [words.split()[:2] for words in beginning] == [["2", "gpu2"]]
+
+
 def test_of_what_is_too_much_the_last_rows_stay_and_the_page_says_so(recording, monkeypatch):
     monkeypatch.setitem(page.MOST, "span", 1000)
     monkeypatch.setitem(page.MOST, "value", 500)

@@ -19,6 +19,7 @@ from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_coll
 from ddp_notebook.observe.views import Bucket, Step, Straggler, settled
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent, size
+from ddp_notebook.records.words import rank_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,10 +53,13 @@ def steps(recording: RowSource, cell: int | None) -> Picture:
     ranks = sorted({step.rank for step in found})
     kept = typical(settled(found))
     of_rank = np.array([_mean(_of(rank, kept) or _of(rank, found)) for rank in ranks])  # (R, parts)
-    title = _told(of_rank, straggler_of(measured), "" if cell is None else f" (cell {cell})")
+    hosts = recording.hosts
+    title = _told(of_rank, straggler_of(measured, hosts), hosts, "" if cell is None else f" (cell {cell})")
     height = min(max(len(ranks), 3) * _ROW, 6.0)
     figure, (above, below) = picture(title, height + 4.2, (height, 2.2))
     _draw_by_rank(above, ranks, of_rank)
+    if hosts:
+        _draw_hosts(above, [hosts[rank] for rank in ranks])
     draw_by_step(below, found)
     shown = [part for at, part in enumerate(STEP_PARTS) if of_rank[:, at].any()]
     key(figure, shown)
@@ -84,11 +88,11 @@ def _mean(found: Sequence[Step]) -> Times:
     return np.mean([_parts(step) for step in found], axis=0)
 
 
-def _told(of_rank: Times, slow: Straggler | None, where: str) -> str:
+def _told(of_rank: Times, slow: Straggler | None, hosts: Sequence[str], where: str) -> str:
     part = dict(zip(STEP_PARTS, of_rank.mean(axis=0).tolist(), strict=True))
     whole = sum(part.values()) or 1.0
     part["compute"] += part.pop("overlapped")
-    words = _WORDS | {"waiting": "waiting for others" if slow is None else f"waiting for rank {slow.rank}"}
+    words = _WORDS | {"waiting": "waiting for others" if slow is None else f"waiting for {rank_on(slow.rank, hosts)}"}
     words["rest"] = "between"
     told = sorted((name for name in part if part[name] >= _LEAST_TOLD * whole), key=lambda name: -part[name])
     shares = ", ".join(f"{percent(part[name] / whole)} {words[name]}" for name in told)
@@ -116,6 +120,22 @@ def _draw_by_rank(axes: Axes, ranks: Sequence[int], of_rank: Times) -> None:
     axes.set_ylim(len(ranks) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("time per step (ms), mean of the steps")
+
+
+def _draw_hosts(axes: Axes, hosts: Sequence[str]) -> None:
+    """A line between the ranks of different hosts, and the name of each host beside its first rank.
+
+    Args:
+        hosts: of the rows, in their order.
+    """
+    firsts = [row for row, host in enumerate(hosts) if not row or hosts[row - 1] != host]
+    for row in firsts[1:]:
+        axes.axhline(row - 0.5, color=INK, linewidth=0.6)
+    if len(firsts) <= _MOST_NAMED:
+        beside = axes.secondary_yaxis("right")
+        beside.set_yticks(firsts, [hosts[row] for row in firsts])
+        beside.tick_params(length=0)
+        beside.spines[:].set_visible(False)
 
 
 def draw_by_step(

@@ -2,5 +2,6 @@
 
 report      what its steps took, why, and what to try
 advice      the verdict in one sentence
+network     what machines waited for that no rank was late for
 bandwidth   bytes per second by operation and size
 """

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_notebook.observe.report.network import Network
 from ddp_notebook.observe.steps.waits import fewest_steps
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.views import Step, Straggler
 from ddp_notebook.records.schema import ORIGINS, SPANS
 from ddp_notebook.records.units import ms, percent, size
-from ddp_notebook.records.words import name_ranks
+from ddp_notebook.records.words import rank_on, ranks_on
 
 _MOST = 3  # things to try
 _LARGE = 0.15  # of a step: worth being the verdict
@@ -60,17 +61,26 @@ class Gradients:
     copied_ns: float  # at the end of a backward, when all buckets are through
 
 
-def verdict(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int) -> str:
+def verdict(
+    parts: Parts,
+    ranks: Sequence[Parts],
+    slow: Straggler | None,
+    steps: int,
+    hosts: Sequence[str] = (),
+    network: Network | None = None,
+) -> str:
     """One sentence: where most of the time is lost.
 
     Args:
         parts: of all ranks.
         ranks: of each.
         steps: that were looked at.
+        hosts: by rank; (): they are on one machine.
+        network: what it did between machines, where data moved there.
     """
-    losses = [_waiting(parts, ranks, slow, steps)]
+    losses = [_waiting(parts, ranks, slow, steps, hosts)]
     for ns, least, text in (
-        (parts.exposed_ns, _LARGE, "is communication that no compute hides"),
+        (parts.exposed_ns, _LARGE, network.words() if network else "is communication that no compute hides"),
         (parts.input_ns, _LARGE, "waits for the data loader"),
         (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
         (parts.rest_ns, _LARGE_REST, "is neither of these: Python code between the phases"),
@@ -83,14 +93,16 @@ def verdict(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps:
     return f"Nothing {'is wrong' if computes >= _MOSTLY else 'stands out'}: {percent(computes)} of the step computes"
 
 
-def _waiting(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int) -> tuple[float, str]:
+def _waiting(
+    parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int, hosts: Sequence[str]
+) -> tuple[float, str]:
     """The share of the step that ranks lose by waiting, and for whom they wait; 0 where it is not worth a word.
 
     The mean is over the ranks that wait: if one of two ranks always waits, a mean over both would hide half of it.
     """
     if slow is not None:
         lost = _mean_waiting([one for one in ranks if one.rank != slow.rank])
-        return lost, f"{percent(lost)} of the step waits for rank {slow.rank}, {_because(slow)}"
+        return lost, f"{percent(lost)} of the step waits for {rank_on(slow.rank, hosts)}, {_because(slow)}"
     most = max(ranks, key=_waits)
     lost = _waits(most)
     if lost < _LARGE:
@@ -110,8 +122,8 @@ def _waiting(parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps
         return lost, f"{percent(waiting)} of the step the ranks wait for each other, by turns"
     lost = _mean_waiting([one for one in ranks if one not in late])
     return lost, (
-        f"{percent(lost)} of the step waits for {_named(late)}, but not in every step, or too little in all to call it "
-        "slow"
+        f"{percent(lost)} of the step waits for {_named(late, hosts)}, but not in every step, or too little in all to "
+        "call it slow"
     )
 
 
@@ -129,8 +141,8 @@ def _mean_waiting(ranks: Sequence[Parts]) -> float:
     return sum(map(_waits, ranks)) / len(ranks)
 
 
-def _named(ranks: Sequence[Parts]) -> str:
-    return name_ranks([one.rank for one in ranks if one.rank is not None])
+def _named(ranks: Sequence[Parts], hosts: Sequence[str]) -> str:
+    return ranks_on([one.rank for one in ranks if one.rank is not None], hosts)
 
 
 def _because(slow: Straggler) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
+from ddp_notebook.observe.report.network import network
 from ddp_notebook.observe.steps.apart import Bounded, apart
 from ddp_notebook.observe.steps.steps import measure, typical
 from ddp_notebook.observe.steps.waits import straggler_of
@@ -117,7 +118,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             verdict=_what_is_missing(recording, cell),
             suggestions=(),
         )
-    slow = straggler_of(measured)
+    slow = straggler_of(measured, recording.hosts)
     every = [one.step for one in measured]
     found = settled(every)
     of_rank = {rank: [step for step in found if step.rank == rank] for rank in sorted({step.rank for step in found})}
@@ -138,7 +139,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         straggler=slow,
         efficiency=efficiency,
         notes=(*_apart(recording, cell), *compared, *_clocks(recording, ranks), *_what_was_lost(recording)),
-        verdict=verdict(overall, ranks, slow, count),
+        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(recording, found)),
         suggestions=suggestions(
             overall,
             ranks,

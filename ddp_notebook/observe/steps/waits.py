@@ -22,6 +22,7 @@ from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_coll
 from ddp_notebook.observe.views import WARM_UP, Straggler, Wait
 from ddp_notebook.records.schema import ORIGINS
 from ddp_notebook.records.units import ms
+from ddp_notebook.records.words import rank_on
 
 _FEWEST_STEPS = 5
 _LEAST_SHARE = 0.6  # share of the steps in which it must have been the last
@@ -107,17 +108,21 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
     """
     found = measure(recording, cell)
     if found:
-        return straggler_of(found)
+        return straggler_of(found, recording.hosts)
     chosen = cell if cell is not None else int(recording.rows("call")["cell"].max(initial=0))
     rounds = _rounds_of_collectives(waits(recording, chosen))
-    return None if rounds is None else _judge(rounds)
+    return None if rounds is None else _judge(rounds, recording.hosts)
 
 
-def straggler_of(found: Sequence[Measured]) -> Straggler | None:
-    """The same from steps that were measured already; those of the last cell count."""
+def straggler_of(found: Sequence[Measured], hosts: Sequence[str] = ()) -> Straggler | None:
+    """The same from steps that were measured already; those of the last cell count.
+
+    Args:
+        hosts: by rank; (): they are on one machine.
+    """
     last_cell = max((one.step.cell for one in found), default=0)
     rounds = _rounds_of_steps([one for one in found if one.step.cell == last_cell])
-    return None if rounds is None else _judge(rounds)
+    return None if rounds is None else _judge(rounds, hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +189,7 @@ def _rounds_of_collectives(found: Sequence[Wait]) -> _Rounds | None:
     )
 
 
-def _judge(rounds: _Rounds) -> Straggler | None:
+def _judge(rounds: _Rounds, hosts: Sequence[str]) -> Straggler | None:
     waited, (world, count) = rounds.waited_ns, rounds.waited_ns.shape
     if count < _FEWEST_STEPS:
         return None
@@ -224,7 +229,7 @@ def _judge(rounds: _Rounds) -> Straggler | None:
         factor=own[phase] / theirs[phase] if theirs[phase] else math.inf,
         steps=count,
         evidence=(
-            f"rank {rank} came last in {times_last[slow]} of {count} {rounds.unit}, and the others waited "
+            f"{rank_on(rank, hosts)} came last in {times_last[slow]} of {count} {rounds.unit}, and the others waited "
             f"{ms(typical)} for it; {where} takes {ms(own[phase])}, theirs {ms(theirs[phase])}"
         ),
     )

@@ -7,7 +7,7 @@ the last one has arrived, but not longer than its own call lasts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,10 @@ class RowSource(Protocol):
 
     @property
     def world_size(self) -> int: ...
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """By rank, the machine that each is on; (): all are on one."""
 
     @property
     def baseline(self) -> Mapping[str, Any] | None:

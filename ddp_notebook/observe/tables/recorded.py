@@ -32,6 +32,7 @@ class RecordedTables:
         self, world_size: int, *, capacity: Mapping[str, int] | None = None, clock: Clock | None = None
     ) -> None:
         self.world_size = world_size
+        self.hosts: tuple[str, ...] = ()  # by rank: where each is, or was last; (): all on one machine, or not known
         self.clock = clock or Clock()
         self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
         self.aside: set[int] = set()  # cells whose rows are not shown any more

@@ -45,6 +45,7 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
         "format": FORMAT,
         "version": VERSION,
         "world_size": recorded.world_size,
+        "hosts": recorded.hosts,
         "baseline": None if recorded.baseline is None else dict(recorded.baseline),
         "aside": sorted(recorded.aside),
         "dropped": sorted(recorded.store.dropped.items()),
@@ -87,6 +88,7 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         capacity={name: max(store.CAPACITY[name], len(rows)) for name, rows in tables.items()},
         clock=Clock.from_json(head["clock"]),
     )
+    recorded.hosts = tuple(head.get("hosts", ()))
     recorded.baseline = head["baseline"]
     recorded.aside.update(head.get("aside", ()))
     data, at = arrays["tensors"].tobytes(), 0

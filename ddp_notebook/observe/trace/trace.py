@@ -1,6 +1,6 @@
 """A recording as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
 
-A process for each rank, with these tracks:
+A process for each rank, named with its host where they are on several, with these tracks:
 
 | track | a slice is |
 |---|---|
@@ -39,6 +39,7 @@ from ddp_notebook.observe.views import Step
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms
+from ddp_notebook.records.words import rank_on
 
 _CELL = SPANS.index("cell")
 _COUNTERS = {  # by the name of the curves: columns of `records.RESOURCE`, and what they are divided by
@@ -85,7 +86,7 @@ def chrome_trace(
     trace = Trace()
     errors = {rank: recording.clock_error_ns(rank) for rank in range(recording.world_size)}
     for rank, error in errors.items():
-        trace.add_process(rank, f"rank {rank}", f"clock ±{ms(error)}" if error else "")
+        trace.add_process(rank, rank_on(rank, recording.hosts), f"clock ±{ms(error)}" if error else "")
     spans = _of_cell(recording.rows("span"), cell)
     calls = _of_cell(recording.rows("call"), cell)
     metrics = _of_cell(recording.rows("metric"), cell)

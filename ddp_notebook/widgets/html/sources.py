@@ -94,7 +94,7 @@ class Sources:
             has_places: a cell runs, so that ranks are somewhere.
         """
         text, world_size = self._feed.texts.text, self._feed.recording.world_size
-        now = self._feed.ranks
+        now, hosts = self._feed.ranks, self._feed.recording.hosts
         if not len(now):
             now = empty("rank", world_size)
             now["cpu"] = np.nan
@@ -104,6 +104,7 @@ class Sources:
             state = text(int(now["state"][rank]))
             row = RankRow(
                 rank=rank,
+                host=hosts[rank] if hosts else "",
                 metric=float(main.end[rank]) if main is not None and main.has(rank) else None,
                 rss=_known(now["rss"][rank]),
                 gpu_bytes=_known(now["gpu_allocated"][rank]),

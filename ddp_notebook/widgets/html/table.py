@@ -14,6 +14,7 @@ from ddp_notebook.widgets.html.markup import Markup, element, shorten
 _MISSING = "\N{EN DASH}"
 MOST_ROWS = 12
 _WORST = 8  # rows of their own where there are more ranks
+_HOST = "Host"  # where ranks are on several
 _TROUBLE = ("died", "silent", "failed")
 _LINE, _WAITS_FOR, _RANKS, _METRIC = 44, 64, 80, 20  # characters
 
@@ -23,6 +24,7 @@ class RankRow:
     """What is known of a rank; None and "" where nothing is."""
 
     rank: int
+    host: str = ""
     state: str = ""
     line: str = ""
     waits_for: str = ""
@@ -57,7 +59,11 @@ def table(rows: Sequence[RankRow], metric: str, most: int = MOST_ROWS) -> Markup
         most: rows.
     """
     is_live = any(row.state for row in rows)  # then columns of words do not come and go
-    known = [column for column in _columns(metric) if (is_live and column.value is None) or any(map(column.of, rows))]
+    known = [
+        column
+        for column in _columns(metric)
+        if (is_live and column.value is None and column.title != _HOST) or any(map(column.of, rows))
+    ]
     own, others = choose(rows, most)
     head = element(
         "tr",
@@ -118,6 +124,7 @@ def _by_rank(row: RankRow) -> int:
 
 def _columns(metric: str) -> list[_Column]:
     return [
+        _Column(_HOST, lambda row: row.host),
         _Column("State", lambda row: row.state),
         _Column("Line", lambda row: shorten(row.line, _LINE)),
         _numbers(shorten(metric, _METRIC), lambda row: row.metric, three_figures),

@@ -16,6 +16,7 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric, settled
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, number, two_figures
+from ddp_notebook.records.words import rank_on
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
@@ -62,6 +63,7 @@ class _Facts:
     """What the text and the picture show."""
 
     world_size: int
+    hosts: tuple[str, ...]
     cell: int | None
     steps: int
     metric: Metric | None
@@ -83,11 +85,12 @@ class _Facts:
         found = measure(source, cell)
         return cls(
             world_size=recording.world_size,
+            hosts=recording.hosts,
             cell=cell,
             steps=_count_steps(spans, [one.step for one in found]),
             metric=_metric(recording.metrics, cell),
             measured=tuple(one.step for one in found),
-            straggler=straggler_of(found),
+            straggler=straggler_of(found, recording.hosts),
             calls=len(calls),
             dropped=sum(recording.dropped.values()),
         )
@@ -106,7 +109,7 @@ class _Facts:
         elif self.calls:
             parts.append(f"{self.calls:,} communication call{'s' * (self.calls != 1)}")
         if self.straggler is not None:
-            parts.append(f"rank {self.straggler.rank} slowest")
+            parts.append(f"{rank_on(self.straggler.rank, self.hosts)} slowest")
         if len(parts) == 1:
             parts.append("nothing recorded" if self.cell is None else f"nothing recorded in cell {self.cell}")
         if self.dropped:
@@ -121,6 +124,7 @@ class _Since:
         self._recording = recording
         self._begin_ns = begin_ns
         self.world_size = recording.world_size
+        self.hosts = recording.hosts
         self.baseline = recording.baseline
 
     def rows(self, table: str) -> Rows:

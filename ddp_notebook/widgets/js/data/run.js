@@ -17,6 +17,8 @@ export class Run {
     this.run = run;
     this.seq = 0; // number of the last message
     this.worldSize = 0;
+    /** @type {string[]} */
+    this.hosts = []; // by rank; empty: all are on one machine
     this.cell = 0;
     this.state = "";
     this.title = "";
@@ -117,6 +119,7 @@ export class Run {
   /** @param {Record<string, any>} message */
   takeHeader(message) {
     this.worldSize = message.world_size ?? this.worldSize;
+    this.hosts = message.hosts ?? this.hosts;
     this.liveNow = Math.max(this.liveNow, message.now_ms ?? 0);
     this.cell = message.cell ?? this.cell;
     this.only = message.only ?? this.only;

@@ -26,6 +26,12 @@ export class Store extends Intake {
     return this.choice.ranks ? all.filter((rank) => this.choice.ranks?.has(rank)) : all;
   }
 
+  /** A rank, with its host where ranks are on several. @param {number} rank */
+  rankName(rank) {
+    const host = this.hosts[rank];
+    return host ? `rank ${rank} on ${host}` : `rank ${rank}`;
+  }
+
   /** The metrics' names; one with "loss" in it comes first. */
   metricNames() {
     const names = [...this.metrics.keys()];

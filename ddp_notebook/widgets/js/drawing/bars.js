@@ -11,6 +11,8 @@ import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "../data/lanes.js";
 
 /** The width of the columns into which short operations are merged; twice that in rows that are thin, too. */
 export const MERGE_PX = 2;
+/** The height of a host's name above its ranks. */
+export const HEADING = 14;
 const CROWDED_PX = 6, ROOMY_PX = 9; // per operation of a lane: below, and above which
 const LEAST_SINGLE_PX = 40; // what a bar of its own has in a crowded lane
 
@@ -79,15 +81,18 @@ export class Rectangles {
 
 /**
  * Where rows and their lanes lie. Rows are as high as there is room for, between a least height, at which they scroll,
- * and a most.
+ * and a most. Above the ranks of each host is a heading, where there are several hosts.
  *
  * @param {number} rows
  * @param {number} height for all of them
  * @param {number[]} depths slots of each lane
+ * @param {string[]} [hosts] of the rows; empty: all are on one machine
  */
-export function layoutRows(rows, height, depths) {
+export function layoutRows(rows, height, depths, hosts = []) {
   const slots = depths[COMPUTE] + depths[COMMUNICATION];
-  const row = Math.min(Math.max(Math.floor(height / Math.max(rows, 1)), 7), 26 + 18 * slots);
+  const firsts = [...hosts.keys()].filter((at) => !at || hosts[at - 1] !== hosts[at]);
+  const free = height - HEADING * firsts.length;
+  const row = Math.min(Math.max(Math.floor(free / Math.max(rows, 1)), 7), 26 + 18 * slots);
   const gap = row >= 40 ? 6 : row >= 16 ? 3 : 1;
   const cell = row >= 40 ? 3 : row >= 16 ? 2 : 1;
   const inner = row - gap - cell;
@@ -104,7 +109,9 @@ export function layoutRows(rows, height, depths) {
     if (lane.h / lane.slots < 3) lane.slots = 1; // too thin: they lie on each other
     lane.slotH = lane.h / lane.slots;
   }
-  return { row, gap, lanes, total: row * rows };
+  const tops = Array.from({ length: rows }, (_, at) => row * at + HEADING * firsts.filter((first) => first <= at).length);
+  const headings = firsts.map((at) => ({ host: hosts[at], y: tops[at] - HEADING }));
+  return { row, gap, lanes, tops, headings, total: row * rows + HEADING * firsts.length };
 }
 
 /**

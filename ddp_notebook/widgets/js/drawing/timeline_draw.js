@@ -23,7 +23,7 @@
  * @property {number} pointerX
  */
 
-import { MEANINGS, UNDER_WAY, WAITING } from "./bars.js";
+import { HEADING, MEANINGS, UNDER_WAY, WAITING } from "./bars.js";
 import { channels, hatch, textOn } from "./colours.js";
 import { ribbon } from "./links.js";
 import { abgr, paint } from "./pixels.js";
@@ -109,7 +109,7 @@ function drawAxis(scene) {
 function drawRows({ pen, colours, left, top, width, height, ranks, layout, scroll, hoverRow }) {
   const part = layout.lanes[2];
   for (let row = 0; row < ranks.length; row++) {
-    const y = top + row * layout.row - scroll;
+    const y = top + layout.tops[row] - scroll;
     if (y + layout.row < top || y > height) continue;
     pen.fillStyle = colours.hover;
     pen.fillRect(left, y, width - left, part.y);
@@ -122,9 +122,9 @@ function drawRows({ pen, colours, left, top, width, height, ranks, layout, scrol
 
 /** Steps without spans: known in time, otherwise unknown. @param {Scene} scene */
 function drawMissing(scene) {
-  const { pen, top, height, ranks, layout, scroll, missing } = scene;
+  const { pen, top, height, layout, scroll, missing } = scene;
   if (!missing.length) return;
-  const bottom = Math.min(height, top + ranks.length * layout.row - scroll);
+  const bottom = Math.min(height, top + layout.total - scroll);
   pen.fillStyle = patternOf(scene, "missing");
   for (const step of missing) {
     const x0 = xOf(scene, step.start), w = xOf(scene, step.end) - x0;
@@ -142,7 +142,7 @@ function nameMissing(scene) {
     const x0 = Math.max(xOf(scene, step.start), scene.left), x1 = Math.min(xOf(scene, step.end), scene.width);
     const label = missingWords.split("|").find((text) => widthOf(pen, text) < x1 - x0 - 12);
     if (!label) continue;
-    const half = widthOf(pen, label) / 2 + 4, y = top + Math.min(layout.row / 2, 40);
+    const half = widthOf(pen, label) / 2 + 4, y = top + (layout.tops[0] ?? 0) + Math.min(layout.row / 2, 40);
     pen.fillStyle = colours.paper;
     pen.fillRect((x0 + x1) / 2 - half, y - 8, 2 * half, 16);
     pen.fillStyle = colours.ink;
@@ -304,16 +304,29 @@ function drawNames({ pen, colours, left, top, height, width, ranks, layout, scro
   for (let row = 0; row < ranks.length; row++) {
     if (row % every && row !== hoverRow) continue;
     if (hoverRow >= 0 && row !== hoverRow && Math.abs(row - hoverRow) < every) continue;
-    const y = top + (row + 0.5) * layout.row - layout.gap / 2 - scroll;
+    const y = top + layout.tops[row] + (layout.row - layout.gap) / 2 - scroll;
     pen.font = `${row === hoverRow ? "bold " : ""}${layout.row >= 16 ? 11 : 10}px ${FONT}`;
     pen.fillStyle = row === hoverRow ? colours.ink : colours.soft;
     pen.fillText(layout.row >= 16 ? `rank ${ranks[row]}` : `${ranks[row]}`, left - 6, y);
   }
+  nameHosts({ pen, colours, top, width, layout, scroll });
   pen.restore();
   const all = layout.total, seen = height - top;
   if (all > seen + 1) {
     pen.fillStyle = colours.line;
     pen.fillRect(width - 4, top + (scroll / all) * seen, 3, Math.max((seen / all) * seen, 12));
+  }
+}
+
+/** A line above the ranks of each host, and its name. @param {Pick<Scene, "pen"|"colours"|"top"|"width"|"layout"|"scroll">} scene */
+function nameHosts({ pen, colours, top, width, layout, scroll }) {
+  pen.textAlign = "left";
+  pen.font = `bold 10px ${FONT}`;
+  for (const { host, y } of layout.headings) {
+    pen.fillStyle = colours.line;
+    pen.fillRect(0, top + y - scroll, width, 1);
+    pen.fillStyle = colours.soft;
+    pen.fillText(host, 6, top + y + HEADING / 2 - scroll);
   }
 }
 

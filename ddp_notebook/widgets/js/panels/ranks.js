@@ -10,6 +10,7 @@ import { alarmOf, waiting } from "../parts/notices.js";
 /** @type {Column[]} */
 const COLUMNS = [
   { title: "Rank", of: (row) => String(row.rank), number: true },
+  { title: "Host", of: (row) => row.host || MISSING },
   { title: "State", of: (row) => row.state || MISSING, wide: true },
   { title: "Line", of: (row) => row.line || MISSING, wide: true },
   { title: "CPU", of: (row) => percent(row.cpu / 100), number: true, share: (row) => row.cpu / 100 },
@@ -24,7 +25,7 @@ const COLUMNS = [
   { title: "Last collective", of: (row) => row.last || MISSING, wide: true },
   { title: "Waits for", of: (row) => row.waits_for || MISSING, wide: true },
 ];
-const GPU = ["GPU", "GPU memory"];
+const NOT_EVERYWHERE = ["Host", "GPU", "GPU memory"]; // columns that are there where a rank has something in them
 
 /**
  * @param {HTMLElement} el
@@ -52,8 +53,8 @@ export function ranksPanel(el, store) {
   let drawn = [];
 
   function draw() {
-    const rows = store.shownRanks().map((rank) => store.ranks.get(rank)).filter((row) => row !== undefined);
-    const wanted = COLUMNS.filter(({ title, of }) => !GPU.includes(title) || rows.some((row) => of(row) !== MISSING));
+    const rows = store.shownRanks().map((rank) => store.ranks.get(rank)).filter((row) => row !== undefined).map((row) => /** @type {Record<string, any>} */ ({ ...row, host: store.hosts[row.rank] ?? "" }));
+    const wanted = COLUMNS.filter(({ title, of }) => !NOT_EVERYWHERE.includes(title) || rows.some((row) => of(row) !== MISSING));
     if (wanted.length !== columns.length || wanted.some((column, at) => column !== columns[at])) head(wanted);
     const body = table.tBodies[0];
     const present = new Set(rows.map((row) => row.rank));
@@ -63,6 +64,7 @@ export function ranksPanel(el, store) {
       lines.delete(rank);
     }
     const awaited = new Set(rows.map((row) => /^rank (\d+)\b/.exec(row.waits_for)?.[1]));
+    let before = "";
     for (const row of rows) {
       let line = lines.get(row.rank);
       if (!line) {
@@ -73,6 +75,8 @@ export function ranksPanel(el, store) {
         if (after !== undefined) body.insertBefore(line, lines.get(after) ?? null);
       }
       set(line, row);
+      line.classList.toggle("ddpm-begins-host", line.rowIndex > 1 && row.host !== before);
+      before = row.host;
       line.classList.toggle("ddpm-is-awaited", awaited.has(String(row.rank)));
     }
     table.classList.toggle("ddpm-roomy", rows.length <= 16);

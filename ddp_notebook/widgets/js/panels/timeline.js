@@ -10,6 +10,7 @@
  * | black bar with a cross | failed |
  * | stacked columns | operations too short for bars of their own; heights are their shares of the time |
  * | grey hatch over all rows | a step that was left out on the way to the browser |
+ * | name above rows | the host of these ranks, where they are on several |
  * | ribbon from row to row | the same collective: left edge arrivals, right edge ends |
  */
 
@@ -17,7 +18,7 @@ import { plural } from "../data/format.js";
 import { COMMUNICATION, COMPUTE, Lanes } from "../data/lanes.js";
 import { isSameName, keyOf, nameOf } from "../data/names.js";
 import { StepMarks, leftOut } from "../data/stepmarks.js";
-import { MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
+import { HEADING, MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
 import { MOST_RIBBONS, callsOf, collectivesIn } from "../drawing/links.js";
 import { drawScene, xOf } from "../drawing/timeline_draw.js";
 import { pan, zoom } from "../drawing/timewindow.js";
@@ -122,7 +123,7 @@ export function timelinePanel(el, store, env) {
     left = ranks.length && height / ranks.length < 16 ? 34 : 52;
     const now = store.now;
     const seen = view();
-    const layout = layoutRows(ranks.length, height - TOP, lanes.depths);
+    const layout = layoutRows(ranks.length, height - TOP, lanes.depths, store.hosts.length ? ranks.map((rank) => store.hosts[rank]) : []);
     scroll = Math.min(Math.max(scroll, 0), Math.max(0, layout.total - (height - TOP)));
     rectangles.clear();
     const counts = [0, 0, 0];
@@ -130,7 +131,7 @@ export function timelinePanel(el, store, env) {
     least = counts.map((count, which) => leastWidth(width - left, count / ranks.length, least[which]));
     const box = { x: left, y: 0, width: width - left, h: 0, slots: 1, slotH: 0, column: layout.row < 16 ? 2 * MERGE_PX : MERGE_PX };
     ranks.forEach((rank, row) => {
-      const y = TOP + row * layout.row - scroll;
+      const y = TOP + layout.tops[row] - scroll;
       if (y + layout.row < TOP || y > height) return;
       const ofRank = lanes.ranks.get(rank);
       for (let which = 0; ofRank && which < 3; which++) {
@@ -191,7 +192,7 @@ export function timelinePanel(el, store, env) {
     const add = /** @param {import("../drawing/links.js").Call[]} calls @param {boolean} isChosen */ (calls, isChosen) => {
       const part = layout.lanes[COMMUNICATION];
       const bars = calls.map(({ row, lane, at }) => {
-        const top = TOP + row * layout.row - scroll + part.y + (part.slots > 1 ? lane.slot[at] * part.slotH : 0);
+        const top = TOP + layout.tops[row] - scroll + part.y + (part.slots > 1 ? lane.slot[at] * part.slotH : 0);
         const end = lane.end[at] === Infinity ? now : lane.end[at];
         return { row, x0: clampX(xOf(scene, lane.start[at])), x1: clampX(xOf(scene, end)), top, bottom: top + part.slotH };
       });
@@ -229,11 +230,11 @@ export function timelinePanel(el, store, env) {
   /** @param {Scene} scene @param {number} x @param {number} y @returns {Found|null} */
   function find(scene, x, y) {
     const { layout, ranks, view: seen } = scene;
-    const row = Math.floor((y - TOP + scroll) / layout.row);
-    pointer.row = row >= 0 && row < ranks.length && y >= TOP ? row : -1;
+    const row = layout.tops.findLastIndex((top) => top <= y - TOP + scroll);
+    pointer.row = row >= 0 && y >= TOP && y - TOP + scroll < layout.tops[row] + layout.row ? row : -1;
     scene.hoverRow = pointer.row;
     if (pointer.row < 0 || x < left) return null;
-    const within = y - TOP + scroll - row * layout.row;
+    const within = y - TOP + scroll - layout.tops[row];
     const perPixel = (seen.t1 - seen.t0) / (width - left);
     for (const which of [COMMUNICATION, COMPUTE, 0]) {
       const part = layout.lanes[which];
@@ -348,7 +349,7 @@ export function timelinePanel(el, store, env) {
     table: () => table(view()),
     onKey,
     notes: () => [note()].filter(Boolean),
-    height: () => Math.min(Math.max(store.worldSize * (store.worldSize > 16 ? 9 : store.worldSize > 6 ? 34 : 76), 120), 620) + TOP + (env.compact ? 24 : 64),
+    height: () => Math.min(Math.max(store.worldSize * (store.worldSize > 16 ? 9 : store.worldSize > 6 ? 34 : 76), 120), 620) + TOP + HEADING * new Set(store.hosts).size + (env.compact ? 24 : 64),
     resize(newWidth, newHeight) {
       width = newWidth;
       height = Math.max(60, newHeight - (bar?.height() ?? 0) - key.height());
@@ -363,7 +364,7 @@ export function timelinePanel(el, store, env) {
       return {
         window: scene && [scene.view.t0, scene.view.t1], isFollowing: !store.choice.window, rectangles: all.total, single: all.single, merged: all.merged, columns: all.columns,
         links: joined.length, linked: joined.map((one) => one.bars.length), missing: missing.map((one) => one.step), asking: asking.isWaiting, rows: ranks.length,
-        rowHeight: scene?.layout.row, scroll, spans: lanes.count, underPointer: found ? about(found) : null, chosen: store.choice.collective, note: note(), left, top: TOP, ...drawn,
+        rowHeight: scene?.layout.row, rowTops: scene?.layout.tops, headings: scene?.layout.headings, scroll, spans: lanes.count, underPointer: found ? about(found) : null, chosen: store.choice.collective, note: note(), left, top: TOP, ...drawn,
       };
     },
     destroy() {

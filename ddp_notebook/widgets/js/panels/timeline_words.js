@@ -11,6 +11,9 @@ const SAYABLE = 50; // rows of the table for screen readers
 
 /** @typedef {{lane: import("../data/lanes.js").Lane, at: number}} Place of a span */
 
+/** @param {string} words */
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
 /**
  * @param {import("../data/store.js").Store} store
  * @param {import("../data/lanes.js").Lanes} lanes
@@ -41,7 +44,7 @@ export function timelineWords(store, lanes) {
     const { lane, at } = one;
     const isOpen = lane.end[at] === Infinity;
     const length = isOpen ? store.now - lane.start[at] : lane.end[at] - lane.start[at];
-    const lines = [`rank ${one.rank}: ${wordsOf(lane, at)[0]}`];
+    const lines = [`${store.rankName(one.rank)}: ${wordsOf(lane, at)[0]}`];
     if (isOpen) lines.push(`under way for ${duration(length)}`);
     else lines.push(row?.state === UNWAITED ? "nobody waited for it: its end is unknown" : duration(length) + (row?.state === FAILED ? ", failed" : ""));
     if (row && row.kind >= TRANSFER) {
@@ -86,7 +89,7 @@ export function timelineWords(store, lanes) {
     const part = /** @param {"compute"|"communication"} name */ (name) => percent(each.reduce((sum, one) => sum + one[name], 0) / each.length / length);
     const byWait = [...each].filter((one) => one.communication).sort((a, b) => a.waited - b.waited);
     const least = byWait[0], most = byWait[byWait.length - 1];
-    const slow = byWait.length > 1 && most.waited > 2 * least.waited + length / 100 ? ` Rank ${least.rank} waits least, ${duration(least.waited)}; rank ${most.rank} most, ${duration(most.waited)}.` : "";
+    const slow = byWait.length > 1 && most.waited > 2 * least.waited + length / 100 ? ` ${capital(store.rankName(least.rank))} waits least, ${duration(least.waited)}; ${store.rankName(most.rank)} most, ${duration(most.waited)}.` : "";
     return (
       `${ranksInWords(each.map((one) => one.rank))}, ${duration(length)} up to ${duration(seen.t1)}: ` +
       `${plural(count, "operation")}; a rank computes ${part("compute")} and communicates ${part("communication")} of the time.${slow}${notes ? ` ${notes}.` : ""}`
@@ -109,7 +112,7 @@ export function timelineWords(store, lanes) {
         const { lane, at } = one;
         const row = rowOf(one);
         const length = lane.end[at] === Infinity ? "under way" : duration(lane.end[at] - lane.start[at]);
-        rows.push([`${rank}`, wordsOf(lane, at)[0], duration(lane.start[at]), length, lane.wait[at] > 0 ? duration(lane.wait[at]) : "", row ? store.text(row.site) : ""]);
+        rows.push([store.hosts.length ? `${rank} (${store.hosts[rank]})` : `${rank}`, wordsOf(lane, at)[0], duration(lane.start[at]), length, lane.wait[at] > 0 ? duration(lane.wait[at]) : "", row ? store.text(row.site) : ""]);
       }
     }
     return { head: ["rank", "operation", "start", "duration", "waited", "line"], rows };

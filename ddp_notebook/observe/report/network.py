@@ -1,0 +1,89 @@
+"""Whether the network between machines was waited for, or a rank.
+
+A collective waits for a rank until the last one has come; what follows is the network's, where its ranks are on several
+machines. Clocks of machines are compared with an error: a rank that came late by less than that is not seen, so only
+what lasts longer than both errors can be blamed on the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_notebook.observe.tables.matching import RowSource, match_collectives
+from ddp_notebook.observe.views import Step
+from ddp_notebook.records.units import ms, size
+
+_MOST_NAMED = 3  # hosts in a sentence
+_MOSTLY = 0.5  # of the time for which data moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What the collectives that joined machines took after their last rank had come."""
+
+    hosts: tuple[str, ...]  # that they joined
+    bytes_per_s: float  # sizes of the messages, by the time for which at least one was under way
+    transfer_ns: float  # of one of them, median
+    error_ns: int  # by which times of two ranks may be off
+
+    def words(self) -> str:
+        """What stands behind a share of the step."""
+        if self.transfer_ns <= self.error_ns:
+            return (
+                "is communication that no compute hides; whether for the network or for a rank cannot be told, since "
+                f"a collective takes {ms(self.transfer_ns)} and clocks are known to ±{ms(self.error_ns)}"
+            )
+        many = len(self.hosts) > _MOST_NAMED
+        joined = f"{len(self.hosts)} hosts" if many else " and ".join(self.hosts)
+        return f"waits for the network between {joined}: all ranks had come, and {size(self.bytes_per_s)}/s were moved"
+
+
+def network(recording: RowSource, found: Sequence[Step]) -> Network | None:
+    """What the network did in these steps; None: their ranks are on one machine, or most data stayed in each.
+
+    Args:
+        recording: what the ranks have recorded.
+        found: steps, at least one.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> from ddp_notebook.observe.steps.steps import steps
+        >>> run = simulate(buckets=1, bucket_nbytes=1_000_000, transfer_ms=10)
+        >>> network(run, steps(run)) is None
+        True
+        >>> run.hosts = ("gpu1", "gpu1", "gpu2", "gpu2")
+        >>> print(network(run, steps(run)).words())
+        waits for the network between gpu1 and gpu2: all ranks had come, and 100 MB/s were moved
+    """
+    hosts = np.array(recording.hosts)
+    if not len(hosts):
+        return None
+    begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
+    calls = recording.rows("call")
+    calls = calls[(calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    matched = match_collectives(recording, calls)
+    if not len(matched):
+        return None
+    rows, first = calls[matched.index], matched.first[:-1]
+    _, of_rank = np.unique(hosts[rows["rank"]], return_inverse=True)
+    joins = np.maximum.reduceat(of_rank, first) > np.minimum.reduceat(of_rank, first)
+    begins, ends = matched.all_arrived_ns, matched.ended_ns
+    if not joins.any() or (moving := _union(begins[joins], ends[joins])) < max(1, _MOSTLY * _union(begins, ends)):
+        return None
+    nbytes = np.maximum.reduceat(np.maximum(rows["nbytes_in"], rows["nbytes_out"]), first)
+    ranks = np.unique(rows["rank"][joins[matched.of]]).tolist()
+    return Network(
+        hosts=tuple(dict.fromkeys(recording.hosts[rank] for rank in ranks)),
+        bytes_per_s=float(nbytes[joins].sum()) / moving * 1e9,
+        transfer_ns=float(np.median((ends - begins)[joins])),
+        error_ns=2 * max(recording.clock_error_ns(rank) for rank in ranks),
+    )
+
+
+def _union(begins: np.ndarray, ends: np.ndarray) -> int:
+    """How long at least one of these intervals lasts, which begin in the order of time."""
+    until = np.maximum.accumulate(ends)
+    return int((until - np.maximum(begins, np.concatenate((begins[:1], until[:-1])))).clip(0).sum())
