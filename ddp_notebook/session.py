@@ -66,6 +66,7 @@ def start(
     sync: str | os.PathLike[str] | None = None,
     sync_large: bool = False,
     lease_s: float = LEASE_S,
+    ports: str | None = None,
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
@@ -74,7 +75,7 @@ def start(
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
-            client, python, sync, sync_large, lease_s: see `StartOptions`.
+            client, python, sync, sync_large, lease_s, ports: see `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
         report: told a line about each stage that is done, and behind a carriage return how far one is.
@@ -112,6 +113,7 @@ def start(
         sync=sync,
         sync_large=sync_large,
         lease_s=lease_s,
+        ports=ports,
     ).with_defaults()
     if not reuse:
         return Session(asked, report=report)
@@ -191,7 +193,7 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
             dispatch,
             guard=guard,
             overlay=self.options.env,
-            address=self._hosts.address,
+            at=self._hosts.listening,
             again=self._hosts.again,
             here=self._hosts.here,
         )

@@ -23,7 +23,7 @@ from ddp_notebook.launch.members.losses import Again, Losses
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Processes
 from ddp_notebook.launch.ways import folders
-from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.ways.ports import LOOPBACK_ONLY, Listening
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
@@ -71,7 +71,7 @@ class Cluster:
         *,
         guard: bool = False,
         overlay: Mapping[str, str] | None = None,
-        address: str = LOOPBACK,
+        at: Listening = LOOPBACK_ONLY,
         again: Again = lambda _: None,
         here: Callable[[], Host],
     ) -> None:
@@ -83,14 +83,14 @@ class Cluster:
         self.directory = folders.make("ddp_notebook-session-", hosts[0].directory if hosts[0].way.is_here else None)
         self._processes = Processes()
         keyring, overlay = Keyring(), dict(overlay or {})
-        self._endpoint = Endpoint.listen(keyring, self._on_message, host=address)
-        self._bulk = BulkFetcher(self._endpoint.context, keyring, host=address)
+        self._endpoint = Endpoint.listen(keyring, self._on_message, bind=at.bind)
+        self._bulk = BulkFetcher(self._endpoint.context, keyring, at.bind)
         self._admission = Admission(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
         self._losses = Losses(self._hosts, self._processes, again, self._attach, self._admission.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
-        self._forming = Forming(self._processes, wire, is_alone=len(hosts) == 1, store_prefix=token, guard=guard)
+        self._forming = Forming(self._processes, wire, len(hosts) == 1, at.ports, store_prefix=token, guard=guard)
         self._engines = Engines(
-            self.directory, address, self._processes, partial(self._start_controller, here), self.send
+            self.directory, at.host, self._processes, partial(self._start_controller, here), self.send
         )
         self._endpoint.start()
         for host in hosts:
@@ -183,7 +183,7 @@ class Cluster:
 
     def _call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
-        at = {"host": self._forming.address_of(self._losses.home)}
+        at = self._forming.store_at(self._losses.home)
         [*_, store] = self._processes.living(STORE) or [self._admission.start(STORE, self._losses.home, at)]
         self._forming.call(store, self.placement)
 

@@ -44,8 +44,9 @@ class Forming:
         self,
         processes: Processes,
         wire: Endpoint,
-        *,
         is_alone: bool,
+        ports: range,
+        *,
         store_prefix: str,
         guard: bool,
     ) -> None:
@@ -53,6 +54,7 @@ class Forming:
         self.has_started = False
         self._processes = processes
         self._is_alone = is_alone
+        self._ports = ports
         self._wire = wire
         self._store_prefix = store_prefix
         self._guard = guard
@@ -60,6 +62,10 @@ class Forming:
     def address_of(self, host: Host) -> str:
         """Where its ranks and store are reached by all others. One host alone listens on no network."""
         return LOOPBACK if self._is_alone else host.address
+
+    def store_at(self, host: Host) -> dict[str, object]:
+        """What a store on this host has to know."""
+        return {"host": self.address_of(host), "ports": (self._ports.start, self._ports.stop)}
 
     def call(self, store: Process, placement: Placement) -> None:
         """Tell every rank its place in the next epoch's group."""

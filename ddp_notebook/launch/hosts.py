@@ -20,6 +20,7 @@ from ddp_notebook.launch.survey.fit import require
 from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.launch.ways.ssh import Ssh, ssh_command
 
 
@@ -30,7 +31,7 @@ class Hosts:
         options: what was asked for.
 
     Attributes:
-        address: of this machine, at which its ranks reach the notebook.
+        listening: where its ranks reach the notebook on this machine.
         fit: what they have told fits: then those of other machines may wait for the next session.
         began_s: monotonic time from which on their start takes time: behind a queue, and without that of sending files.
 
@@ -42,7 +43,7 @@ class Hosts:
 
     def __init__(self, options: StartOptions) -> None:
         self.all: list[Host] = []
-        self.address = LOOPBACK
+        self.listening = Listening(LOOPBACK, options.port_range)
         self.fit = False
         self.began_s = time.monotonic()
         self._options = options
@@ -58,8 +59,10 @@ class Hosts:
             self._folder = str(resolved(os.fspath(options.sync)))  # before anything is started, and in whose directory
         try:
             if starter := choose(options):
-                self._tasks = Tasks(starter, options.python, options.env, lease_s=options.lease_s)
-                self.address = self._tasks.address
+                self._tasks = Tasks(
+                    starter, options.python, options.env, lease_s=options.lease_s, ports=options.port_range
+                )
+                self.listening = self._tasks.listening
             for name in options.ranks_of_hosts:
                 self.all.append(warm.take_far(self._key(name)) or Host(self._way(name)))
         except BaseException:
@@ -98,7 +101,7 @@ class Hosts:
                 ) from None
         if self._options.is_here:
             return placed(self._options, facts, {}, env)
-        require(self.all, check)
+        require(self.all, check, self._options.port_range)
         self.fit = True
         machines = {host.name: host.way.machine for host in self.all}
         return placed(self._options, facts, machines, env, shares)

@@ -11,7 +11,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.defaults import file, names
 from ddp_notebook.launch.defaults.file import Defaults
 from ddp_notebook.launch.environment import OF_EACH_RANK
-from ddp_notebook.launch.ways import host_list
+from ddp_notebook.launch.ways import host_list, ports
 from ddp_notebook.launch.ways.base import LEASE_S as LEASE_S
 from ddp_notebook.run.lines import LineParser
 
@@ -25,7 +25,7 @@ USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
     "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
-    "[--sync DIR] [--sync-large] [--lease S] [--check]"
+    "[--sync DIR] [--sync-large] [--lease S] [--ports FIRST-LAST] [--check]"
 )
 _ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
@@ -56,6 +56,8 @@ class StartOptions:
         sync: a folder whose files are sent to hosts that do not share it, before ranks start in it; None: none.
         sync_large: it may have more than 1 GB or 20,000 files.
         lease_s: how long a host may be unreachable until it is lost, and ends what was started on it, in seconds.
+        ports: "40000-40100": where something of a session listens for other machines, it does so on these, as far as
+            that can be said: gloo and NCCL take whatever port the system hands out. None: so does all.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
 
@@ -83,6 +85,7 @@ class StartOptions:
     sync: str | os.PathLike[str] | None = None
     sync_large: bool = False
     lease_s: float = LEASE_S
+    ports: str | None = None
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -99,6 +102,10 @@ class StartOptions:
             raise UsageError(f"--gpus goes with one machine; with {asked[0]} write --env CUDA_VISIBLE_DEVICES=0,1")
         if not asked and self.python is not None:
             raise UsageError("--python goes with other machines; ranks on this one have the notebook's own Python")
+        if self.ports is not None:
+            ports.parse(self.ports)
+            if not asked:
+                raise UsageError("--ports goes with other machines; ranks on this one listen on loopback only")
         if self.sync is not None:
             object.__setattr__(self, "sync", os.fspath(self.sync))
             if not asked:
@@ -136,6 +143,11 @@ class StartOptions:
     def is_here(self) -> bool:
         """Whether the ranks are to be on the notebook's machine."""
         return all(getattr(self, name) is None for name in _ELSEWHERE)
+
+    @property
+    def port_range(self) -> range:
+        """The ports that were asked for, or any."""
+        return ports.ANY if self.ports is None else ports.parse(self.ports)
 
     @property
     def ranks_of_hosts(self) -> dict[str, int | None]:
@@ -219,15 +231,17 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
     parser.add_argument("--live", default="auto")
     parser.add_argument("--hosts")
     parser.add_argument("--slurm", nargs="?", const="")
-    for name in ("--mpi", "--profile", "--client", "--python", "--sync"):
+    for name in ("--mpi", "--profile", "--client", "--python", "--sync", "--ports"):
         parser.add_argument(name)
     parser.add_argument("--sync-large", action="store_true")
     parser.add_argument("--lease", default=f"{LEASE_S:g}")
     parser.add_argument("--check", action="store_true")
     parser.set_defaults(**_as_on_a_line(defaults))
     given = parser.parse_line(line)
-    if all(getattr(given, name) is None for name in _ELSEWHERE) and given.python == defaults.start.get("python"):
-        given.python = None  # the site's, for other machines
+    if all(getattr(given, name) is None for name in _ELSEWHERE):
+        for name in ("python", "ports"):
+            if getattr(given, name) == defaults.start.get(name):
+                setattr(given, name, None)  # the site's, for other machines
     n = given.world_size
     options = StartOptions(
         world_size=None if n is None else parser.number(int, "N", n, "whole number of ranks"),
@@ -250,6 +264,7 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
         sync=given.sync,
         sync_large=given.sync_large,
         lease_s=parser.number(float, "--lease", given.lease, "number of seconds"),
+        ports=given.ports,
     )
     return options.with_defaults(defaults), given.check
 

@@ -29,7 +29,7 @@ from typing import Any
 import cloudpickle
 import zmq
 
-from ddp_notebook.wire.keys import Address, Keyring, unlock
+from ddp_notebook.wire.keys import Address, Bind, Keyring, on_loopback, unlock
 
 PIECE_BYTES = 1 << 20
 INLINE_BYTES = 64 << 10  # data up to this size travels inside its message
@@ -101,13 +101,17 @@ class BulkServer:
 class BulkFetcher:
     """The notebook's side. Transfers run in the caller's thread, one after the other."""
 
-    def __init__(self, context: zmq.Context[Any], keyring: Keyring, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, context: zmq.Context[Any], keyring: Keyring, bind: Bind = on_loopback) -> None:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.setsockopt(zmq.AFFINITY, _SECOND_IO_THREAD)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         keyring.guard(self._socket)
-        self._socket.bind(f"tcp://{host}:*")
+        try:
+            bind(self._socket)
+        except BaseException:
+            context.destroy(linger=0)  # the wire in it has not begun
+            raise
         self._lock = threading.Lock()
         self._is_closing = False
         self._numbers = itertools.count(2, 2)

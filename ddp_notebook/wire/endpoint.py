@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from ddp_notebook.wire.events import Message, decode
-from ddp_notebook.wire.keys import Address, Doorman, Keyring, unlock
+from ddp_notebook.wire.keys import Address, Bind, Doorman, Keyring, on_loopback, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 
 BEAT_S = 1.0  # an idle side shows that it lives this often
@@ -57,15 +57,18 @@ class Endpoint:
 
     @classmethod
     def listen(
-        cls, keyring: Keyring, receive: Receive, *, host: str = "127.0.0.1", expects_all: bool = False
+        cls, keyring: Keyring, receive: Receive, *, bind: Bind = on_loopback, expects_all: bool = False
     ) -> Endpoint:
-        """The notebook's end, on a port that the system chooses, in a Context of its own.
+        """The notebook's end, in a Context of its own.
 
         Args:
             keyring: whom to admit.
             receive: see the class.
-            host: the address to listen at.
+            bind: has a socket listen.
             expects_all: each peer with a key that is admitted is expected, by whatever name.
+
+        Raises:
+            whatever `bind` raises.
         """
         context = zmq.Context(io_threads=2)  # the second one carries bulk data, see `bulk`
         doorman = Doorman(context, keyring)
@@ -74,7 +77,11 @@ class Endpoint:
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes over its identity
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to an unknown peer is an error
         keyring.guard(socket)
-        socket.bind(f"tcp://{host}:*")
+        try:
+            bind(socket)
+        except BaseException:
+            context.destroy(linger=0)
+            raise
         self = cls(context, socket, receive, "ddp-wire")
         self.doorman = doorman
         self._extra[doorman.socket] = doorman.answer

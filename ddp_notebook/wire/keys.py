@@ -9,6 +9,7 @@ Source: https://rfc.zeromq.org/spec/27/ (ZAP), https://rfc.zeromq.org/spec/26/ (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,12 @@ from zmq.utils import z85
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"ddp_notebook"
+Bind = Callable[[zmq.Socket[Any]], object]  # has a socket listen
+
+
+def on_loopback(socket: zmq.Socket[Any]) -> None:
+    """At any port."""
+    socket.bind("tcp://127.0.0.1:*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -108,3 +109,50 @@ def test_a_start_says_so_instead_of_a_hang(network):
     with made.apart():
         said, _ = _refused(lambda: ddp_notebook.start(hosts="a:1,b:1", python=python))
     assert "a cannot connect to b at" in said and ddp_notebook.current() is None
+
+
+_PORTS = range(40000, 40008)
+
+
+def _store_port(session) -> int:
+    return int(session.run("import os; print(os.environ['MASTER_PORT'])", ranks=0)[0].stdout)
+
+
+def test_a_firewall_that_lets_some_ports_through(network, hosts):
+    """The store keeps to them, and gloo does where the hosts hand out the same."""
+    made, python = network
+    if shutil.which("iptables") is None:
+        pytest.skip("no iptables for a firewall")
+    rule = ("INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "40000:40007", "-j", "REJECT")
+    ours = ("INPUT", "-s", f"{made.address}/32", "-j", "ACCEPT")  # the notebook's ssh
+    setting = "net.ipv4.ip_local_port_range"
+    for name in "ab":
+        made.inside(name, "iptables", "-A", *ours)
+        made.inside(name, "iptables", "-A", *rule)
+    try:
+        said, took_s = _refused(lambda: fit.require(hosts, ports=_PORTS))
+        assert "Connection refused; --ports 40000-40007 are let through, and gloo and NCCL take whatever port" in said
+        assert f"{setting}='40000 40007'" in said and took_s < 3
+        for name in "ab":
+            made.inside(name, "sysctl", "-qw", f"{setting}=40000 40007")
+        with ddp_notebook.start(hosts="a:1,b:1", python=python, ports="40000-40007") as session:
+            assert _store_port(session) in _PORTS
+            assert session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))")[1].stdout == "2\n"
+    finally:
+        for name in "ab":
+            made.inside(name, "sysctl", "-qw", f"{setting}=32768 60999")
+            made.inside(name, "iptables", "-D", *rule)
+            made.inside(name, "iptables", "-D", *ours)
+
+
+def test_ports_of_a_host_that_are_taken_are_told(network, hosts):
+    made, _ = network
+    code = "import socket, time; kept = [socket.create_server(('', 41000 + n)) for n in range(8)]; print(flush=True); "
+    command = ["ip", "netns", "exec", made.links["b"], "python3", "-c", code + "time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as busy:
+        try:
+            assert busy.stdout is not None and busy.stdout.readline()
+            said, _ = _refused(lambda: fit.require(hosts, ports=range(41000, 41008)))
+        finally:
+            busy.kill()
+    assert "ports 41000-41007): b cannot listen there, or all of these are taken; give --ports others, or more" in said

@@ -35,7 +35,11 @@ def network(tmp_path_factory):
 
 def test_two_hosts(network, cache):
     line, python = network
-    with ddp_notebook.start(4, mpi=line, python=python) as session:
+    with ddp_notebook.start(4, mpi=line, python=python, ports="40000-40100") as session:
+        ours = [one.laddr for one in net_connections(psutil.Process()) if one.status == "LISTEN"]
+        ports = [port for host, port in ours if not host.startswith("127.")]
+        assert len(ports) == 3 and all(40000 <= port <= 40100 for port in ports), "tasks, wire and its large data"
+        assert 40000 <= int(said(session, "import os; print(os.environ['MASTER_PORT'])")[0]) <= 40100
         assert sum_of(session) == ["4"] * 4
         place = (
             "print(*(os.environ[n] for n in ('GROUP_RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GLOO_SOCKET_IFNAME')))"
@@ -50,7 +54,7 @@ def test_two_hosts(network, cache):
         pids = [*session.pids(), *session.pids("host server")]
         assert session.client.ids == [0, 1, 2, 3] and session.client[:].apply_sync(os.getpid) == session.pids()
         (controller,) = session.pids("controller")
-        assert _listens_on(controller) == {"127.0.0.1", session._hosts.address}
+        assert _listens_on(controller) == {"127.0.0.1", session._hosts.listening.host}
         pids.append(controller)
     assert not any(map(psutil.pid_exists, pids))
 

@@ -42,6 +42,7 @@ _START: Mapping[str, tuple[tuple[type, ...], str]] = {
     "grace_s": ((*_NUMBER, str), 'grace_s = 3, or "off"'),
     "hang_after_s": ((*_NUMBER, str), 'hang_after_s = 10, or "off"'),
     "lease_s": (_NUMBER, "lease_s = 30"),
+    "ports": ((str,), 'ports = "40000-40100"'),
     "guard": ((bool,), "guard = true"),
     "heal": ((bool,), "heal = true"),
     "live": ((str,), 'live = "auto"'),

@@ -52,6 +52,7 @@ from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.survey import site
 from ddp_notebook.launch.host.survey.reach import Reach
 from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.ways.ports import first_free
 from ddp_notebook.wire import signals
 
 _READ_BYTES = 1 << 16
@@ -210,7 +211,11 @@ class HostServer:
         listener = None
         if spec["kind"] == "store":
             family = socket.AF_INET6 if ":" in spec["host"] else socket.AF_INET
-            listener = socket.create_server((spec["host"], 0), family=family, backlog=1024)
+            listener = first_free(
+                lambda port: socket.create_server((spec["host"], port), family=family, backlog=1024),
+                spec["host"],
+                range(*spec["ports"]),
+            )
             spec["fd"], spec["port"] = listener.fileno(), listener.getsockname()[1]
             reply["port"] = spec["port"]
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ddp_notebook.launch.starters.base import Starter, shared_folder
 from ddp_notebook.launch.ways.called import Arrivals, Called
 from ddp_notebook.launch.ways.outpost import VARIABLE
+from ddp_notebook.launch.ways.ports import ANY, Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two states of a queue
 _MODULE = "ddp_notebook.launch.ways.outpost"
@@ -28,21 +29,24 @@ class Tasks:
         python: the interpreter there; None: the notebook's own.
         env: variables on top of those that they have there.
         lease_s: seconds without a word after which a task is given up, on both sides.
+        ports: on which they call.
 
     Attributes:
-        address: of this machine, at which they call.
+        listening: where they call this machine.
         began_s: monotonic time since which none waits in a queue.
 
     Raises:
         StartError: they cannot be started.
     """
 
-    def __init__(self, starter: Starter, python: str | None, env: Mapping[str, str], *, lease_s: float) -> None:
+    def __init__(
+        self, starter: Starter, python: str | None, env: Mapping[str, str], *, lease_s: float, ports: range = ANY
+    ) -> None:
         self.began_s = time.monotonic()
-        self.address = starter.address
+        self.listening = Listening(starter.address, ports)
         self._starter = starter
         self._owner_pid = os.getpid()
-        self._arrivals = Arrivals(self.address, lease_s, env, partial(starter.trouble, now=True))
+        self._arrivals = Arrivals(self.listening, lease_s, env, partial(starter.trouble, now=True))
         atexit.register(self._at_exit)
         try:
             text = self._arrivals.invitation.to_json()

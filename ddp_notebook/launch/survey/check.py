@@ -67,7 +67,7 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
         names = {answer.host for answer in reached}
         found: list[compare.Finding] = []
         if not asked.is_here:
-            found += _fatal([host for host in hosts.all if host.name in names])
+            found += _fatal([host for host in hosts.all if host.name in names], asked.port_range)
         hosts.fit = not found
         found += compare.remarks(reached, working_directory())
     finally:
@@ -83,9 +83,9 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
     return HostTable(answers=tuple(answers), findings=tuple(found), plan=plan)
 
 
-def _fatal(hosts: list[Any]) -> list[compare.Finding]:
+def _fatal(hosts: list[Any], ports: range) -> list[compare.Finding]:
     try:
-        return fit.fatal(hosts)
+        return fit.fatal(hosts, ports=ports)
     except DDPNotebookError as error:
         return [compare.Finding(sentence=str(error), is_fatal=True)]
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.survey.asking import Answer
 from ddp_notebook.launch.survey.pairs import Place, Unreached
+from ddp_notebook.launch.ways.ports import ANY, in_words
 from ddp_notebook.records.units import at_most_three_figures, ms, two_figures
 from ddp_notebook.version import __version__
 
@@ -147,8 +148,12 @@ def addresses(answers: Sequence[Answer]) -> list[Finding]:
     ]
 
 
-def connections(failed: Sequence[Unreached]) -> list[Finding]:
-    """What connections that did not come about say of the network between hosts."""
+def connections(failed: Sequence[Unreached], ports: range = ANY) -> list[Finding]:
+    """What connections that did not come about say of the network between hosts.
+
+    Args:
+        ports: on which the store is to listen, see `places`.
+    """
     if not failed:
         return []
     sources: dict[tuple[str, Place, str], list[str]] = {}
@@ -162,14 +167,22 @@ def connections(failed: Sequence[Unreached]) -> list[Finding]:
     targets = list(dict.fromkeys(one.target for one in failed))
     return [
         Finding(
-            sentence=f"{', '.join(said[:_MOST_NAMED])}{more}; {_way_out(failed)}",
+            sentence=f"{', '.join(said[:_MOST_NAMED])}{more}; {_way_out(failed, ports)}",
             marks=_marks("reached at", targets),
             is_fatal=True,
         )
     ]
 
 
-def _way_out(failed: Sequence[Unreached]) -> str:
+def _way_out(failed: Sequence[Unreached], ports: range) -> str:
+    if ports != ANY and all(one.place.ports == ANY for one in failed):
+        return (
+            f"--ports {in_words(ports)} are let through, and gloo and NCCL take whatever port the system hands out: "
+            f"have it hand out the same (on each host, as root: sysctl -w "
+            f"net.ipv4.ip_local_port_range='{ports.start} {ports.stop - 1}'), or open that network for all above 1023"
+        )
+    if ports != ANY and all(one.is_taken for one in failed):
+        return "give --ports others, or more of them"
     if any(one.place.is_asked for one in failed):
         return "leave GLOO_SOCKET_IFNAME out, or let it name the interface of a network that they share"
     if all(one.instead for one in failed):

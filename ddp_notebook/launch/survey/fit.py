@@ -10,34 +10,36 @@ from ddp_notebook.launch.survey.asking import Answer, ask_all
 from ddp_notebook.launch.survey.compare import Finding, addresses, connections, versions
 from ddp_notebook.launch.survey.pairs import try_pairs
 from ddp_notebook.launch.survey.table import HostTable
+from ddp_notebook.launch.ways.ports import ANY
 
 _TABLE_S = 5.0
 
 
-def fatal(hosts: Sequence[Host], check: Callable[[], None] = lambda: None) -> list[Finding]:
+def fatal(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> list[Finding]:
     """Why no group of these hosts would form.
 
     Args:
         hosts: whose facts were asked for. The first one has the store.
         check: called often while it waits; what it raises ends the wait.
+        ports: on which their store is to listen.
 
     Raises:
         HostError: one of them ended.
         StartError: one of them has not the interface that it is to use.
     """
     answers = [Answer(host=host.name, machine=host.way.machine, facts=host.facts()) for host in hosts]
-    return [*versions(answers), *addresses(answers)] or connections(try_pairs(hosts, check))
+    return [*versions(answers), *addresses(answers)] or connections(try_pairs(hosts, check, ports), ports)
 
 
-def require(hosts: Sequence[Host], check: Callable[[], None] = lambda: None) -> None:
+def require(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> None:
     """See that a group of these hosts can form.
 
     Args:
-        hosts, check: see `fatal`.
+        hosts, check, ports: see `fatal`.
 
     Raises:
         StartError: it cannot. Says why and what to do, and shows the hosts side by side.
     """
-    if found := fatal(hosts, check):
+    if found := fatal(hosts, check, ports):
         table = HostTable(answers=tuple(ask_all(hosts, _TABLE_S, check=check)), findings=tuple(found))
         raise StartError("\n".join([*(finding.sentence for finding in found), "", *table.rows()]))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ddp_notebook.errors import DDPNotebookError, StartError
 from ddp_notebook.launch.host.host import Host, is_loopback
 from ddp_notebook.launch.survey.asking import at_once
+from ddp_notebook.launch.ways.ports import ANY, in_words
 
 ALL_PAIRS_UP_TO = 8  # machines; of more a ring, and each with the one that has the store
 TRY_S = 2.0  # one lost packet is sent again after 1 s
@@ -30,9 +31,11 @@ class Place(NamedTuple):
     address: str
     interface: str
     is_asked: bool = False  # by `GLOO_SOCKET_IFNAME`
+    ports: range = ANY
 
     def __str__(self) -> str:
-        return f"{self.address} ({self.interface})" if self.interface else self.address
+        more = [self.interface] * bool(self.interface) + [f"ports {in_words(self.ports)}"] * (self.ports != ANY)
+        return f"{self.address} ({', '.join(more)})" if more else self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class Unreached:
     place: Place
     why: str
     instead: tuple[Place, ...] = ()  # where it does
+    is_taken: bool = False  # the target cannot listen there
 
 
 def routes(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -65,9 +69,12 @@ def routes(names: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(way for one, other in pairs for way in ((one, other), (other, one))))
 
 
-def places(facts: Mapping[str, Any]) -> list[Place]:
+def places(facts: Mapping[str, Any], ports: range = ANY) -> list[Place]:
     """Where a host's store and gloo will listen: at the address by which it was reached, and at the first address of
     the interface that has it, or that `GLOO_SOCKET_IFNAME` names.
+
+    Args:
+        ports: of the store. Gloo takes any: its listener cannot be given a port, nor can that of NCCL.
 
     Raises:
         StartError: it has no such interface.
@@ -85,16 +92,19 @@ def places(facts: Mapping[str, Any]) -> list[Place]:
         has = ", ".join(dict.fromkeys(interfaces.values()))
         raise StartError(f"GLOO_SOCKET_IFNAME is {asked} there, and it has no such interface; it has {has}")
     found = [Place(address, interfaces.get(address, ""))]
+    if ports != ANY:
+        found.append(Place(address, interfaces.get(address, ""), ports=ports))
     return found + [Place(first, interface, bool(asked))] * bool(first and first != address)
 
 
-def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None) -> list[Unreached]:
+def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> list[Unreached]:
     """Have the hosts connect to each other. Returns what does not work; takes `TRY_S` where something does not answer,
     and a little more to see where it would.
 
     Args:
         hosts: whose `facts` were asked for. The first one has the store. Of each machine one tries.
         check: called often while it waits; what it raises ends the wait.
+        ports: see `places`.
 
     Raises:
         HostError: one of them ended.
@@ -109,7 +119,7 @@ def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None) -
     used: dict[str, list[Place]] = {}
     for name, host in by_name.items():
         try:
-            used[name] = places(host.facts())
+            used[name] = places(host.facts(), ports)
         except StartError as error:
             raise StartError(f"{name}: {error}") from error
     trial = _Trial(by_name, check)
@@ -126,10 +136,15 @@ def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None) -
             target=one.target,
             place=one.place,
             why=one.why,
+            is_taken=one.is_taken,
             instead=tuple(place for place in others[one.target] if (one.source, one.target, place) not in in_vain),
         )
         for one in failed
     ]
+
+
+def _cannot(target: str, place: Place) -> str:
+    return f"{target} cannot listen there" + (", or all of these are taken" if place.ports != ANY else "")
 
 
 def _other_places(facts: Mapping[str, Any], used: Collection[Place]) -> list[Place]:
@@ -181,8 +196,9 @@ class _Trial:
                 where,
                 lambda name: {
                     "do": "listen",
-                    "addresses": [place.address for place in where[name]],
-                    "word": self._of(name),
+                    "places": [
+                        (place.address, place.ports.start, place.ports.stop, self._of(name)) for place in where[name]
+                    ],
                 },
             )
             goals = {
@@ -206,7 +222,13 @@ class _Trial:
         finally:
             at_once([self._hosts[name] for name in where], lambda host: host.request("reach", do="close"))
         return [
-            Unreached(source=source, target=target, place=place, why=why if port else f"{target} cannot listen there")
+            Unreached(
+                source=source,
+                target=target,
+                place=place,
+                why=why if port else _cannot(target, place),
+                is_taken=not port,
+            )
             for source in goals
             for (target, place, port), why in zip(goals[source], tried[source]["tried"], strict=True)
             if why

@@ -2,6 +2,7 @@
 
     base       what a way must be able to do
     local      this machine: a child of the notebook's process, and a socket pair
+    ports      on which ports is listened for other machines
     ssh        another machine: what one ssh runs there, and its standard input and output
     called     a machine whose host server something else has started, see `launch.starters`, and which calls in
     outpost    its other end

@@ -18,6 +18,7 @@ from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import BEAT_S, Way
 from ddp_notebook.launch.ways.outpost import Invitation
+from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
 from ddp_notebook.wire.events import Arrived, Message, Stream
 from ddp_notebook.wire.keys import Keyring
@@ -122,7 +123,7 @@ class Arrivals:
     """Where outposts call in.
 
     Args:
-        address: of this machine, by which they reach it.
+        at: where they reach this machine.
         lease_s: see `Called`.
         env: variables on top of those that the tasks have.
         why: see `Called`.
@@ -132,10 +133,10 @@ class Arrivals:
     """
 
     def __init__(
-        self, address: str, lease_s: float, env: Mapping[str, str], why: Callable[[], str] = lambda: ""
+        self, at: Listening, lease_s: float, env: Mapping[str, str], why: Callable[[], str] = lambda: ""
     ) -> None:
         keyring = Keyring()
-        self._wire = Endpoint.listen(keyring, self._on_message, host=address, expects_all=True)
+        self._wire = Endpoint.listen(keyring, self._on_message, bind=at.bind, expects_all=True)
         keys = keyring.invite(_IDENTITY, control=self._wire.url, bulk="")
         self.invitation = Invitation(
             control=keys.control,

@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ddp_notebook.errors import StartError
+from ddp_notebook.launch.ways.ports import first_free
+
 _BACKLOG = 256
 _LONGEST_WORD_BYTES = 64
 
@@ -39,7 +42,7 @@ class Reach:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any] | Connecting:
         """The reply, or what will have it.
 
-        {"do": "listen", "addresses", "word"}     {"ports"}, one for each address; 0: this host does not have it
+        {"do": "listen", "places"}                {"ports"}, one for each place; 0: this host does not have it
         {"do": "connect", "targets", "within_s"}  {"tried"}: what went wrong with each, in words; "": nothing
         {"do": "close"}                           {}; it listens no longer
         """
@@ -48,17 +51,21 @@ class Reach:
         self._close()
         if request["do"] == "close":
             return {}
-        return {"ports": [self._listen(address, request["word"].encode()) for address in request["addresses"]]}
+        return {"ports": [self._listen(*place) for place in request["places"]]}
 
-    def _listen(self, address: str, word: bytes) -> int:
-        """The port; 0: it cannot be."""
+    def _listen(self, address: str, first: int, stop: int, word: str) -> int:
+        """The port, of these; 0: it cannot be."""
+
+        def bind(port: int) -> socket.socket:
+            return socket.create_server((address, port), family=_family(address), backlog=_BACKLOG)
+
         try:
-            opened = socket.create_server((address, 0), family=_family(address), backlog=_BACKLOG)
-        except OSError:
+            opened = first_free(bind, address, range(first, stop))
+        except (OSError, StartError):
             return 0
         opened.setblocking(False)
         self._sockets.append(opened)
-        self._selector.register(opened, selectors.EVENT_READ, partial(_greet, opened, word))
+        self._selector.register(opened, selectors.EVENT_READ, partial(_greet, opened, word.encode()))
         return int(opened.getsockname()[1])
 
     def _close(self) -> None:

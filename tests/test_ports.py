@@ -1,0 +1,86 @@
+"""Where is listened, with `--ports`."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch.options import parse
+from ddp_notebook.launch.ways.ports import ANY, Listening, first_free
+from ddp_notebook.wire.bulk import BulkFetcher
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.keys import Keyring
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--hosts a,b --ports 40000", "--ports 40000 is no range of ports; give the first and the last one"),
+        ("--hosts a,b --ports a-b", "--ports a-b is no range of ports"),
+        ("--hosts a,b --ports 500-600", "--ports 500-600: ports are 1024 to 65535"),
+        ("--hosts a,b --ports 65000-70000", "--ports 65000-70000: ports are 1024 to 65535"),
+        ("--hosts a,b --ports 40000-40002", "--ports 40000-40002: a machine needs 4 of them at least"),
+        ("--hosts a,b --ports 40100-40000", "--ports 40100-40000: a machine needs 4 of them at least"),
+        ("2 --ports 40000-40100", "--ports goes with other machines; ranks on this one listen on loopback only"),
+    ],
+)
+def test_ports_that_cannot_be(line, words):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        parse(line)
+
+
+def test_any_port_where_none_was_asked_for():
+    assert parse("--hosts a,b").port_range == ANY
+    assert parse("--hosts a,b --ports 40000-40100").port_range == range(40000, 40101)
+
+
+def _address() -> str:
+    """Of this machine, not of loopback; skips the test where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no route to a network")
+        return str(asked.getsockname()[0])
+
+
+def _free(count: int) -> range:
+    """So many ports in a row that nobody has, outside of those that the system hands out."""
+    for first in range(20000, 30000, count):
+        taken = []
+        try:
+            taken = [socket.create_server(("", port)) for port in range(first, first + count)]
+            return range(first, first + count)
+        except OSError:
+            continue
+        finally:
+            for one in taken:
+                one.close()
+    raise AssertionError("no ports are free")
+
+
+def test_the_first_ports_that_nobody_has_are_taken_and_when_none_is_left_it_is_said():
+    at = Listening(_address(), _free(3))
+    keyring = Keyring()
+    with socket.create_server((at.host, at.ports[0])):
+        endpoint = Endpoint.listen(keyring, lambda *_: None, bind=at.bind)
+        endpoint.start()
+        bulk = BulkFetcher(endpoint.context, keyring, at.bind)
+        try:
+            urls = [endpoint.url, bulk.url]
+            assert urls == [f"tcp://{at.host}:{port}" for port in at.ports[1:]]
+            with pytest.raises(
+                StartError, match=rf"^ports {at.ports[0]}-{at.ports[2]} of {at.host} are all taken; give"
+            ):
+                Endpoint.listen(keyring, lambda *_: None, bind=at.bind)
+        finally:
+            bulk.close()
+            endpoint.close()
+
+
+def test_on_loopback_any_port_will_do():
+    with first_free(lambda port: socket.create_server(("127.0.0.1", port)), "127.0.0.1", range(1, 2)) as listener:
+        assert listener.getsockname()[1] > 1024
