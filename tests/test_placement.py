@@ -55,7 +55,7 @@ def test_without_gpus_there_are_two_to_four_ranks_that_share_the_cores(cores, wo
     assert placement.threads == threads
     assert placement.devices == ("cpu",) * world_size
     assert placement.names == ("CPU",) * world_size
-    assert placement.hosts == ("local",) * world_size
+    assert placement.hosts == ("this machine",) * world_size
     assert [placement.local_rank(rank) for rank in range(world_size)] == list(range(world_size))
     assert placement.backend == "gloo"
     assert placement.cuda_visible_devices is None
