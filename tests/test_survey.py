@@ -172,7 +172,9 @@ def test_one_machine_is_checked_and_nothing_starts(waiting_host_server, capsys):
     magics.ddp_start("3 --check")
     stages, titles, row, *_, plan = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"checking:  \S+ \d+\.\d s", stages) and titles.startswith("host          reached at")
-    assert row.startswith("this machine  127.0.0.1 (lo)") and "the same" in row and plan == "3 ranks would start, by gloo"
+    assert (
+        row.startswith("this machine  127.0.0.1 (lo)") and "the same" in row and plan == "3 ranks would start, by gloo"
+    )
     assert ddp_notebook.current() is None
     too_many = ddp_notebook.check(10**6)
     assert not too_many.fits and re.search(
