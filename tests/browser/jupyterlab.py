@@ -210,7 +210,7 @@ def _wait_for_url(process: psutil.Popen, runtime: Path, log: Path) -> str:
 def _end(process: psutil.Popen, log: Path) -> None:
     """End the server, which ends its kernels, and fail if anything of its process tree outlives it.
 
-    The server itself may: on a busy machine it has hung for good, its kernel gone, when it was told to end while the page
+    The server itself may: on a busy machine it has hung for good, its kernel gone, when it was told to end while a page
     that had just been loaded again asked whether JupyterLab's build is up to date.
     """
     tree = [process]
