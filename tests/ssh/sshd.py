@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import rights
+
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 _CONFIG = """
 Port {port}
@@ -93,7 +95,7 @@ def python(directory: Path, *, first: str = "", variable: str = "", without: str
     script = directory / f"python{abs(hash((first, variable)))}"
     root = Path(__file__).parents[2]
     run = f'exec {sys.executable} "$@"'
-    if without and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0:
+    if without and rights.may(*rights.MOUNT):
         run = f"exec unshare -m sh -c 'mount -t tmpfs none {without} && {run}' sh \"$@\""
     lines = [
         first,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ddp_notebook.errors import DDPNotebookError, HostError, RankDiedError, Star
 from ddp_notebook.launch.host.files import MARK
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
+from tests import rights
 from tests.conftest import wait_until
 from tests.ssh import sshd
 
@@ -39,7 +39,7 @@ def apart(directory: Path, hidden: Path, *, home: Path, size: str = "64m") -> st
 @pytest.fixture(scope="module")
 def project(ssh, tmp_path_factory):
     """The notebook's folder, and its own directory."""
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+    if not rights.may(*rights.MOUNT):
         pytest.skip("mount namespaces cannot be made here: it takes root")
     folder = tmp_path_factory.mktemp("hidden") / "project"
     with pytest.MonkeyPatch.context() as patch:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
+from tests import rights
 from tests.conftest import wait_until
 from tests.faults.on_rank import Scene
 from tests.faults.test_table import nothing_is_left  # noqa: F401  # of the module, as there
@@ -75,7 +75,7 @@ def kernel(browser) -> NotebookKernel:
 
 @pytest.fixture
 def has_its_own_clock(browser) -> None:
-    if subprocess.run(["unshare", "--time", "true"], capture_output=True).returncode != 0:
+    if not rights.may(*rights.TIME):
         pytest.skip("time namespaces cannot be made here")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.survey import fit
 from ddp_notebook.launch.survey.pairs import try_pairs
 from ddp_notebook.launch.ways.ssh import Ssh
+from tests import rights
 from tests.conftest import net_connections
 from tests.ssh import namespaces, sshd
 
@@ -93,7 +93,7 @@ def test_another_network_that_does_is_named_too(network, hosts):
 
 def test_a_way_that_leads_in_one_direction_only(network, hosts):
     made, _ = network
-    if shutil.which("iptables") is None:
+    if not rights.may(*rights.FIREWALL):
         pytest.skip("no iptables to drop what comes from one side")
     rule = ("INPUT", "-p", "tcp", "--syn", "--dport", "1024:65535", "-j", "REJECT")
     made.inside("b", "iptables", "-A", *rule)
@@ -121,7 +121,7 @@ def _store_port(session) -> int:
 def test_a_firewall_that_lets_some_ports_through(network, hosts):
     """The store keeps to them, and gloo does where the hosts hand out the same."""
     made, python = network
-    if shutil.which("iptables") is None:
+    if not rights.may(*rights.FIREWALL):
         pytest.skip("no iptables for a firewall")
     rule = ("INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "40000:40007", "-j", "REJECT")
     ours = ("INPUT", "-s", f"{made.address}/32", "-j", "ACCEPT")  # the notebook's ssh
