@@ -47,7 +47,12 @@ def test_every_message_of_a_rank_has_a_handler(tmp_path):
     assert len(kinds) > 10 and {CellDone, Vitals, Hello} < kinds
     dispatch = Dispatch()
     cluster: Any = SimpleNamespace(
-        mark_token="ab12", directory=str(tmp_path), send=lambda *_: None, client_file=lambda: ("", 0), alive=[]
+        mark_token="ab12",
+        directory=str(tmp_path),
+        send=lambda *_: None,
+        client_file=lambda: ("", 0),
+        alive=[],
+        placement=SimpleNamespace(names_of_machines=()),
     )
     hosts: Any = SimpleNamespace(notices=list)
     parts = Parts(cluster, dispatch, 2, StartOptions(), hosts)

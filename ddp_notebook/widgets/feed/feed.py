@@ -107,7 +107,7 @@ class Feed:
         tables = self._look(now_ns / 1e9)
         if ranks is not None:
             self._ranks = tables["rank"] = ranks
-        said = {**head, "hosts": self.recording.hosts, "notes": self.notes(), "layouts": self._layouts}
+        said = {**head, "hosts": list(self.recording.hosts), "notes": self.notes(), "layouts": self._layouts}
         new = {name: value for name, value in said.items() if self._said.get(name) != value}
         if not new and not any(map(len, tables.values())):
             return None
@@ -123,7 +123,7 @@ class Feed:
         tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
         notes = {**self.notes(), "history_every": every}
-        said = {**head, "hosts": self.recording.hosts, "notes": notes, "layouts": self._layouts}
+        said = {**head, "hosts": list(self.recording.hosts), "notes": notes, "layouts": self._layouts}
         self.texts.forget_told()
         return self._message("snapshot", now_ns, said, tables, self.texts.of(tables, self._layouts))
 
