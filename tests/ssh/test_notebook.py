@@ -177,7 +177,7 @@ def test_clocks_are_compared_and_the_bound_is_shown(has_its_own_clock, kernel, t
     assert re.search(
         r"\nClocks of the hosts are compared within [\d.]+ ms: no wait that is shorter is told\.\n", report
     )
-    assert re.search(r"\n\d+ % of the step waits for rank 1, ", report), "and not for who has the later clock"
+    assert re.search(r"\n\d+ % of the step waits for rank 1 on b, ", report), "and not for who has the later clock"
 
     path = tmp_path / "trace.json"
     assert kernel.run(f"%ddp_trace {path}").status == "ok"
