@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def two_figures(value: float) -> str:
     """A number: two figures below 10, whole above.
@@ -89,3 +92,13 @@ def percent(share: float) -> str:
     """
     value = 100 * share
     return f"{value:.0f} %" if value >= 0.95 or value == 0 else f"{value:.1g} %"
+
+
+def bundle_chars(data: Mapping[str, Any]) -> int:
+    """Characters in a MIME bundle, all its types together.
+
+    Example:
+        >>> bundle_chars({"text/plain": "abc", "text/html": "<b>"})
+        6
+    """
+    return sum(len(value) for value in data.values() if isinstance(value, str))

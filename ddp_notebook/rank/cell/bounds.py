@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddp_notebook.records.units import bundle_chars
+
 MOST_CHARS = 200_000  # of a traceback, of an exception's message, and of the text that replaces a display
 MOST_DISPLAY_CHARS = 10_000_000  # of one display, all its MIME types together; plotly's first figure has 5 million
 
@@ -16,17 +18,11 @@ def bounded(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are left out ...]\n{text[-half:]}"
 
 
-def display_chars(content: dict[str, Any]) -> int:
-    """Characters in a display message, all its MIME types together."""
-    data = content.get("data") or {}
-    return sum(len(value) for value in data.values() if isinstance(value, str))
-
-
 def bounded_display(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a display message, or instead a text that says what was too large. A table of 200,000 rows is 17
     MB of HTML, which a browser shows after minutes if at all."""
     data = content.get("data") or {}
-    if display_chars(content) <= MOST_DISPLAY_CHARS:
+    if bundle_chars(data) <= MOST_DISPLAY_CHARS:
         return content
     sizes = {kind: len(value) for kind, value in data.items() if isinstance(value, str)}
     told = ", ".join(f"{kind} {chars / 1e6:.1f} MB" for kind, chars in sizes.items())

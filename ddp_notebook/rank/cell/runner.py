@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from ddp_notebook.rank.cell import hygiene, kernel_api, numbering
 from ddp_notebook.rank.cell.asking import Asking
-from ddp_notebook.rank.cell.bounds import bounded_display, display_chars
+from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.handlers import Handlers
@@ -24,6 +24,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell
 
 _PARENT = "ddp-cell-"
@@ -364,7 +365,7 @@ class Runner:
     def _keep_pace(self, content: dict[str, Any]) -> None:
         """Let a display wait where its mark in the text would: the wire takes what it is given, and a flood would fill
         this process and the notebook's, and hide the cell's end behind it."""
-        self._unseen_chars += display_chars(content)
+        self._unseen_chars += bundle_chars(content.get("data") or {})
         if self._unseen_chars < _MOST_UNSEEN_CHARS:
             return
         while self._streams.has_unread() or self._is_behind():

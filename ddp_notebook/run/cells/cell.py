@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.run.cells.result import CellResult, RankResult
 from ddp_notebook.wire.events import CellDone, Display, InputRequest
 
@@ -29,8 +30,9 @@ class Shown:
     @property
     def chars(self) -> int:
         """How much it is."""
-        data = (self.display.content.get("data") or {}) if self.display is not None else {}
-        return len(self.text) + sum(len(value) for value in data.values() if isinstance(value, str))
+        if self.display is None:
+            return len(self.text)
+        return len(self.text) + bundle_chars(self.display.content.get("data") or {})
 
 
 class CellRun:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import list_ranks, name_ranks
 
 
@@ -56,13 +57,13 @@ class Displays(list[dict[str, Any]]):
         elif data and msg_type == "update_display_data":
             if (number := self._handles.get(handle or "", -1)) >= self.left_out:
                 place = number - self.left_out
-                self._chars += _chars(data) - _chars(self[place])
+                self._chars += bundle_chars(data) - bundle_chars(self[place])
                 self[place] = data
         elif data:
             if handle is not None:
                 self._handles[handle] = self.left_out + len(self)
             self.append(data)
-            self._chars += _chars(data)
+            self._chars += bundle_chars(data)
         if self._chars > self._limit_chars:
             self._leave_out()
 
@@ -70,14 +71,10 @@ class Displays(list[dict[str, Any]]):
         """Keep the last half: one at a time would cost their number each time."""
         number = 0
         while self._chars > self._limit_chars // 2 and number < len(self) - 1:
-            self._chars -= _chars(self[number])
+            self._chars -= bundle_chars(self[number])
             number += 1
         del self[:number]
         self.left_out += number
-
-
-def _chars(data: dict[str, Any]) -> int:
-    return sum(len(value) for value in data.values() if isinstance(value, str))
 
 
 _AUXILIARIES = {"": ("", ""), "be": ("was ", "were "), "have": ("has ", "have ")}  # for one rank, for several
