@@ -5,6 +5,7 @@ One real kernel, seen by a Jupyter client. At first only our ranks run, and thre
     ours            `%%on_all_ranks`
     least           a magic that writes a byte to each of four processes, in which IPython runs `pass`, and reads their
                     answers: what is left of a cell on ranks if everything of ours costs nothing
+Then the first two again, while one process for each core does nothing but use it.
 Then the ranks make widgets, and close them; with and without them take turns, block by block.
 Then a default `ipp.Cluster(4)` is started beside them, whose idle processes and client slow the kernel a little
 (measured: ours 1.73 of local instead of 1.65), and three cells take turns:
@@ -17,8 +18,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import chain
 from statistics import median
 
@@ -27,7 +31,7 @@ from tests.benchmarks.results import Figure, moment, table
 from tests.kernels import NotebookKernel
 
 WORLD_SIZE = 4
-BAR_PX, BAR_LOCAL, BAR_WIDGETS = 0.45, 1.3, 1.2  # ratios
+BAR_PX, BAR_LOCAL, BAR_BUSY, BAR_WIDGETS = 0.45, 1.3, 1.6, 1.2  # ratios
 WIDGETS = 500  # of a rank
 _OURS = {"ours": "%%on_all_ranks\npass"}
 _BESIDE_LOCAL = {"local": "pass", **_OURS, "least": LEAST}
@@ -58,6 +62,8 @@ def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
         front_end.set_up(f"%ddp_start {WORLD_SIZE}")
         front_end.set_up(least(WORLD_SIZE))
         local = front_end.alternate_ms(_BESIDE_LOCAL, blocks=blocks, per_block=per_block)
+        with _busy_cores() as cores:
+            busy = front_end.alternate_ms({"local": "pass", **_OURS}, blocks=blocks, per_block=per_block)
         bare, full = _with_widgets_ms(front_end, blocks, per_block)
         front_end.set_up(_START_CLUSTER)
         try:
@@ -69,6 +75,7 @@ def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
         _figure(px, "px, default", f"`%%px` on `ipp.Cluster({WORLD_SIZE})`", BAR_PX),
         _figure(local, "local", "local `pass`", BAR_LOCAL),
         _figure(local, "local", "local `pass`", BAR_LOCAL, "least"),
+        _figure(busy, "local", f"local `pass`, both while {cores} other processes use a core each", BAR_BUSY),
         Figure(
             what=f"`pass` on {WORLD_SIZE} ranks that have {WIDGETS} widgets each",
             value=median(chain(*full)),
@@ -79,6 +86,19 @@ def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
             blocks=tuple(median(block) for block in full),
         ),
     ]
+
+
+@contextmanager
+def _busy_cores() -> Iterator[int]:
+    """A process for each core that does nothing but use it. Yields how many."""
+    cores = len(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        yield cores
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
 
 
 def _with_widgets_ms(front_end: FrontEnd, blocks: int, per_block: int) -> tuple[list[list[float]], list[list[float]]]:

@@ -7,8 +7,8 @@ drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time of a step in DDP, with the recorder and without (its kernels taken away, nothing recorded): blocks
            of 20 steps take turns on the same ranks. And with `%ddp_record off`, where its kernels and the guard stay;
-           with `%ddp_record all`; and with kernels that only call the operator: the least that a recorder in Python
-           can cost. What it costs is a matter of collectives and steps, not of their size, so a
+           with `%ddp_record all`; and with kernels that only note when each operation begins and ends: the least that
+           a recorder in Python can cost. What it costs is a matter of collectives and steps, not of their size, so a
            tiny model, whose step takes some milliseconds, pays the largest share
 readable   from a `log()` on a rank until the notebook can read it
 
@@ -118,11 +118,19 @@ _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken = torch.randn(_shape), []
 from ddp_notebook.rank.group.recorder import Kernel
-from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
-_whole = Kernel.make
+from ddp_notebook.rank.record.tape import ALL, OFF, VALUES, _noting_time
+from torch._C._distributed_c10d import Work
+_whole, _noted = Kernel.make, []
 def make(kernel):
-    redispatch, after = kernel.redispatch, kernel._after
-    return lambda keys, *arguments: redispatch(keys & after, *arguments)
+    redispatch, after, unbox, now = kernel.redispatch, kernel._after, Work.unbox, time.monotonic_ns
+    def run(keys, *arguments):
+        begin_ns, ends_ns = now(), []
+        out = redispatch(keys & after, *arguments)
+        if type(out) is tuple:
+            unbox(out[-1]).get_future().add_done_callback(_noting_time(ends_ns))
+        _noted.append((begin_ns, ends_ns))
+        return out
+    return run
 def _block(steps):
     dist.barrier()
     began = time.perf_counter()
@@ -133,11 +141,12 @@ def _block(steps):
     return (time.perf_counter() - began) / steps * 1e3
 def _switch(mode):
     _recorder.remove()
-    Kernel.make = make if mode == "empty" else _whole
+    _noted.clear()
+    Kernel.make = make if mode == "least" else _whole
     if mode != "bare": _recorder.install()
     _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 _block(20)
-_modes = ["recorded", "all", "off", "empty", "bare"] if EMPTY else ["recorded", "bare"]
+_modes = ["recorded", "all", "off", "least", "bare"] if IS_TINY else ["recorded", "bare"]
 for _turn in range(PAIRS):
     _ms, _first = {}, _turn % len(_modes)
     for _mode in _modes[_first:] + _modes[:_first]:
@@ -151,7 +160,7 @@ _MODES = {
     "recorded": "recorded",
     "all": "recorded with `%ddp_record all`",
     "off": "with `%ddp_record off`",
-    "empty": "with kernels in Python that do nothing",
+    "least": "with kernels in Python that note when each operation begins and ends, the least possible",
 }
 _LOGS = """
 import random, time
@@ -200,7 +209,7 @@ def _least(what: str, blocks: list[float], bar: float) -> Figure:
 
 def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
     is_tiny = "tiny" in model
-    code = f"MODEL, PAIRS, STEPS, EMPTY = ({_MODELS[model]}), {pairs}, 20, {is_tiny}\n{_STEPS}"
+    code = f"MODEL, PAIRS, STEPS, IS_TINY = ({_MODELS[model]}), {pairs}, 20, {is_tiny}\n{_STEPS}"
     result = session.run(code, quiet=True, timeout=3600)
     taken: list[dict[str, float]] = json.loads(result[0].stdout)
     bare_ms = median(one["bare"] for one in taken)

@@ -1,10 +1,12 @@
 """Start of four CPU ranks to their first all_reduce: `python -m tests.benchmarks.start`, from the repository's root.
 
-Four kinds take turns, each time in a fresh process:
+Five kinds take turns, each time in a fresh process:
     today   a default `ipp.Cluster(4)`, then torch imported and a gloo group formed on its engines
     warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the host server has imported torch
     cold    `ddp_notebook.start(4)` with no host server
     import  torch imported, with `torch._dynamo`, which the first optimizer of a process imports
+    least   a process that imports the same, forks, and whose children form a group and do nothing else: what is left of
+            a cold start if everything of ours costs nothing
 
 The time runs from the call to the end of the first all_reduce. What the notebook's own process imports is not in it. Of
 a warm start it is also said when all ranks had come how far.
@@ -100,6 +102,34 @@ def sample_import_s() -> float:
     return time.perf_counter() - began
 
 
+_LEAST = f"""
+import os, torch, torch._dynamo, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+done, tell = os.pipe()
+for rank in range({WORLD_SIZE}):
+    if os.fork():
+        continue
+    own = dist.TCPStore("127.0.0.1", store.port)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size={WORLD_SIZE})
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == {WORLD_SIZE}
+    os.write(tell, b"1")
+    os._exit(0)
+for _ in range({WORLD_SIZE}):
+    assert os.read(done, 1)
+print("done", flush=True)
+"""
+
+
+def sample_least_s() -> float:
+    """What a cold start takes at least: another process, for a notebook's own cannot be forked."""
+    began = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-c", _LEAST], stdout=subprocess.PIPE) as least:
+        assert least.stdout is not None and least.stdout.readline()
+        return time.perf_counter() - began
+
+
 stages_s: dict[str, float] = {}  # of this process's start
 _STAGES = {"processes": "every rank is there", "group": "the group has formed", "engines": "every rank has its engine"}
 SAMPLES: dict[str, Callable[[], float]] = {
@@ -107,6 +137,7 @@ SAMPLES: dict[str, Callable[[], float]] = {
     "warm": sample_warm_s,
     "cold": sample_cold_s,
     "import": sample_import_s,
+    "least": sample_least_s,
 }
 
 
@@ -154,6 +185,17 @@ def measure(rounds: int = 3) -> list[Figure]:
             blocks=tuple(seconds[kind]),
         )
 
+    import_s = median(seconds["import"])
+
+    def beyond_import(kind: str, words: str) -> Figure:
+        return Figure(
+            what=f"... beyond what torch's own import takes, with `torch._dynamo`: {import_s:.2f} s{words}",
+            value=median(seconds[kind]) - import_s,
+            unit="s",
+            bar=BAR_BEYOND_IMPORT_S,
+            blocks=tuple(one - alone for one, alone in zip(seconds[kind], seconds["import"], strict=True)),
+        )
+
     return [
         figure("warm", "host server warm", BAR_WARM),
         *(
@@ -161,13 +203,8 @@ def measure(rounds: int = 3) -> list[Figure]:
             for stage, at_s in reached_s.items()
         ),
         figure("cold", "cold", BAR_COLD),
-        Figure(
-            what=f"... beyond what torch's own import takes, with `torch._dynamo`: {median(seconds['import']):.2f} s",
-            value=median(seconds["cold"]) - median(seconds["import"]),
-            unit="s",
-            bar=BAR_BEYOND_IMPORT_S,
-            blocks=tuple(cold - alone for cold, alone in zip(seconds["cold"], seconds["import"], strict=True)),
-        ),
+        beyond_import("cold", ""),
+        beyond_import("least", ", of a process that only imports, forks and forms a group, the least possible"),
     ]
 
 
