@@ -1,4 +1,4 @@
-"""A host server on another machine than its notebook: it is the child of a process that carries its stream.
+"""A host server on another machine than its notebook: it is the child of a process that sees to it.
 
 That process needs no torch, and has no thread before the server is forked. When it ends, the server ends all below it.
 """
@@ -8,18 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ddp_notebook.launch import environment, processes
+from ddp_notebook.launch.host.framing import ServerEnd
 from ddp_notebook.wire import signals
 
 READ_BYTES = 1 << 18
-_END_S = 12.0  # what the server gets to end all below it
 _READ_AT_START = ("LD_", "DYLD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")  # by Python or the loader
 
 
@@ -35,44 +33,36 @@ def settle_environment(env: Mapping[str, str], kept: Mapping[str, str]) -> None:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **at_start, **kept})
 
 
-def start_server(env: Mapping[str, str], address: str) -> tuple[socket.socket, int]:
+def start_server(env: Mapping[str, str], address: str, stream: ServerEnd, begin: Callable[[], object]) -> int:
     """Fork the host server. Call it before any thread exists.
 
     Args:
         env: variables on top of those that this process has.
         address: by which other hosts reach this one.
+        stream: the server's.
+        begin: called in the server's process first.
 
     Returns:
-        The stream to it, and its process id.
+        Its process id.
     """
     own_env = {**os.environ, **env}
-    ours, theirs = socket.socketpair()
-    carrier = processes.identity(os.getpid())
+    parent = processes.identity(os.getpid())
     sys.stdout.flush()
     server_pid = os.fork()
     if server_pid == 0:
-        ours.close()
-        _be_server(theirs, carrier, own_env, address)
-    theirs.close()
+        begin()
+        _be_server(stream, parent, own_env, address)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server is to end in order
     signals.ignore_strangers()
-    return ours, server_pid
+    return server_pid
 
 
-def end_server(stream: socket.socket, server_pid: int) -> None:
-    """End the server, and with it everything below it."""
-    stream.shutdown(socket.SHUT_RDWR)  # a thread may still read
-    until = time.monotonic() + _END_S
-    while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
-        time.sleep(0.02)
-
-
-def _be_server(stream: socket.socket, carrier: processes.Identity, own_env: Mapping[str, str], address: str) -> None:
+def _be_server(stream: ServerEnd, parent: processes.Identity, own_env: Mapping[str, str], address: str) -> None:
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)  # which somebody reads; the stream is for the server's frames
-    os.environ.update(environment.host_server_env(own_env, processes.TOKEN_VARIABLE, str(carrier)))
+    os.environ.update(environment.host_server_env(own_env, processes.TOKEN_VARIABLE, str(parent)))
     from ddp_notebook.launch.host import server  # which its owner does not need
 
     directory = tempfile.mkdtemp(prefix="ddp_notebook-")
@@ -80,7 +70,7 @@ def _be_server(stream: socket.socket, carrier: processes.Identity, own_env: Mapp
     try:
         server.main(
             stream,
-            lambda: processes.is_running(carrier),
+            lambda: processes.is_running(parent),
             directory,
             address=address,
             own_env=own_env,

@@ -74,7 +74,7 @@ class HostServer:
 
     def __init__(
         self,
-        control: socket.socket,
+        control: framing.ServerEnd,
         owner_lives: Callable[[], bool],
         facts: dict[str, Any],
         directory: str,
@@ -100,23 +100,17 @@ class HostServer:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
-        control.setblocking(False)
 
     def serve(self) -> None:
         """Run until the owner closes the stream or is gone, then end every process below."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
-        self._selector.register(self._control, selectors.EVENT_READ)
+        self._selector.register(self._control.incoming, selectors.EVENT_READ, self._read_control)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         next_owner_check = 0.0
         while self._serving:
-            for key, events in self._selector.select(POLL_S if self._under_way else _OWNER_CHECK_S):
-                if key.fileobj is self._control:
-                    if events & selectors.EVENT_WRITE:
-                        self._flush()
-                    if events & selectors.EVENT_READ:
-                        self._read_control()
-                elif key.fileobj == self._wake_r:
+            for key, _ in self._selector.select(POLL_S if self._under_way else _OWNER_CHECK_S):
+                if key.fileobj == self._wake_r:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_r, 4096)
                     self._reap()
@@ -141,7 +135,7 @@ class HostServer:
 
     def _read_control(self) -> None:
         try:
-            data = self._control.recv(_READ_BYTES)
+            data = self._control.read(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -180,14 +174,17 @@ class HostServer:
     def _flush(self) -> None:
         try:
             while self._out:
-                sent = self._control.send(memoryview(self._out)[: 1 << 20])
+                sent = self._control.write(memoryview(self._out)[: 1 << 20])
                 del self._out[:sent]
         except BlockingIOError:
             pass
         except OSError:
             self._serving = False
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-        self._selector.modify(self._control, wanted)
+        waits = self._control.outgoing in self._selector.get_map()
+        if self._out and not waits:
+            self._selector.register(self._control.outgoing, selectors.EVENT_WRITE, self._flush)
+        elif waits and not self._out:
+            self._selector.unregister(self._control.outgoing)
         self._hold_back_text(self._owner_holds or len(self._out) > _HIGH_WATER_BYTES)
 
     # ---- requests
@@ -368,7 +365,7 @@ def _ending_with(owner_lives: Callable[[], bool], directory: str) -> Iterator[No
 
 
 def main(
-    control: socket.socket,
+    control: framing.ServerEnd,
     owner_lives: Callable[[], bool],
     directory: str,
     *,
@@ -387,7 +384,7 @@ def main(
     signals.ignore_strangers()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)
     processes.adopt_orphans()
-    watchdog_pid = watchdog.start(owner_lives, directory, control.fileno())
+    watchdog_pid = watchdog.start(owner_lives, directory, control.close)
     with _ending_with(owner_lives, directory):
         facts = preload()
     facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))

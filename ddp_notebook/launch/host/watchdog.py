@@ -22,13 +22,13 @@ _LOOK_S = 1.0
 _END_S = 8.0  # what the server gets to end all that is below it, once it goes on
 
 
-def start(owner_lives: Callable[[], bool], directory: str, control_fd: int) -> int:
+def start(owner_lives: Callable[[], bool], directory: str, close_inherited: Callable[[], None]) -> int:
     """Fork the watchdog of this process, the host server. It ends with the server.
 
     Args:
         owner_lives: whether the owner lives, whose end is the server's.
         directory: goes with the server.
-        control_fd: the server's stream to its owner, which only the server may keep open.
+        close_inherited: closes the server's stream to its owner, which only the server may keep open.
 
     Returns:
         Its process id.
@@ -39,7 +39,7 @@ def start(owner_lives: Callable[[], bool], directory: str, control_fd: int) -> i
     try:
         os.setsid()  # a signal that stops the server's process group does not stop this process
         processes.die_with_parent(server)
-        os.close(control_fd)
+        close_inherited()
         _watch(server, owner_lives, directory)
     finally:
         os._exit(0)

@@ -149,7 +149,8 @@ class Local(Way):
 
 def main(stream_fd: int, owner_pid: int, owner_start: float, directory: str) -> None:
     """The other end: where the host server's process begins."""
-    from ddp_notebook.launch.host import server  # which its owner does not need
+    from ddp_notebook.launch.host import framing, server  # which its owner does not need
 
     owner = (owner_pid, owner_start)
-    server.main(socket.socket(fileno=stream_fd), lambda: processes.is_running(owner), directory)
+    stream = framing.ServerEnd.of(socket.socket(fileno=stream_fd))
+    server.main(stream, lambda: processes.is_running(owner), directory)

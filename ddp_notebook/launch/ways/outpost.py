@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 from ddp_notebook.launch.host import far
+from ddp_notebook.launch.host.framing import ServerEnd
 from ddp_notebook.launch.ways.base import OWN_NUMBER
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import Arrived, Message, Stream
@@ -33,6 +34,7 @@ from ddp_notebook.wire.keys import Address
 VARIABLE = "DDP_NOTEBOOK_INVITATION"  # holds what the file does, where the launcher hands variables on
 _REACH_S = 3.0  # what the notebook gets to take a connection
 _LOOK_S = 0.2
+_END_S = 12.0  # what the server gets to end all below it
 _MOST_WAITING = 64  # messages; then the ranks wait with their text
 _GOODBYE_S = 2.0  # what the last message gets to arrive
 # How launchers tell a task its number among how many. What mpirun starts in a job of Slurm's has Slurm's variables too:
@@ -128,12 +130,15 @@ def main() -> None:
     for name in (VARIABLE, *OWN_NUMBER):
         os.environ.pop(name, None)
     address = route_to(invitation.control)
-    server, server_pid = far.start_server(invitation.env, address)
+    server, far_end = socket.socketpair()
+    stream = ServerEnd.of(far_end)
+    server_pid = far.start_server(invitation.env, address, stream, server.close)
+    stream.close()
     arrived = Arrived(host=socket.gethostname(), address=address, pid=server_pid, task=task, tasks=tasks)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())  # its launcher ends it, and kills what is left later
     wire = _carry(server, invitation, arrived, ended)
-    far.end_server(server, server_pid)
+    _end(server, server_pid)
     wire.send(Stream(data=b""))  # now nothing is left here
     until = time.monotonic() + _GOODBYE_S
     while wire.waiting() and time.monotonic() < until:
@@ -185,6 +190,14 @@ def _carry(server: socket.socket, invitation: Invitation, arrived: Arrived, ende
         pass
     ended.set()
     return wire
+
+
+def _end(stream: socket.socket, server_pid: int) -> None:
+    """End the server, and with it everything below it."""
+    stream.shutdown(socket.SHUT_RDWR)  # a thread may still read
+    until = time.monotonic() + _END_S
+    while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,18 @@ configuration of its own.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import select
 import shlex
-import socket
-import struct
+import signal
 import subprocess
+import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,6 +33,7 @@ from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.host import far
+from ddp_notebook.launch.host.framing import ServerEnd
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.wire import signals
@@ -41,7 +45,7 @@ _BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cu
 _LAST_WORDS = 2000  # characters
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
 _MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
-_SIZE = struct.Struct("!I")  # before all that the host sends: how much it is; 0: it lives
+_BEAT = b"\0"  # in what comes as standard error: the host lives
 _GIVEN = "DDP_NOTEBOOK_GIVEN"
 _OPTIONS = {
     "BatchMode": "yes",
@@ -98,8 +102,6 @@ class Ssh(Way):
         self._sending = threading.Lock()
         self._is_closed = False
         self._before_mark: bytearray | None = bytearray()
-        self._wrapped = bytearray()  # of what has come, a size that is not complete
-        self._left_bytes = 0  # of what the last size has announced
         self._heard_s = float("inf")
         self._pid = 0
         code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.ssh import main; main()"
@@ -115,6 +117,7 @@ class Ssh(Way):
                     stderr=log,
                     start_new_session=True,  # the notebook's interrupts go to its whole process group
                 )
+            self._log = open(self._log_file, "rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             folders.remove(self.directory)
             raise HostError(f"ssh cannot be run: {error}; install it, or set DDP_NOTEBOOK_SSH") from error
@@ -151,28 +154,15 @@ class Ssh(Way):
                     continue
                 self._pid, self._before_mark = int(pid), None
             self._heard_s = time.monotonic()
-            if unwrapped := self._unwrap(data):
-                return unwrapped
+            if data:
+                return data
         return b""
-
-    def _unwrap(self, data: bytes) -> bytes:
-        """Without the sizes that `_pump` has put before it."""
-        self._wrapped += data
-        found, at = [], 0
-        while True:
-            end = min(at + self._left_bytes, len(self._wrapped))
-            found.append(self._wrapped[at:end])
-            self._left_bytes -= end - at
-            at = end
-            if self._left_bytes or len(self._wrapped) - at < _SIZE.size:
-                break
-            (self._left_bytes,) = _SIZE.unpack_from(self._wrapped, at)
-            at += _SIZE.size
-        del self._wrapped[:at]
-        return b"".join(found)
 
     @property
     def silent_s(self) -> float:
+        with contextlib.suppress(OSError, ValueError):  # closed
+            if _BEAT in self._log.read():
+                self._heard_s = time.monotonic()
         return max(0.0, time.monotonic() - self._heard_s)
 
     def again(self) -> Ssh:
@@ -190,6 +180,7 @@ class Ssh(Way):
         self._hang_up()
         assert self._ssh.stdout is not None
         self._ssh.stdout.close()
+        self._log.close()
 
     # ---- the notebook's ports, as the host reaches them
 
@@ -239,7 +230,7 @@ class Ssh(Way):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._ssh.wait(timeout=1.0)
         try:
-            words = self._log_file.read_text(errors="replace").strip()[-_LAST_WORDS:]
+            words = self._log_file.read_text(errors="replace").replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
         except OSError:
             words = ""
         fix = next((fix for text, fix in _FIXES if text in words), "").format(name=self.name, python=self._python)
@@ -286,10 +277,14 @@ def main() -> None:
     far.settle_environment(given["env"], {_GIVEN: json.dumps(given)})
     os.environ.pop(_GIVEN, None)
     address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # client and server, each an address and a port
-    server, server_pid = far.start_server(given["env"], address[0] if address else LOOPBACK)
-    _write(1, _MARK + b"%d\n" % server_pid)
-    _pump(server, given["lease_s"])
-    far.end_server(server, server_pid)
+    stream = ServerEnd(os.dup(0), os.dup(1))
+    server_pid = far.start_server(
+        given["env"],
+        address[0] if address else LOOPBACK,
+        stream,
+        lambda: stream.write(_MARK + b"%d\n" % os.getpid()),
+    )
+    _stand_by(server_pid, stream, given["lease_s"])
     os._exit(0)
 
 
@@ -303,40 +298,31 @@ def _first_line() -> bytes:
     return bytes(line)
 
 
-def _pump(server: socket.socket, lease_s: float) -> None:
-    """Carry bytes both ways until one end closes, or the notebook has said nothing for too long. In threads: each of
-    them may be held up, by a link that is cut or a server that is stopped."""
-    heard_s = time.monotonic()
-    ended = threading.Event()
-    writing = threading.Lock()
-
-    def from_notebook() -> None:
-        nonlocal heard_s
-        while data := os.read(0, far.READ_BYTES):
-            heard_s = time.monotonic()
-            server.sendall(data)
-
-    def to_notebook() -> None:
-        while data := server.recv(far.READ_BYTES):
-            say(data)
-
-    def beat() -> None:
-        while not ended.wait(BEAT_S):
-            say(b"")
-
-    def say(data: bytes) -> None:
-        with writing:
-            _write(1, _SIZE.pack(len(data)) + data)
-
-    def carry(work: Callable[[], None]) -> None:
+def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float) -> None:
+    """Say something each second until the server has ended, or the notebook has said nothing for too long: what it says
+    has been read by the server, or waits to be."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_w, False)
+    signal.set_wakeup_fd(wake_w)
+    poller = select.poll()
+    poller.register(wake_r, select.POLLIN)
+    poller.register(stream.incoming, 0)  # its end is told without that
+    heard, heard_s, until_s = (0, 0), time.monotonic(), float("inf")
+    while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < min(until_s, heard_s + lease_s):
+        if (hears := (stream.heard, _waiting_bytes(stream.incoming))) != heard:
+            heard, heard_s = hears, time.monotonic()
         with contextlib.suppress(OSError):
-            work()
-        ended.set()
+            if select.select([], [2], [], 0)[1]:  # this must not wait for a link that is cut
+                os.write(2, _BEAT)
+        for fd, _ in poller.poll(1000 * min(BEAT_S, lease_s / _BEATS)):
+            poller.unregister(fd)
+            until_s = time.monotonic() + _END_S
 
-    for work in (from_notebook, to_notebook, beat):
-        threading.Thread(target=carry, args=(work,), daemon=True).start()
-    while not ended.wait(min(BEAT_S, lease_s / _BEATS)) and time.monotonic() - heard_s < lease_s:
-        pass
+
+def _waiting_bytes(fd: int) -> int:
+    """How many bytes can be read there."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _write(fd: int, data: bytes) -> None:
