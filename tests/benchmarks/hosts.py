@@ -4,7 +4,8 @@ The hosts are network namespaces of this machine with an ssh server each, so bot
 import torch side by side, and so do the two processes that a cold start is compared with.
     cold      from the call to the end of the first all_reduce
     import    two processes that import torch and `torch._dynamo` at once
-    pass      `session.run("pass")`, on the hosts and on one machine, block by block in turn
+    pass      `session.run("pass")`, on the hosts, on one machine, and in two host servers of this machine without ssh:
+              the least that two servers take on the same cores
     freed     a ring of recv across hosts, from the cell's limit to its end
     healed    a rank of the far host that was killed, from `session.heal` to the end of an all_reduce
 """
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +27,8 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.ways.local import Local
 from ddp_notebook.session import Session
 from tests.benchmarks.results import Figure, moment, table
 from tests.ssh import namespaces, sshd
@@ -81,6 +84,8 @@ def _measure(rounds: int, python: str) -> list[Figure]:
             note("healed", _healed_s(session))
         with start(None) as session:
             note("local pass", _pass_ms(session))
+        with _without_ssh(), start(",".join(_HOSTS)) as session:
+            note("pass without ssh", _pass_ms(session))
     middle = {what: median(values) for what, values in times.items()}
     blocks = {what: tuple(values) for what, values in times.items()}
     return [
@@ -103,6 +108,14 @@ def _measure(rounds: int, python: str) -> list[Figure]:
             blocks=blocks["pass"],
         ),
         Figure(
+            what="`pass` in two host servers of one machine, without ssh",
+            value=middle["pass without ssh"],
+            unit="ms",
+            baseline=middle["local pass"],
+            against="4 ranks in one host server",
+            blocks=blocks["pass without ssh"],
+        ),
+        Figure(
             what="a deadlock across hosts is freed",
             value=middle["freed"],
             unit="s",
@@ -117,6 +130,14 @@ def _measure(rounds: int, python: str) -> list[Figure]:
             blocks=blocks["healed"],
         ),
     ]
+
+
+@contextlib.contextmanager
+def _without_ssh() -> Iterator[None]:
+    """Hosts are host servers of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hosts, "_way", lambda _, name: Local(os.environ, name))
+        yield
 
 
 def _two_imports_s() -> float:

@@ -85,6 +85,23 @@ def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
         host.close()
 
 
+def test_a_server_that_is_stopped_is_heard(python):
+    """By both sides, though it neither reads nor writes."""
+    host = Host(Ssh("one", python=python, lease_s=3.0))
+    try:
+        server = host.facts()["pid"]
+        os.kill(server, signal.SIGSTOP)
+        try:
+            time.sleep(4.0)  # longer than the lease
+            assert host.is_alive and host.silent_s < 2.0 and not host.is_unreachable
+        finally:
+            os.kill(server, signal.SIGCONT)
+        wait_until(lambda: not host.trouble())
+        assert host.request("facts")["pid"] == server
+    finally:
+        host.close()
+
+
 @pytest.mark.alone  # others want ports too
 def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

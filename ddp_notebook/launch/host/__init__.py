@@ -13,7 +13,7 @@ open_files   how many files a process may have open, which grows with the ranks
 look         what is seen of a process that cannot answer: is it stopped, where is its stack
 survey/      what it tells those who compare hosts, and whether others are reached from here
 ending       how processes end, with all that they have started
-far          how the server of another machine begins, below what carries its stream
+far          how the server of another machine begins, below a process that sees to it
 watchdog     sees to the server's end when its owner is gone and it cannot notice
 
 How a host server is started and its stream is made is a way's: see `launch.ways`.

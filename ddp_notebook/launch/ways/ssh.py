@@ -4,8 +4,9 @@ Keys are asked for nowhere: what ssh cannot do without a question (a password, a
 so. The wire to the ranks goes through the same connection, by a port of the host that leads to the notebook's; so the
 notebook may be behind a firewall, and listens on no network. What the connection's end does not tell, silence does:
 both sides say something each second, a host that has heard nothing for its lease ends all that it has started, and the
-notebook gives up one that it has not heard for so long. The host's side of that is `_pump`, which has nothing else to
-do: it is heard while its server imports torch, or is stopped.
+notebook gives up one that it has not heard for so long. The host's side of that is `_stand_by`, in the server's parent,
+which has nothing else to do: it is heard while its server imports torch, or is stopped. The server itself reads and
+writes what ssh has opened, so its parent speaks on standard error, of which the notebook keeps a file.
 
 `DDP_NOTEBOOK_SSH` is the command that is run, else that of the site's file, else "ssh"; `ssh -F FILE` for a
 configuration of its own.
@@ -272,7 +273,7 @@ def ssh_command() -> list[str]:
 
 
 def main() -> None:
-    """The other end: what ssh runs. It stays between the stream and the host server, which is its child."""
+    """The other end: what ssh runs. It forks the host server, which has the stream, and stays beside it."""
     given = json.loads(os.environ.get(_GIVEN, "") or _first_line())
     far.settle_environment(given["env"], {_GIVEN: json.dumps(given)})
     os.environ.pop(_GIVEN, None)
