@@ -111,6 +111,7 @@ def _measure(rounds: int, python: str) -> list[Figure]:
             what="`pass` in two host servers of one machine, without ssh",
             value=middle["pass without ssh"],
             unit="ms",
+            bar=BAR_PASS,
             baseline=middle["local pass"],
             against="4 ranks in one host server",
             blocks=blocks["pass without ssh"],
