@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.host.files import MARK, Files, Found, Part, digest
+from ddp_notebook.launch.host.files import MARK, NOTE, Files, Found, Part, digest
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.sync import choice
@@ -356,10 +356,41 @@ def test_where_a_folder_goes(files, tmp_path, monkeypatch):
     assert settle("shared", "other") == {"folder": str(tmp_path / "shared"), "is_shared": False}
     assert settle("new/folder", "mark") == {"folder": str(tmp_path / "new/folder"), "is_shared": False}
     assert settle("file/folder", "mark") == {"folder": str(tmp_path / "home/folder"), "is_shared": False}
+    assert settle("file/folder", "mark") == {"folder": str(tmp_path / "home/folder"), "is_shared": False}, "again"
     (tmp_path / "home" / "folder" / "mark").touch()
     assert settle("file/folder", "mark")["is_shared"], "by another path"
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert "failed" in settle("file/folder", "mark")
+
+
+def test_a_folder_at_home_that_has_other_files_is_not_taken(files, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    make(tmp_path, "file", "home/folder/of-another-one", "home/empty/.ddp_notebook-being-written")
+
+    def settle(path):
+        return files.answer({"do": "settle", "path": str(tmp_path / "file" / path), "marker": "none"})
+
+    refused = {"folder": str(home / "folder"), "is_shared": False, "is_of": ""}
+    assert settle("folder") == refused
+    (home / "folder" / NOTE).write_text("\n")  # its user says that it is meant
+    assert "is_of" not in settle("folder") and "is_of" not in settle("folder")
+    assert settle("sub/folder") == {**refused, "is_of": str(tmp_path / "file/folder")}, "which has the same name"
+    assert "is_of" not in settle("empty")
+
+
+def test_links_to_folders_are_not_followed(files, tmp_path):
+    make(tmp_path, "elsewhere/a", "folder/file")
+    (tmp_path / "folder" / "link").symlink_to("../elsewhere")
+    (tmp_path / "folder" / "nowhere").symlink_to("nothing")
+    paths = ["link/a", "link/sub/b", "nowhere/c", "file", "link"]
+    found = files.answer({"do": "stat", "folder": str(tmp_path / "folder"), "paths": paths})["found"]
+    assert [its.kind for its in found] == ["behind", "behind", "behind", "file", "link"]
+    for path in paths[:3]:
+        done = write(files, tmp_path / "folder", Part(path, 1, end=(0o644, OLD)), data=b"x")
+        assert done["failed"][:2] == [path, errno.ELOOP]
+    assert os.listdir(tmp_path / "elsewhere") == ["a"] and (tmp_path / "elsewhere/a").read_text() == "elsewhere/a"
+    assert planned(FILE, Found(*found[0]), overwrite=True) == Plan(behind=["a"])
 
 
 def test_the_folder_of_the_start_is_meant_wherever_the_notebook_goes(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import DDPNotebookError, HostError, RankDiedError, StartError, UsageError
-from ddp_notebook.launch.host.files import MARK
+from ddp_notebook.launch.host.files import MARK, NOTE
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
 from tests import rights
@@ -228,7 +228,24 @@ def test_hosts_that_share_a_folder_of_their_own(session, project, home):
     assert told.folders == {"one": f"{home}/code", "two": f"{home}/code"}
     assert told.lines[0].startswith(f"one: 1 file (1 B) sent to {home}/code ({path} cannot be made there) in ")
     assert told.lines[1] == f"two: has {home}/code from one, which shares it"
-    assert os.listdir(home / "code") == ["a.py"]
+    assert sorted(os.listdir(home / "code")) == [NOTE, "a.py"]
+    (home / "code" / "a.py").write_text("of somebody else")
+    (home / "code" / NOTE).unlink()
+    os.utime(home / "code" / "a.py", (1, 1))
+    with pytest.raises(HostError, match=rf"and {home}/code there has files that no sync has sent, .*: echo > {home}/c"):
+        session.sync(path)
+    assert (home / "code" / "a.py").read_text() == "of somebody else"
+    (home / "code" / NOTE).write_text("\n")
+    assert session.sync(path).sent == {"one": ["a.py"], "two": []}
+
+
+def test_a_folder_that_is_a_link_is_not_followed(session, project, home):
+    session.run(f"if local_rank == 0: os.symlink({str(home)!r}, 'linked')", quiet=True)
+    make(project, **{"linked/a.py": "1"})
+    told = session.sync()
+    assert ("in a folder that is a link on one, and not sent: linked/a.py; move the link away there") in told.lines
+    assert "a.py" not in os.listdir(home)
+    session.run("if local_rank == 0: os.unlink('linked')", quiet=True)
 
 
 def test_what_cannot_be_sent_stops_the_start(session, project):

@@ -1,7 +1,8 @@
 """Files that the notebook sends to a host: where they go there, what is there already, and how they are written.
 
     {"do": "settle", "path", "marker"}     {"folder", "is_shared"}: where the files of the notebook's folder are to be,
-                                           and whether that is the notebook's own, which has a file of that name
+                                           and whether that is the notebook's own, which has a file of that name; with
+                                           {"is_of"} instead, that folder holds files that no sync of this one has sent
     {"do": "mark", "folder", "name"}       {}; make such a file here
     {"do": "see", "folder", "names"}       {"seen"}: which of these are there
     {"do": "stat", "folder", "paths"}      {"found": [Found or null]}
@@ -11,7 +12,9 @@
     {"do": "discard"}                      {}; remove such files, and what was begun and is not to be ended
 
 What could not be done is told by {"failed": [path, number of the error, its words]}. A file is written under another
-name and renamed when it is whole, so nobody finds half of one.
+name and renamed when it is whole, so nobody finds half of one. A folder in the home directory has that of the notebook
+by its name only: it takes files if it is empty, or a note in it says that they are of the same folder. Links to folders
+are not followed: what is behind them is not the folder's.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 MARK = ".ddp_notebook-"  # how the names of files begin that are there for a while only
+NOTE = f"{MARK}synced"  # a file in a home directory's folder that says which folder of the notebook's it has
 READ_BYTES = 1 << 20
 _STEP_S = 0.05  # for how long the server does nothing else
 
@@ -35,7 +39,7 @@ _STEP_S = 0.05  # for how long the server does nothing else
 class Found(NamedTuple):
     """What has a file's name on the host."""
 
-    kind: str  # "file", "link" or "other"
+    kind: str  # "file", "link", "other", or "behind": a folder on the way to it is a link
     size: int  # bytes
     mtime_ns: int
     mode: int  # permissions
@@ -97,8 +101,7 @@ class Files:
             if marker and os.path.lexists(os.path.join(folder, marker)):
                 return {"folder": folder, "is_shared": True}
         if not _can_hold_files(path):
-            os.makedirs(candidates[1], exist_ok=True)
-            return {"folder": candidates[1], "is_shared": False}
+            return _settle_at_home(candidates[1], path)
         return {"folder": path, "is_shared": False}
 
     def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +114,7 @@ class Files:
         return {"seen": [name for name in request["names"] if os.path.lexists(os.path.join(request["folder"], name))]}
 
     def _stat(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"found": [_found(os.path.join(request["folder"], path)) for path in request["paths"]]}
+        return {"found": [_found(request["folder"], path) for path in request["paths"]]}
 
     def _same(self, request: dict[str, Any]) -> _Comparing:
         return _Comparing(request["folder"], request["files"])
@@ -121,6 +124,8 @@ class Files:
         for part in (Part(*fields) for fields in request["parts"]):
             target = os.path.join(request["folder"], part.path)
             try:
+                if _is_behind(request["folder"], part.path):
+                    raise OSError(errno.ELOOP, "a folder on the way to it is a link")
                 if part.discard:
                     self._remove(target)
                 elif part.link:
@@ -211,7 +216,34 @@ def _can_hold_files(path: str) -> bool:
     return os.access(path, os.W_OK | os.X_OK)
 
 
-def _found(path: str) -> Found | None:
+def _settle_at_home(folder: str, path: str) -> dict[str, Any]:
+    """Make a folder of the home directory that of the notebook's, unless it may hold something else."""
+    os.makedirs(folder, exist_ok=True)
+    note = os.path.join(folder, NOTE)
+    try:
+        with open(note, errors="surrogateescape") as file:
+            its = file.read().strip()
+    except FileNotFoundError:
+        if any(not name.startswith(MARK) for name in os.listdir(folder)):  # hosts that share it may settle at once
+            return {"folder": folder, "is_shared": False, "is_of": ""}
+        its = ""
+    if its not in ("", path):
+        return {"folder": folder, "is_shared": False, "is_of": its}
+    with open(note, "w", errors="surrogateescape") as file:
+        file.write(f"{path}\n")
+    return {"folder": folder, "is_shared": False}
+
+
+def _is_behind(folder: str, path: str) -> bool:
+    """Whether a folder on the way from this folder to a file in it is a link."""
+    *above, _ = path.split("/")
+    return any(os.path.islink(os.path.join(folder, *above[:count])) for count in range(1, len(above) + 1))
+
+
+def _found(folder: str, name: str) -> Found | None:
+    if _is_behind(folder, name):
+        return Found("behind", 0, 0, 0)
+    path = os.path.join(folder, name)
     try:
         its = os.lstat(path)
         link = os.readlink(path) if stat.S_ISLNK(its.st_mode) else ""

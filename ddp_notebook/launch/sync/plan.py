@@ -19,6 +19,7 @@ class Plan:
     ask: list[tuple[Entry, Found]] = field(default_factory=list)  # of one size, and of different times
     newer: list[str] = field(default_factory=list)  # what is there is newer, and stays
     in_the_way: list[str] = field(default_factory=list)  # what is there is no file
+    behind: list[str] = field(default_factory=list)  # a folder on the way there is a link
     there: int = 0  # files that are the same
 
     def add(self, entries: Sequence[Entry], found: Sequence[Found | None], *, overwrite: bool) -> None:
@@ -32,6 +33,8 @@ class Plan:
         for entry, its in zip(entries, found, strict=True):
             if its is None:
                 self.send.append(entry)
+            elif its.kind == "behind":
+                self.behind.append(entry.path)
             elif its.kind == "other":
                 self.in_the_way.append(entry.path)
             elif entry.link or its.kind == "link":

@@ -38,6 +38,7 @@ _FIXES = {
     errno.ENOTDIR: "a file is there where a folder has to be; move it away there",
     errno.EEXIST: "a file is there where a folder has to be; move it away there",
     errno.EISDIR: "a folder is there where a file has to be; move it away there",
+    errno.ELOOP: "a sync follows no links there; move the link away there",
     errno.ENAMETOOLONG: "the name is too long there; give it a shorter one",
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.host.files import MARK
+from ddp_notebook.launch.host.files import MARK, NOTE
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.sync.choice import Choice, choose, resolved
 from ddp_notebook.launch.sync.crew import Crew
@@ -118,6 +119,13 @@ def _settle(host: Host, folder: str, marker: str, crew: Crew) -> dict[str, Any]:
     if "failed" in reply:
         path, number, words = reply["failed"]
         raise HostError(f"no folder for {folder} can be made on {host.label} ({path}): {fix_of(number, words)}")
+    if (is_of := reply.get("is_of")) is not None:
+        where = reply["folder"]
+        its = f"has the files of {is_of}" if is_of else "has files that no sync has sent"
+        raise HostError(
+            f"{folder} cannot be made on {host.label}, and {where} there {its}, which would be replaced: move it away "
+            f"there, or, if it is to have those of {folder}, say so there: echo > {shlex.quote(f'{where}/{NOTE}')}"
+        )
     return reply
 
 
@@ -170,6 +178,11 @@ def _lines(
             )
         if sending.plan.in_the_way:
             yield f"no file on {labels[name]}, and left as it is: {_some(sending.plan.in_the_way)}; move it away there"
+        if sending.plan.behind:
+            yield (
+                f"in a folder that is a link on {labels[name]}, and not sent: {_some(sending.plan.behind)}; "
+                "move the link away there"
+            )
         if sending.changing:
             yield f"changed while they were read, and not sent to {labels[name]}: {_some(sending.changing)}"
     if choice.keys:
