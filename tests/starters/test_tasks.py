@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import subprocess
+import threading
 from typing import Any
 
+from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.starters.base import Starter
 from ddp_notebook.launch.starters.tasks import Tasks
 from ddp_notebook.launch.ways.base import LOOPBACK
@@ -28,6 +31,77 @@ class _Noted(Starter):
 
     def end(self) -> None:
         self._file.touch()
+
+
+class _Outposts(Starter):
+    """Starts some on this machine, one when the other has called, which do not know how many there are."""
+
+    words, address = "outposts", LOOPBACK
+
+    def __init__(self, count, tasks=None) -> None:
+        self.tasks = tasks
+        self._count = count
+        self.processes: list[subprocess.Popen[str]] = []
+        self.has_called = threading.Semaphore()
+
+    def start(self, command, env) -> None:
+        self._line, self._env = command, {**os.environ, **env}
+        threading.Thread(target=lambda: [self.start_one() for _ in range(self._count)], daemon=True).start()
+
+    def start_one(self) -> subprocess.Popen[str]:
+        self.has_called.acquire()
+        one = subprocess.Popen(self._line, env=self._env, text=True, stderr=subprocess.PIPE, start_new_session=True)
+        self.processes.append(one)
+        return one
+
+    def trouble(self, *, now: bool = False) -> str:
+        return ""
+
+    def end(self) -> None:
+        for one in self.processes:
+            one.communicate(timeout=30)
+
+
+def tasks_of(starter) -> Tasks:
+    """Lets the next one start when one has called."""
+    tasks = Tasks(starter, None, {}, lease_s=30)
+    arrivals, told = tasks._arrivals, tasks._arrivals._on_message
+
+    def on_message(peer, epoch, message):
+        told(peer, epoch, message)
+        if isinstance(message, Arrived):
+            starter.has_called.release()
+
+    arrivals._wire._receive = on_message
+    return tasks
+
+
+def test_a_task_that_calls_when_all_have_is_told_and_ends():
+    starter = _Outposts(1, tasks=1)
+    tasks = tasks_of(starter)
+    try:
+        [way] = tasks.wait(60, lambda: None, lambda _: None)
+        late = starter.start_one()
+        _, words = late.communicate(timeout=30)
+        assert late.returncode == 0
+        assert words.endswith(f"{way._arrived.host}: the notebook's start is over, this task is not in it\n")
+        assert starter.processes[0].poll() is None, "the others stay"
+        assert len(tasks._arrivals._arrived) == 1
+        Host(way).close()
+    finally:
+        tasks.end()
+
+
+def test_where_nobody_knows_how_many_tasks_there_are_the_first_one_is_not_all():
+    starter = _Outposts(2)
+    tasks = tasks_of(starter)
+    try:
+        ways = tasks.wait(60, lambda: None, lambda _: None)
+        assert len(ways) == 2
+        for way in ways:
+            Host(way).close()
+    finally:
+        tasks.end()
 
 
 def test_a_forked_child_of_the_notebook_ends_no_job(tmp_path):

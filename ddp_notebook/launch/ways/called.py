@@ -28,6 +28,7 @@ _LOOK_S = 0.1
 _BEATS = 5  # words in a lease, at least
 _END_S = 15.0  # what an outpost gets to end all that it has started
 _IDENTITY = "outpost"
+_QUIET_S = 3.0  # without a call of another one, where nobody knows how many there are: then these are all
 
 
 class Called(Way):
@@ -152,7 +153,8 @@ class Arrivals:
         self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
         self._taken: set[str] = set()
         self._changed = threading.Condition()
-        self._is_over = False
+        self._called_s = 0.0  # when the last one did, monotonic
+        self._is_over = False  # who calls from now on is told to end
         self._wire.start()
 
     def wait(
@@ -162,10 +164,11 @@ class Arrivals:
         remaining_s: Callable[[], float],
         check: Callable[[], None],
     ) -> list[Called]:
-        """Wait until all have called. They are in the order of their tasks.
+        """Wait until all have called. They are in the order of their tasks, and who calls later is told to end.
 
         Args:
-            expected: how many there will be, by what those tell that are here; 0: nobody knows yet.
+            expected: how many there will be, by what those tell that are here; 0: nobody knows. Then these are all
+                when for some seconds no other one has called.
             trouble: why no more will come, in a sentence; "" while they may.
             remaining_s: seconds that they still get.
             check: called often; what it raises ends the wait.
@@ -179,8 +182,11 @@ class Arrivals:
             with self._changed:
                 here = list(self._arrived.items())
             wanted = expected(max((one.tasks for _, one in here), default=0))
-            if here and len(here) >= wanted:
-                return self._named(here)
+            with self._changed:
+                is_quiet = bool(wanted) or time.monotonic() - self._called_s > _QUIET_S
+                if here and len(here) == len(self._arrived) >= wanted and is_quiet:
+                    self._is_over = True
+                    return self._named(here)
             if why := trouble():  # not under the lock: a queue may take long to answer, and the wire would wait too
                 raise StartError(f"{_count(len(here), wanted)} called the notebook: {why}")
             if remaining_s() <= 0:
@@ -193,7 +199,8 @@ class Arrivals:
                     self._changed.wait(_LOOK_S)
 
     def say_goodbye(self) -> None:
-        """Have all that have called end. Does not wait for them."""
+        """Have all that have called end, and those that call from now on. Does not wait for them."""
+        self._is_over = True
         for peer in list(self._arrived):
             self._wire.send(Stream(data=b""), peer)
 
@@ -236,11 +243,13 @@ class Arrivals:
     def _on_message(self, peer: str, _: int, message: Message) -> None:
         if isinstance(message, Arrived):
             with self._changed:
-                self._incoming[peer] = queue.SimpleQueue()
-                self._arrived[peer] = message
-                self._changed.notify_all()
                 if self._is_over:
                     self._wire.send(Stream(data=b""), peer)
+                    return
+                self._incoming[peer] = queue.SimpleQueue()
+                self._arrived[peer] = message
+                self._called_s = time.monotonic()
+                self._changed.notify_all()
         elif isinstance(message, Stream) and peer in self._incoming:
             self._incoming[peer].put(message.data)
 

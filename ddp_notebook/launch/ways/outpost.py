@@ -157,9 +157,13 @@ def _carry(server: socket.socket, invitation: Invitation, arrived: Arrived, ende
             incoming.put(message.data)
 
     def to_server() -> None:
+        heard = 0
         with contextlib.suppress(OSError):
             while data := incoming.get():
+                heard += len(data)
                 server.sendall(data)
+        if not heard and not ended.is_set():
+            print(f"{arrived.host}: the notebook's start is over, this task is not in it", file=sys.stderr, flush=True)
         ended.set()
 
     def to_notebook() -> None:
