@@ -94,6 +94,7 @@ def test_a_job_ends_with_a_notebook_that_is_killed(slurm):
         assert len(slurm.jobs()) == 1
         notebook.kill()
         wait_until(lambda: not slurm.jobs(), _GONE_S)
+    assert list(slurm.shared_folder.iterdir()) == [], "its guard has removed the job's output"
     _tidy(slurm)
 
 

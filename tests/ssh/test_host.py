@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -31,6 +33,24 @@ def test_nothing_is_left_of_a_session(python):
         assert session.run("print(1)")[0].stdout == "1\n"
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))
     assert not any(map(os.path.exists, directories))
+
+
+def test_a_notebook_that_is_killed_leaves_nothing(python):
+    with tempfile.TemporaryDirectory() as folder:  # of a short name, since a socket is in it
+        code = f"""
+import sys, ddp_notebook
+with ddp_notebook.start(hosts="one:1", python={python!r}) as session:
+    print(*session.pids(), *session.pids("host server"), flush=True)
+    sys.stdin.read()
+"""
+        env = {**os.environ, "TMPDIR": folder, "PYTHONPATH": str(Path(__file__).parents[2])}
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=pipe, stdout=pipe, text=True) as notebook:
+            assert notebook.stdout is not None
+            pids = list(map(int, notebook.stdout.readline().split()))
+            assert os.listdir(folder)
+            notebook.kill()
+        wait_until(lambda: not os.listdir(folder) and not any(map(psutil.pid_exists, pids)), 10.0)
 
 
 def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import pytest
@@ -86,7 +87,7 @@ def test_what_is_killed_ends_all(network, killed, cache, short_folder):
     """Hosts that hear nothing more end all with their lease; mpirun takes its tasks with it at once."""
     line, python = network
     code = _OWNER.format(line=line, python=python)
-    env = {**os.environ, "TMPDIR": short_folder}  # of the logs of a notebook that is killed nobody is left to care
+    env = {**os.environ, "TMPDIR": short_folder}
     owner = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
@@ -103,6 +104,7 @@ def test_what_is_killed_ends_all(network, killed, cache, short_folder):
         owner.communicate()
     wait_until(lambda: not any(map(psutil.pid_exists, pids)) and not marked_processes(), 45.0)
     assert invitations(cache) == []
+    wait_until(lambda: not list(Path(short_folder).glob("ddp_notebook-*")))
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")

@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import shlex
-import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import launchers
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
 from ddp_notebook.launch.starters.mpi import told
+from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOOPBACK
 
 _END_S = 15.0  # what the tasks get to end in order, before the launcher ends them
@@ -44,13 +43,13 @@ class Profile(Starter):
 
     def __init__(self, name: str, world_size: int | None, python: str | None) -> None:
         self._name = name
-        self._directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700: the script may hold the invitation
+        self._directory = folders.make("ddp_notebook-")  # mode 700: the script may hold the invitation
         try:
             self._launcher = launchers.make(name, self._directory)
             self._python = [python] if python else launchers.python(self._launcher)
             self._count = _count(name, self._launcher, world_size)
         except BaseException:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            folders.remove(self._directory)
             raise
         self._refused = ""
         self._thread: threading.Thread | None = None
@@ -114,7 +113,7 @@ class Profile(Starter):
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(asked.set)
             self._thread.join()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        folders.remove(self._directory)
 
     async def _live(self, is_begun: threading.Event) -> None:
         """Start the launcher, and end it when that is asked for."""

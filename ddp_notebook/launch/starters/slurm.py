@@ -23,6 +23,7 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import slurm_queue
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_towards, shared_folder
 from ddp_notebook.launch.starters.slurm_queue import Job, Seen
+from ddp_notebook.launch.ways import guardian
 from ddp_notebook.launch.ways.base import LOOPBACK
 
 _log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ class Slurm(Starter):
         if self._output_is_ours:
             with contextlib.suppress(OSError):
                 os.unlink(self._output)
+            guardian.release(self._output)
 
     @abstractmethod
     def _end(self, job: Job) -> None:
@@ -250,6 +252,8 @@ class Submitted(Slurm):
         self._watch(job)
         self._output = job.output()
         self._output_is_ours = Path(self._output).parent == shared_folder()  # the arguments may have put it elsewhere
+        if self._output_is_ours:
+            guardian.guard(self._output)
 
     def _end(self, job: Job) -> None:
         until = time.monotonic() + (0.0 if self._seen.waits else _END_S)
@@ -284,6 +288,7 @@ class Inside(Slurm):
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         fd, self._output = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out")
+        guardian.guard(self._output)
         with open(fd, "wb") as output:
             try:
                 self._srun = subprocess.Popen(
@@ -296,6 +301,7 @@ class Inside(Slurm):
                 )
             except OSError as error:
                 os.unlink(self._output)
+                guardian.release(self._output)
                 raise StartError(f"srun cannot be run: {error}; is Slurm's module loaded?") from error
         self._watch(self._allocation)
 

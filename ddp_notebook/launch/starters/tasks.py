@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from ddp_notebook.launch.starters.base import Starter, shared_folder
+from ddp_notebook.launch.ways import guardian
 from ddp_notebook.launch.ways.called import Arrivals, Called
 from ddp_notebook.launch.ways.outpost import VARIABLE
 from ddp_notebook.launch.ways.ports import ANY, Listening
@@ -82,7 +83,7 @@ class Tasks:
             return self.began_s + timeout_s - now
 
         called = self._arrivals.wait(self._starter.expected, self._starter.trouble, remaining_s, check)
-        self._file.unlink(missing_ok=True)  # nobody else is invited
+        self._withdraw()  # nobody else is invited
         return called
 
     def shares(self, ways: Sequence[Called]) -> dict[str, int]:
@@ -111,12 +112,18 @@ class Tasks:
         self._starter.end()
         self._arrivals.close()
         with contextlib.suppress(AttributeError):
-            self._file.unlink(missing_ok=True)
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Remove the invitation."""
+        self._file.unlink(missing_ok=True)
+        guardian.release(str(self._file))
 
 
 def _shared_file(text: str) -> Path:
     """A file that only this user can read, for tasks that do not have the text in a variable."""
     fd, path = tempfile.mkstemp(prefix="invitation-", suffix=".json", dir=shared_folder())  # mode 600
+    guardian.guard(path)
     with open(fd, "w") as file:
         file.write(text)
     return Path(path)

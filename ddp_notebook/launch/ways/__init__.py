@@ -8,6 +8,7 @@
     outpost    its other end
     host_list  what `--hosts` names
     folders    what they keep on this machine, which ends with the notebook
+    guardian   what is removed though the notebook is killed
 
 A further way is a file here: a class on top of `base.Way`, and the function in which its host server begins. What they
 speak to each other is the same for all: `launch.host.framing`.

@@ -7,6 +7,8 @@ import os
 import shutil
 import tempfile
 
+from ddp_notebook.launch.ways import guardian
+
 _made: dict[str, int] = {}  # the process that made each
 
 
@@ -15,7 +17,8 @@ def make(prefix: str, within: str | None = None) -> str:
 
     Args:
         prefix: how its name begins.
-        within: the folder that it is to be in; None: that of temporary files.
+        within: the folder that it is to be in, whose owner removes it where this process is killed; None: that of
+            temporary files.
 
     Example:
         >>> folder = make("ddp_notebook-")
@@ -27,6 +30,8 @@ def make(prefix: str, within: str | None = None) -> str:
     """
     folder = tempfile.mkdtemp(prefix=prefix, dir=within)
     _made[folder] = os.getpid()
+    if within is None:
+        guardian.guard(folder)
     return folder
 
 
@@ -34,6 +39,7 @@ def remove(folder: str) -> None:
     """Remove it, with all that is in it. Doing it twice is no error."""
     shutil.rmtree(folder, ignore_errors=True)
     _made.pop(folder, None)
+    guardian.release(folder)
 
 
 @atexit.register

@@ -1,0 +1,55 @@
+"""What a notebook that is killed leaves on its machine: nothing that it has guarded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddp_notebook.launch.ways import folders, guardian
+from tests.conftest import wait_until
+
+_ROOT = Path(__file__).parents[1]
+_NOTEBOOK = """
+import os, sys
+from ddp_notebook.launch.ways import folders, guardian
+made = [folders.make("ddp_notebook- a $b\\\\n"), folders.make("ddp_notebook-")]
+open(os.path.join(made[0], "log"), "w").close()
+guardian.guard(os.path.abspath("slurm-1.out"))
+open("slurm-1.out", "w").close()
+folders.remove(folders.make("ddp_notebook-"))
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "in order"])
+def test_what_is_guarded_goes_with_its_process(tmp_path, end):
+    env = {**os.environ, "PYTHONPATH": str(_ROOT), "TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _NOTEBOOK], env=env, cwd=tmp_path, stdin=pipe, stdout=pipe) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"made\n"
+        assert len(list(tmp_path.iterdir())) == 3
+        [shell] = psutil.Process(one.pid).children()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as VS Code's stop button does, and its end
+            shell.send_signal(number)
+        if end == "killed":
+            one.kill()
+    wait_until(lambda: not list(tmp_path.iterdir()) and not shell.is_running())
+
+
+def test_with_the_last_folder_the_guard_ends():
+    folder, other = folders.make("ddp_notebook-"), folders.make("ddp_notebook-")
+    shell = guardian._shell
+    assert shell is not None and shell.poll() is None
+    folders.remove(folder)
+    folders.remove(folder)
+    assert shell.poll() is None
+    folders.remove(other)
+    assert shell.poll() == 0 and guardian._shell is None
