@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
+import time
+from pathlib import Path
 
 import pytest
 from ipyparallel.cluster.launcher import BatchSystemLauncher
 
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, StartError, UsageError
+from ddp_notebook.launch.starters import profile as profile_module
 from ddp_notebook.launch.starters.profile import Profile
+from tests.conftest import wait_until
 from tests.ssh import sshd
 from tests.starters.conftest import files_in, invitations, need_mpi, said, sum_of
 
@@ -76,9 +81,39 @@ def test_a_batch_system(launcher, delete, make_profile, batch_system, in_folder,
         assert sum_of(session) == ["2"] * 2
         assert "ddp_notebook.launch.ways.outpost" in (batch_system / "script").read_text()
         assert not list(in_folder.glob(f"{launcher}*"))
-    assert any("job 4711; what it writes is in" in line for line in told)
+    assert any(re.search("job 4711 .*; what it writes is in", line) for line in told)
     assert (batch_system / "deleted").read_text() == f"{batch_system / delete} 4711\n"
     assert files_in(folder) == {"ipcluster_config.py"} and not invitations(cache)
+
+
+def test_time_in_a_queue_is_none_of_the_start(make_profile, batch_system, in_folder):
+    make_profile("queued", _CLASS.format("pbs"))
+    (batch_system / "qsub").write_text("#!/bin/sh\necho 4712\n")
+    profile = Profile("queued", 2, None)
+    try:
+        assert not profile.is_queued
+        profile.start(["python", "-m", "no.module"], {})
+        wait_until(lambda: profile.is_queued)
+        assert "job 4712 waits in the queue, or begins; what it writes is in" in profile.state()
+        Path(profile._launcher.output_file).touch()
+        assert not profile.is_queued and "job 4712 runs; what it writes" in profile.state()
+    finally:
+        profile.end()
+
+
+def test_a_launcher_that_does_not_end_is_given_up(make_profile, batch_system, in_folder, monkeypatch, caplog):
+    make_profile("stays", _CLASS.format("pbs"))
+    (batch_system / "qsub").write_text("#!/bin/sh\necho 4713\n")
+    (batch_system / "qdel").write_text("#!/bin/sh\nexec sleep 5\n")  # of a server that does not answer
+    monkeypatch.setattr(profile_module, "_END_S", 0.1)
+    monkeypatch.setattr(profile_module, "_GONE_S", 0.3)
+    profile = Profile("stays", 2, None)
+    profile.start(["python", "-m", "no.module"], {})
+    wait_until(lambda: profile.is_queued)
+    began = time.monotonic()
+    profile.end()
+    assert time.monotonic() - began < 4 and "job 4713; look whether it is gone" in caplog.text
+    profile._thread.join()
 
 
 @pytest.mark.long

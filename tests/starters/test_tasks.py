@@ -128,5 +128,9 @@ def test_the_end_of_a_host_is_told_though_its_launcher_fails():
     way = Called("a", arrived, "a-1", queue.SimpleQueue(), wire, 30.0, why)
     try:
         assert way.how_it_ended() == "the host server on a ended"
+        assert way.how_it_ended("nothing was heard of it") == "nothing was heard of it"
+        way._why = lambda: "Slurm job 42 has reached its time limit"
+        words = "nothing was heard of it for 30 s"
+        assert way.how_it_ended(words) == f"{words}: Slurm job 42 has reached its time limit"
     finally:
         way.sweep([])

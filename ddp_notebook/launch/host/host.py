@@ -381,7 +381,7 @@ class Host:
                     self._report(self.on_ended, frame["process"], frame["status"])
                 else:
                     self._requests.on_reply(frame)
-        self._requests.end(self._given_up or self.way.how_it_ended())  # which goes with the directory
+        self._requests.end(self.way.how_it_ended(self._given_up))  # which goes with the directory
         if not self._closing:
             self.way.end()
             self._sweep()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
+import os
 import shlex
 import subprocess
 import threading
@@ -24,7 +26,9 @@ from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOOPBACK
 
 _END_S = 15.0  # what the tasks get to end in order, before the launcher ends them
+_GONE_S = 30.0  # what the launcher gets for that: its commands may wait for a queue that does not answer
 _LOOK_S = 0.05
+_log = logging.getLogger(__name__)
 _WITHOUT_QUESTIONS = "BatchMode=yes"
 
 
@@ -93,9 +97,17 @@ class Profile(Starter):
             f"{self.words}: {self._count} times {shlex.join(self._launcher.engine_cmd)}"
         )
 
+    @property
+    def is_queued(self) -> bool:
+        """A batch system is not asked about a job, as each has words of its own for that: it waits until it writes."""
+        return bool(getattr(self._launcher, "job_id", "")) and not os.path.exists(self._launcher.output_file)
+
     def state(self) -> str:
         job = getattr(self._launcher, "job_id", "")
-        return f"{self.words}: job {job}; what it writes is in {self._launcher.output_file}" if job else ""
+        if not job:
+            return ""
+        what = "waits in the queue, or begins" if self.is_queued else "runs"
+        return f"{self.words}: job {job} {what}; what it writes is in {self._launcher.output_file}"
 
     def trouble(self, *, now: bool = False) -> str:
         if self._refused:
@@ -112,7 +124,14 @@ class Profile(Starter):
             loop, asked = self._end_asked
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(asked.set)
-            self._thread.join()
+            self._thread.join(_END_S + _GONE_S)
+            if self._thread.is_alive():
+                job = getattr(self._launcher, "job_id", "")
+                _log.warning(
+                    "%s does not end what it has started%s; look whether it is gone, and end it by hand",
+                    self.words,
+                    f", job {job}" if job else "",
+                )
         folders.remove(self._directory)
 
     async def _live(self, is_begun: threading.Event) -> None:

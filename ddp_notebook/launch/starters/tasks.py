@@ -74,7 +74,8 @@ class Tasks:
         def remaining_s() -> float:
             nonlocal said, say_at, pause_s
             now = time.monotonic()
-            is_queued, state = self._starter.is_queued, self._starter.state()
+            is_queued = self._starter.is_queued and not self._arrivals.have_begun
+            state = self._starter.state()
             if is_queued:
                 self.began_s = now
             if state and state != said and (now >= say_at or not is_queued):

@@ -98,8 +98,12 @@ class Way(ABC):
         return
 
     @abstractmethod
-    def how_it_ended(self) -> str:
-        """How the server ended and what it wrote last, in words."""
+    def how_it_ended(self, given_up: str = "") -> str:
+        """How the server ended and what it wrote last, in words.
+
+        Args:
+            given_up: why, if it was.
+        """
 
     def fits(self, env: Mapping[str, str]) -> bool:
         """Whether the server can fork ranks that are to have this environment."""

@@ -95,8 +95,8 @@ class Called(Way):
         """Its number among the tasks that were started together; -1: nobody has told."""
         return self._arrived.task
 
-    def how_it_ended(self) -> str:
-        how = f"the host server on {self.name} ended"
+    def how_it_ended(self, given_up: str = "") -> str:
+        how = given_up or f"the host server on {self.name} ended"
         try:
             why = self._why()
         except Exception:  # of a launcher that is somebody else's: the end is told all the same
@@ -197,6 +197,11 @@ class Arrivals:
             with self._changed:
                 if len(self._arrived) == len(here):
                     self._changed.wait(_LOOK_S)
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether one has called: then none waits in a queue."""
+        return bool(self._arrived)
 
     def say_goodbye(self) -> None:
         """Have all that have called end, and those that call from now on. Does not wait for them."""

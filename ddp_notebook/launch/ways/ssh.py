@@ -226,8 +226,10 @@ class Ssh(Way):
     def pid(self) -> int:
         return self._pid
 
-    def how_it_ended(self) -> str:
+    def how_it_ended(self, given_up: str = "") -> str:
         """In words. ssh's own messages say why, but not what to do."""
+        if given_up:
+            return given_up
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._ssh.wait(timeout=1.0)
         try:
