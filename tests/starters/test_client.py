@@ -44,6 +44,22 @@ def test_engines_start_ranks_and_stay_their_users(engines, cache):
     assert [len(psutil.Process(pid).children()) for pid in pids] == children
 
 
+def test_a_channel_that_others_can_read_is_told(engines, make_profile):
+    make_profile("in_the_open")
+    cluster = ipyparallel.Cluster(profile="in_the_open", n=1, log_level=40, delay=0, controller_ip="*")
+    with cluster, ddp_notebook.start(client="profile=in_the_open") as session:
+        words = repr(session.status()).splitlines()[-1]
+        assert words.startswith("the cluster profile=in_the_open: its own channel (at ")
+        assert words.endswith("c.IPController.enable_curve = True in its ipcontroller_config.py encrypts it")
+    with ddp_notebook.start(client="profile=running") as session:
+        assert "channel" not in repr(session.status()), "it is on loopback"
+
+
+def test_an_encrypted_channel_is_none_of_these():
+    assert starter.unencrypted({"interface": "tcp://10.0.0.1", "curve_serverkey": "key"}) == ""
+    assert "(at 10.0.0.1) is signed and not encrypted" in starter.unencrypted({"interface": "tcp://10.0.0.1"})
+
+
 @pytest.mark.long
 def test_engines_that_have_gpus_of_their_own_have_a_task_each(engines):
     """As those of a template that binds a GPU to each. Without a number there is a rank for each engine."""

@@ -8,6 +8,8 @@ is touched.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import threading
 import time
 import warnings
@@ -55,7 +57,7 @@ class Client(Starter):
 
     def __init__(self, line: str, python: str | None) -> None:
         self._line = line
-        self._client = _connect(line)
+        self._client, self._open = _connect(line)
         try:
             self._engines = self._ask(self._client.ids, {engine: (_ASK, {}) for engine in self._client.ids})
         except BaseException:
@@ -77,6 +79,10 @@ class Client(Starter):
     @property
     def words(self) -> str:
         return f"the cluster {self._line}"
+
+    def status(self) -> str:
+        """That others can read the session's keys as they come by, where they can."""
+        return f"{self.words}: {self._open}" if self._open else ""
 
     @property
     def address(self) -> str:
@@ -148,8 +154,8 @@ class Client(Starter):
             raise StartError(f"{self.words}: an engine has failed: {error}") from error
 
 
-def _connect(line: str) -> Any:
-    """A client of the cluster that a line names."""
+def _connect(line: str) -> tuple[Any, str]:
+    """A client of the cluster that a line names, and `unencrypted`."""
     import ipyparallel
 
     given = dict(part.strip().partition("=")[::2] for part in line.split(","))
@@ -170,7 +176,29 @@ def _connect(line: str) -> Any:
     if not client.ids:
         client.close()
         raise StartError(f"the cluster {line} has no engines yet; wait until they have registered, or start some")
-    return client
+    return client, unencrypted(json.loads(file.read_text()))
+
+
+def unencrypted(connection: Mapping[str, Any]) -> str:
+    """What is wrong with the channel to a cluster's engines, in words, and the fix; "": nothing.
+
+    Args:
+        connection: what its file says.
+
+    Example:
+        >>> unencrypted({"interface": "tcp://127.0.0.1"}), unencrypted({"interface": "tcp://*", "curve_serverkey": "k"})
+        ('', '')
+    """
+    if connection.get("curve_serverkey") or os.environ.get("IPP_CURVE_SERVERKEY"):
+        return ""
+    host = str(connection.get("interface", "")).rpartition("/")[2]
+    if host.startswith("127.") or host in ("localhost", "[::1]"):
+        return ""
+    return (
+        f"its own channel (at {host}) is signed and not encrypted, and the key of this session's tasks went by it: "
+        "who reads that network could call in their place; c.IPController.enable_curve = True in its "
+        "ipcontroller_config.py encrypts it"
+    )
 
 
 def _connection_file(folder: Path, cluster_id: str | None, how: str, line: str) -> Path:
