@@ -12,10 +12,12 @@ import os
 import threading
 from collections.abc import Hashable, Mapping
 
+from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.ways.local import Local
 
 FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long
+_ANSWER_S = 5.0
 
 _lock = threading.Lock()
 _waiting: Host | None = None
@@ -74,16 +76,24 @@ def give_back(host: Host, *, healthy: bool = True) -> None:
 
 
 def take_far(key: Hashable) -> Host | None:
-    """The server of another machine that waits with this key. It now belongs to the caller."""
+    """The server of another machine that waits with this key, if it has the environment that a new one would have. It
+    now belongs to the caller."""
     with _lock:
         host, timer = _far.pop(key, (None, None))
     if host is None or timer is None:
         return None
     timer.cancel()
-    if not host.trouble():
+    if not host.trouble() and not _is_outdated(host):
         return host
     host.close()
     return None
+
+
+def _is_outdated(host: Host) -> bool:
+    try:
+        return bool(host.request("site", timeout_s=_ANSWER_S, directory="", marker="")["is_outdated"])
+    except HostError:
+        return True
 
 
 def give_back_far(key: Hashable, host: Host) -> None:

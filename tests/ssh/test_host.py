@@ -77,6 +77,26 @@ def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
     wait_until(lambda: not any(map(psutil.pid_exists, first + others)))
 
 
+def test_a_host_whose_shell_has_another_environment_by_now_is_started_afresh(ssh, monkeypatch, tmp_path):
+    bashrc = tmp_path / ".bashrc"
+    bashrc.write_text("export EDITED=no\n")
+    python = sshd.python(ssh, first=f"export HOME={tmp_path}\n. {bashrc}")
+    monkeypatch.setattr(warm, "_is_preparing", True)
+
+    def server_and_variable() -> tuple[list[int], str]:
+        with ddp_notebook.start(hosts="one:1", python=python) as session:
+            edited = session.run("import os; print(os.environ['EDITED'])")[0].stdout
+            return session.pids("host server"), edited
+
+    first, edited = server_and_variable()
+    assert edited == "no\n" and server_and_variable() == (first, edited)
+    bashrc.write_text("export EDITED=yes\n")
+    second, edited = server_and_variable()
+    assert edited == "yes\n" and second != first
+    warm.drop()
+    wait_until(lambda: not any(map(psutil.pid_exists, first + second)))
+
+
 def _connection(host: Host) -> subprocess.Popen[bytes]:
     assert isinstance(host.way, Ssh)
     return host.way._ssh

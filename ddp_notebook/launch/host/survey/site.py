@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,16 +11,40 @@ from typing import Any
 
 import psutil
 
+# From which a shell that ssh has started makes the environment that the server has, and so its ranks.
+_SHAPING = (
+    "~/.bashrc", "~/.bash_profile", "~/.bash_login", "~/.profile", "~/.zshenv", "~/.zprofile", "~/.zshrc", "~/.cshrc",
+    "~/.tcshrc", "~/.config/fish/config.fish", "~/.ssh/environment", "~/.ssh/rc", "~/.pam_environment",
+    "/etc/environment", "/etc/profile", "/etc/bash.bashrc", "/etc/bashrc", "/etc/zsh/zshenv",
+)  # fmt: skip
+
+
+def _stamps() -> list[tuple[int, int] | None]:
+    """Of these files."""
+    return [_stamp(os.path.expanduser(path)) for path in _SHAPING]
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        its = os.stat(path)
+    except OSError:
+        return None
+    return its.st_mtime_ns, its.st_size
+
+
+_at_start = _stamps()  # the server imports this as it begins
+
 
 def look(directory: str, marker: str) -> dict[str, Any]:
     """The reply to a question for it. Call it once torch is imported.
 
     Args:
-        directory: the notebook's; "": only the time is asked for.
+        directory: the notebook's; "": only the time is asked for, and whether a new server would have another
+            environment, as far as files tell.
         marker: name of a file that the notebook has made there; "": it could not.
     """
     if not directory:
-        return {"time_ns": time.time_ns()}
+        return {"time_ns": time.time_ns(), "is_outdated": _stamps() != _at_start}
     return {
         "user": _user(),
         "cuda": sys.modules["torch"].version.cuda or "",
