@@ -12,7 +12,7 @@ from ddp_notebook import lessons, widgets
 from docs import docstrings
 from tools.docs import fresh
 from tools.docs.notebooks import NOTEBOOKS, TRAINING
-from tools.docs.sources import TEXTS
+from tools.docs.sources import TEXTS, _for_all_pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,3 +110,9 @@ def test_the_site_is_made_of_what_there_is():
     assert all(
         heading in (ROOT / "README.md").read_text() for heading in re.findall(r'-(?:before|after): "(.+)"', index)
     )
+
+
+def test_links_of_the_readme_lead_there_from_every_page_that_includes_it():
+    laid_out = _for_all_pages((ROOT / "README.md").read_text())
+    assert "](/clusters.md" in laid_out and "](/index.md#slurm)" in laid_out
+    assert "](#" not in laid_out and "](docs/clusters" not in laid_out

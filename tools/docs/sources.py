@@ -42,6 +42,7 @@ def lay_out(made: Path, folder: Path) -> None:
             wanted[path.relative_to(_DOCS)] = path
     for path in NOTEBOOKS:
         wanted[Path("notebooks", path.name)] = _BADGE.sub(r"[\1]\2", (made / path.name).read_text())
+    wanted[Path("README.md")] = _for_all_pages((fresh.ROOT / "README.md").read_text())
     glossary, contents = Path("notebooks/glossary.md"), Path("notebooks/README.md")
     wanted[glossary] = _GLOSSARY_HEADING.sub("## ", (fresh.ROOT / glossary).read_text())
     wanted[contents] = (fresh.ROOT / contents).read_text() + _toctree()
@@ -55,6 +56,16 @@ def lay_out(made: Path, folder: Path) -> None:
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         if path.relative_to(folder) not in wanted:
             path.unlink()
+
+
+def _for_all_pages(readme: str) -> str:
+    """README.md with links that lead where they did, from whatever page includes a part of it.
+
+    Example:
+        >>> _for_all_pages("[here](#slurm), [there](docs/clusters.md#slurm)")
+        '[here](/index.md#slurm), [there](/clusters.md#slurm)'
+    """
+    return readme.replace("](#", "](/index.md#").replace("](docs/clusters.md", "](/clusters.md")
 
 
 def _toctree() -> str:
