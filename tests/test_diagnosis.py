@@ -7,6 +7,7 @@ import pytest
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.run.groups import diagnosis
 from ddp_notebook.run.groups.diagnosis import Absences, RankView, stuck, verdict
+from ddp_notebook.run.output import card
 
 
 def waits(rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32"):
@@ -166,3 +167,13 @@ def test_a_thread_that_waits_is_named_and_its_rank_goes_on():
     assert seen[0].doing == f"at cell line 9, and {place} is waiting in all_reduce #5 of group default"
     assert seen[0].since_s == 12.0 and not stuck(seen)
     assert verdict(seen) == "not arrived at all_reduce #5: rank 1 is at cell line 8"
+
+
+def test_hosts_are_named_where_there_are_several():
+    call = Operation(name="barrier", number=1, group="default", ranks=(0, 1, 2))
+    seen = {rank: RankView(rank=rank, state="waiting", operation=call, host="gpu1") for rank in (0, 1)}
+    seen[2] = RankView(rank=2, state="running", place="cell line 7", host="gpu<2")
+    assert verdict(seen) == "not arrived at barrier #1: rank 2 on gpu<2 is at cell line 7"
+    text, page = card._text(seen, 5.0, verdict(seen)), card._html(seen, 5.0, verdict(seen))
+    assert "ranks 0,1 on gpu1: waiting in barrier #1" in text and "rank 2 on gpu<2: at cell line 7" in text
+    assert "<code>[0-1]</code> on gpu1</td>" in page and "<code>[2]</code> on gpu&lt;2</td>" in page

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddp_notebook.records.schema import Rows
-from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, stuck, verdict
+from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_with_host, stuck, verdict
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.wire.events import Vitals
@@ -164,11 +163,12 @@ class _Words:
     """Whom ranks wait for, in words that many of them share."""
 
     def __init__(self, views: Views) -> None:
+        self._views = views
         self._absences = Absences(views)
         self._of: dict[frozenset[int], str] = {}
 
     def awaited_by(self, rank: int) -> str:
         absent = self._absences[rank]
         if absent not in self._of:
-            self._of[absent] = list_ranks(sorted(absent)) if absent else ""
+            self._of[absent] = list_with_host(self._views, sorted(absent)) if absent else ""
         return self._of[absent]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ class RankView:
     state: State  # in an operation, in code, in something that does not answer, about to end, done with the cell, gone
     place: str = ""  # "cell line 7, in all_reduce"; how it failed or died
     operation: Operation | None = None  # that it waits in
+    host: str = ""  # where it is, if ranks are on several
     thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
 
     @property
@@ -257,12 +258,25 @@ def _not_arrived(views: Views, waiting: Waiting) -> str:
         return ""
     acts = group_by_value({rank: views[rank].doing for rank in missing})
     parts = [
-        f"{list_ranks(ranks)} {_is(ranks)} {act}"  # "at cell line 7"
+        f"{list_with_host(views, ranks)} {_is(ranks)} {act}"  # "at cell line 7"
         if views[ranks[0]].state == "running"
-        else f"{list_ranks(ranks)}: {act}"
+        else f"{list_with_host(views, ranks)}: {act}"
         for act, ranks in acts.items()
     ]
     return f"not arrived at {operation.short}: " + ", ".join(parts)
+
+
+def list_with_host(views: Views, ranks: Sequence[int]) -> str:
+    """Ranks, with the host that they share where ranks are on several.
+
+    Example:
+        >>> views = {r: RankView(rank=r, state="ended", host=host) for r, host in enumerate(["gpu1", "gpu1", "gpu2"])}
+        >>> list_with_host(views, [0, 1]), list_with_host(views, [1, 2])
+        ('ranks 0,1 on gpu1', 'ranks 1,2')
+    """
+    theirs = {views[rank].host if rank in views else "" for rank in ranks}
+    host = theirs.pop() if len(theirs) == 1 else ""
+    return list_ranks(ranks) + (f" on {host}" if host else "")
 
 
 def by_what_they_do(views: Views, describe: Callable[[RankView], str]) -> list[tuple[list[int], str]]:

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from ddp_notebook.errors import HostError
@@ -65,7 +66,8 @@ class Looks:
                 views[rank] = RankView(rank=rank, state="running", place="the start of the cell")
             else:
                 views[rank] = RankView(rank=rank, state="ended")
-        return views
+        on = {rank: self._cluster.process(rank).host.label for rank in views}
+        return views if len(set(on.values())) < 2 else {rank: replace(views[rank], host=on[rank]) for rank in views}
 
     def gone(self) -> dict[int, str]:
         """Ranks that have died, and how."""

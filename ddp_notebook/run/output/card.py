@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from ddp_notebook.records.words import format_ranks, list_ranks
-from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, verdict
+from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host, verdict
 from ddp_notebook.run.output.outlet import Outlet
 
 _ROWS = 12  # at most
@@ -73,7 +73,8 @@ def _title(seconds: float, why: str) -> str:
 
 def _text(views: Views, seconds: float, why: str) -> str:
     rows = [
-        f"  {list_ranks(ranks)}: {doing}" + (f", for {since}" if since else "") for ranks, doing, since in _rows(views)
+        f"  {list_with_host(views, ranks)}: {doing}" + (f", for {since}" if since else "")
+        for ranks, doing, since in _rows(views)
     ]
     return "\n".join([_title(seconds, why), *rows, f"  {_what_to_do(views)}"])
 
@@ -87,7 +88,8 @@ def _what_to_do(views: Views) -> str:
 def _html(views: Views, seconds: float, why: str) -> str:
     cell = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
     rows = "".join(
-        f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code></td>'
+        f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code>'
+        f"{html.escape(list_with_host(views, ranks).removeprefix(list_ranks(ranks)))}</td>"
         f'<td style="{cell}">{html.escape(doing)}</td><td style="{cell}">{since}</td></tr>'
         for ranks, doing, since in _rows(views)
     )
