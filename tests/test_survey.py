@@ -182,6 +182,7 @@ def test_one_machine_is_checked_and_nothing_starts(waiting_host_server, capsys):
     )
 
 
+@pytest.mark.long
 def test_what_was_mended_on_a_host_is_seen(tmp_path, monkeypatch):
     """In a notebook host servers wait for the next start: not those that have imported what does not fit."""
     command = tmp_path / "ssh"  # which runs here what another one would run there

@@ -118,6 +118,7 @@ def _store_port(session) -> int:
     return int(session.run("import os; print(os.environ['MASTER_PORT'])", ranks=0)[0].stdout)
 
 
+@pytest.mark.long
 def test_a_firewall_that_lets_some_ports_through(network, hosts):
     """The store keeps to them, and gloo does where the hosts hand out the same."""
     made, python = network

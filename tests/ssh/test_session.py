@@ -69,6 +69,7 @@ def test_what_they_call_is_recorded(session):
     assert [row.host for row in session.status().rows] == ["one", "two"]
 
 
+@pytest.mark.long
 def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypatch):
     """The last test: a new connection is no process that the module's session had before, nor is a controller, which
     is on the notebook's machine, with a host server of its own."""

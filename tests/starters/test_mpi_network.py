@@ -34,6 +34,7 @@ def network(tmp_path_factory):
         yield f"--hostfile {file}", sshd.python(directory)
 
 
+@pytest.mark.long
 def test_two_hosts(network, cache):
     line, python = network
     with ddp_notebook.start(4, mpi=line, python=python, ports="40000-40100") as session:

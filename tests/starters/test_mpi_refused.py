@@ -54,6 +54,7 @@ def test_without_mpirun(monkeypatch):
         ddp_notebook.start(mpi="")
 
 
+@pytest.mark.long
 def test_ranks_that_do_not_divide_leave_nothing(cache):
     with pytest.raises(UsageError, match=r"3 ranks do not divide among .*: ask for a multiple of 2"):
         ddp_notebook.start(3, mpi="-np 2 --oversubscribe")
