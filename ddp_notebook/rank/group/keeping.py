@@ -21,9 +21,14 @@ _ended: deque[Any] = deque(maxlen=4)
 _destroy_process_group = dist.destroy_process_group
 
 
+def keep(group: Any) -> None:
+    """Keep a group, or several, that nobody uses any more."""
+    _ended.append(group)
+
+
 @functools.wraps(_destroy_process_group)
 def _destroy_and_keep(group: Any = None) -> None:
-    _ended.append(dist.group.WORLD if group is None else group)
+    keep(dist.group.WORLD if group is None else group)
     _destroy_process_group(group)
 
 

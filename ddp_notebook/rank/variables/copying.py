@@ -55,7 +55,7 @@ def read(
     return _dumps(values), list(values), left
 
 
-class _Pickler(bulk.Pickler):
+class Pickler(bulk.Pickler):
     """Tensors of a GPU go to the GPU of the process that unpickles them."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -78,5 +78,5 @@ def _import(name: str) -> types.ModuleType:
 
 def _dumps(value: Any) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
+    Pickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()
