@@ -81,6 +81,17 @@ class DDPMagics(Magics):
         print("\n".join(_session().heal(from_rank, given.names)))
 
     @line_magic
+    def ddp_resize(self, line: str) -> None:
+        """Have more or fewer ranks; those that stay keep everything: %ddp_resize N [--build NAME] [--without 0,2]"""
+        parser = LineParser("%ddp_resize N [--build NAME] [--without 0,2]")
+        parser.add_argument("world_size", metavar="N")
+        parser.add_argument("--build")
+        parser.add_argument("--without")
+        given = parser.parse_line(line)
+        world_size = parser.number(int, "N", given.world_size, "number of ranks")
+        print("\n".join(_session().resize(world_size, build=given.build, without=given.without)))
+
+    @line_magic
     def ddp_check(self, line: str) -> None:
         """Say whether parameters, optimizers, data and versions agree across ranks: %ddp_check [NAME ...]"""
         parser = LineParser("%ddp_check [NAME ...]")

@@ -203,9 +203,10 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
             parts.observer.recording,
             lambda: self.recording,
             self._cells,
-            f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}",
+            lambda: f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}",
             self.options.live,
         )
+        parts.resizing.on_resized = live.on_resized
         self._cluster = cluster
         cluster.start(self._hosts.began_s + self.options.timeout_s, stage, interrupts.check)
         parts.on_started()

@@ -6,25 +6,25 @@ A process has a number that it keeps; its rank belongs to an epoch of the group,
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddp_notebook.errors import ClientError, StartError
 from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
-from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.members.admission import Admission
+from ddp_notebook.launch.members.ending import end_all
 from ddp_notebook.launch.members.losses import Again, Losses
+from ddp_notebook.launch.members.members import Members, Renumbered
+from ddp_notebook.launch.members.moving import resized
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import CONTROLLER, RANK, STORE, Process, Processes
+from ddp_notebook.launch.process import CONTROLLER, LEAVER, RANK, Process, Processes
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.ports import LOOPBACK_ONLY, Listening
-from ddp_notebook.records.words import list_ranks, name_ranks
+from ddp_notebook.records.words import list_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import Comm, Formed, Hello, Lost, Message, Ready, Registered, RunCell
@@ -58,7 +58,6 @@ class Cluster:
         here: gives a host server of this machine, for the controller. Called when that is asked for.
 
     Attributes:
-        placement: which rank is where now.
         directory: of this machine, with the session's files.
     """
 
@@ -77,7 +76,6 @@ class Cluster:
     ) -> None:
         self.mark_token = secrets.token_hex(8)
         self._hosts = {host.name: host for host in hosts}
-        self.placement = placement
         self._listener = listener
         # It goes with the host server, if that is here. Others may be lost, and with them what is kept for them.
         self.directory = folders.make("ddp_notebook-session-", hosts[0].directory if hosts[0].way.is_here else None)
@@ -92,6 +90,8 @@ class Cluster:
         self._engines = Engines(
             self.directory, at.host, self._processes, partial(self._start_controller, here), self.send
         )
+        members = self._admission, self._losses, self._forming, self._engines
+        self._members = Members(self._processes, self._hosts, placement, *members, token)
         self._endpoint.start()
         for host in hosts:
             self._attach(host)
@@ -120,11 +120,10 @@ class Cluster:
             StartError: a process ended or could not do its part.
             StartTimeoutError: the deadline passed; names the stage and the ranks that it waits for.
         """
-        for rank in range(self.placement.world_size):
-            self._start_rank(rank)
+        self._members.start()
         self._forming.wait_for("the processes to say hello", "Hello", deadline, check)
         report("processes")
-        self._call_to_form()
+        self._members.call_to_form()
         if not self._losses.home.facts()["engines_wait"]:
             self.client_file()
         self._engines.call(self.ranks)
@@ -142,7 +141,7 @@ class Cluster:
         Returns:
             What the ranks could not have again, in words.
         """
-        self._call_to_form()
+        self._members.call_to_form()
         return self._forming.wait(deadline, check)
 
     def replace(self, ranks: list[int], deadline: float, check: Check = lambda: None) -> list[str]:
@@ -153,41 +152,34 @@ class Cluster:
             StartError: it failed, and can be tried again: the new processes are gone.
             whatever `check` raises: the same holds.
         """
-        for process in self._processes.by_rank.values():
-            process.error = ""  # of a forming that failed
-        were_on = {rank: self.process(rank).host for rank in ranks}
-        try:
-            self.placement = self._losses.place(self.placement, ranks, deadline, check)
-            if self._engines.have_had_controller:
-                self.client_file()  # it knows the engines of those that have died
-            for rank in ranks:
-                self._start_rank(rank)
-            self._forming.wait_for("the new processes to say hello", "Hello", deadline, check)
-            self._call_to_form()
-            self._engines.call(ranks)
-            notes = self._forming.wait(deadline, check)
-            self._forming.wait_for("the engines", "Ready", deadline, check)
-            if self._engines.replace():
-                self._forming.wait_for("the engines to register", "Registered", deadline, check, ranks)
-        except BaseException as error:
-            self._admission.kill([self.process(rank) for rank in ranks])
-            if isinstance(error, StartError | ClientError):
-                raise StartError(f"no new process for {name_ranks(ranks)}: {error}") from error
-            raise  # of `check`
-        return [*self._losses.moved_in_words(were_on), *notes]
+        return self._members.replace(ranks, deadline, check)
 
-    def _start_rank(self, rank: int) -> None:
-        host = self._hosts[self.placement.hosts[rank]]
-        spec = {"mark_token": self.mark_token, "open_files": open_files.needed(self.placement.world_size)}
-        self._processes.by_rank[rank] = self._admission.start(RANK, host, spec, rank)
+    def place(self, stay: Sequence[int], world_size: int, *, may_share: bool) -> Placement:
+        """Where ranks would be if there were as many as this, see `moving.resized`."""
+        return resized(self.placement, stay, world_size, self._losses.rooms(self.placement), may_share=may_share)
 
-    def _call_to_form(self) -> None:
-        """Tell every rank its place in the next epoch's group."""
-        at = self._forming.store_at(self._losses.home)
-        [*_, store] = self._processes.living(STORE) or [self._admission.start(STORE, self._losses.home, at)]
-        self._forming.call(store, self.placement)
+    def resize(
+        self, stay: Sequence[int], placement: Placement, deadline: float, check: Check, renumbered: Renumbered
+    ) -> list[str]:
+        """More or fewer ranks: these stay, with other numbers, new ones come, the others end. Returns what `form` does.
+
+        Args:
+            stay: ranks, in the order of their new numbers.
+            placement: what `place` gave for them.
+            renumbered: called when ranks have their new numbers, before any uses one.
+
+        Raises:
+            StartError: a process did not come up, and nothing was changed; or the group did not form.
+            whatever `check` raises: the same holds.
+        """
+        return self._members.resize(stay, placement, deadline, check, renumbered)
 
     # ---- the ranks
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank is where now."""
+        return self._members.placement
 
     @property
     def epoch(self) -> int:
@@ -331,21 +323,7 @@ class Cluster:
     def stop(self, grace_s: float = 1.0) -> bool:
         """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
         self._admission.has_ended = True
-        left: list[int] = []
-
-        def end(host: Host) -> None:
-            those = [process for process in self._processes.all.values() if process.host is host]
-            ranks = [process.number for process in those if process.kind == RANK]
-            left.extend(host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s))
-
-        with_controller = [process.host for process in self._processes.living(CONTROLLER)]
-        first, *others = dict.fromkeys([*self._hosts.values(), *with_controller])
-        beside = [threading.Thread(target=end, args=(host,)) for host in others]  # each may need all of the grace
-        for one in beside:
-            one.start()
-        end(first)
-        for one in beside:
-            one.join()
+        left = end_all(self._processes, list(self._hosts.values()), grace_s)
         self._bulk.close()
         self._endpoint.close()
         folders.remove(self.directory)
@@ -355,7 +333,7 @@ class Cluster:
 
     def _on_message(self, peer: str, _: int, message: Message) -> None:
         process = self._processes.all.get(peer)
-        if process is None or process.lost:
+        if process is None or process.lost or process.kind == LEAVER:
             return
         if isinstance(message, Hello | Formed | Ready | Registered):
             self._forming.on_said(process, message)

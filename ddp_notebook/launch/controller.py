@@ -68,7 +68,9 @@ def make_spec(directory: str, address: str = LOOPBACK) -> dict[str, Any]:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump({**everyone, **ports}, opened)
     curve = [public.decode(), secret.decode()]
-    return {"directory": directory, "address": address, "first_port": first, "curve": curve, "restore": False}
+    # restore: engines that an earlier one knew; waits: until that one's ports are free
+    has_been = {"restore": False, "waits": False}
+    return {"directory": directory, "address": address, "first_port": first, "curve": curve, **has_been}
 
 
 def for_engines(directory: str) -> tuple[dict[str, Any], list[str]]:
@@ -151,7 +153,7 @@ def main(spec: dict[str, Any]) -> None:
         def init_signal(self) -> None:
             """Leave SIGINT and SIGTERM ignored, which would end it: the host server ends it without them."""
 
-    if spec["restore"]:
+    if spec["waits"]:
         _wait_for_ports(spec["first_port"], _BLOCK * len(_POOLS), spec["address"])
     os.umask(0o077)
     public, secret = spec["curve"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,7 @@ class Engines:
                         f"ipyparallel's controller did not start ({error}); cells go on without it, and %ddp_restart "
                         "brings it back"
                     ) from error
-                self._spec["restore"] = True
+                self._spec |= {"restore": True, "waits": True}
             self._register(replace=has_been)
         return str(controller.connection_file(self._directory, "client")), pid
 
@@ -79,6 +80,15 @@ class Engines:
             if self.have_had_controller:
                 self._register(replace=True)
             return self.have_had_controller
+
+    def forget_all(self) -> None:
+        """Ranks have other numbers from now on: the controller ends, and the next one knows the engines by these."""
+        with self._asking:
+            self._spec["restore"] = False
+            self._registered.clear()
+            for process in self._processes.living(CONTROLLER):
+                with contextlib.suppress(HostError):  # its host server is gone, and it with that
+                    process.host.end([process.number], 0.0)
 
     def _register(self, *, replace: bool) -> None:
         """Let engines register with the controller that have not yet.
@@ -101,7 +111,8 @@ class Engines:
             ) from error
         for process in new:
             self._registered.add(process.name)
-            self._send(process.rank, Register(replaces=replace, reached_at=reached_at[process.host]))
+            at = reached_at[process.host]
+            self._send(process.rank, Register(engine_id=process.rank, replaces=replace, reached_at=at))
 
 
 def _reach(addresses: list[str], host: Host) -> dict[str, str]:

@@ -68,6 +68,23 @@ class Observer:
         self.recording.clock.forget(rank)
         self._ask(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
 
+    def on_renumbered(self, stayed: Mapping[int, int], world_size: int) -> None:
+        """There are more or fewer ranks. What was recorded stays with the numbers of that time.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one.
+            world_size: how many there are.
+        """
+        self.flush()
+        recording = self.recording
+        recording.store.renumber(stayed)
+        recording.world_size = max(
+            recording.world_size, world_size
+        )  # rows of all that there have been can be asked for
+        recording.hosts = self._hosts()
+        for rank in [rank for rank in recording.clock.shifted() if stayed.get(rank) != rank]:
+            recording.clock.forget(rank)
+
     def flush(self) -> None:
         """Wait until all that has arrived is in the recording."""
         self._intake.flush(5.0)

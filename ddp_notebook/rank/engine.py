@@ -36,6 +36,7 @@ class RankEngine(IPEngine):
         self._connect: Callable[..., Any] | None = None  # a socket to an address, in ipyparallel's way
         self._unconnected: list[tuple[Any, str, dict[str, Any]]] = []  # socket, address, and what its connection needs
         self._heart: tuple[Any, ...] = ()
+        self._publishers: dict[str, Any] = {}  # of what `%%px` shows, by what that is
 
     @default("work_dir")
     def _where_the_rank_is(self) -> str:
@@ -78,16 +79,20 @@ class RankEngine(IPEngine):
         else:
             self._heart = heart
 
-    def enroll(self, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
+    def enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
         """There is a controller: connect to it, and register. A socket is connected by the thread that uses it.
 
         Args:
+            engine_id: the rank, which may be another one than before.
             replaces: take the engine of a rank that has died from its list first, as its nanny process would do: the
                 controller would take minutes to miss it, and give us another id.
             reached_at: by addresses of the controller, where they are reached from here if not there.
         """
         if self._connect is None:  # it has registered in ipyparallel's own way
             return
+        if engine_id != self.id:
+            self.id = self.kernel.engine_id = engine_id
+            self._name_topics()
         in_thread = {str(self.connection_info[name]): call for name, call in _threads(self.kernel).items()}
         for socket, address, options in self._unconnected:
             call = in_thread.get(address.rpartition(":")[2], _here)
@@ -117,15 +122,18 @@ class RankEngine(IPEngine):
         """The last step of registration. ipyparallel sends all text to its client here; we do so for its own cells
         only, since ours go to the pipes."""
         streams = {name: _TextOfPx(self.session, iopub_socket, name) for name in ("stdout", "stderr")}
-        for name, stream in streams.items():
-            stream.topic = f"engine.{self.id}.{name}".encode()
         hook = self.display_hook_factory(self.session, iopub_socket)
-        hook.topic = f"engine.{self.id}.execute_result".encode()
+        self._publishers = {**streams, "execute_result": hook, "displaypub": self.kernel.shell.display_pub}
+        self._name_topics()
         sys.displayhook = hook
         _capture_text(self.kernel, streams)
         self.kernel.control_handlers["signal_request"] = self._on_signal_request
         assert self._rank is not None
         self._rank.adopt(self)
+
+    def _name_topics(self) -> None:
+        for name, publisher in self._publishers.items():
+            publisher.topic = f"engine.{self.id}.{name}".encode()
 
     def restore_output(self) -> None:
         """Nothing to restore: the standard streams were never replaced."""

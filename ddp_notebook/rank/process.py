@@ -28,6 +28,7 @@ from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.rank.resize import resized
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, values
 from ddp_notebook.records import logs
@@ -54,6 +55,7 @@ from ddp_notebook.wire.events import (
     RunCell,
 )
 from ddp_notebook.wire.files import ListFiles, ReadFiles
+from ddp_notebook.wire.resizing import Inspect, Resized
 from ddp_notebook.wire.signals import STACK
 
 _FEW_WAITING = 3  # messages that the notebook has not acknowledged: it keeps up
@@ -178,10 +180,12 @@ class Rank:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
         elif isinstance(message, ListFiles | ReadFiles) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._read_files, message)
-        elif isinstance(message, Check) and self.runner is not None:
+        elif isinstance(message, Check | Inspect) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
+        elif isinstance(message, Resized) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._settle, message)
         elif isinstance(message, Register):
-            RankEngine.instance().enroll(replaces=message.replaces, reached_at=message.reached_at)
+            RankEngine.instance().enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
             self.agent.send(Registered())
 
     def _take(self, place: Form) -> None:
@@ -271,11 +275,24 @@ class Rank:
         else:
             self.agent.send(Pushed(request=message.request))
 
-    async def _check(self, message: Check) -> None:
-        namespace = RankEngine.instance().kernel.shell.user_ns
+    async def _settle(self, message: Resized) -> None:
+        assert self.place is not None
+        shell = RankEngine.instance().kernel.shell
+        try:
+            done = unseen(resized.settle, message, self.place, shell.user_ns)
+        except Exception as error:  # of a user's object, or another rank is gone; the notebook waits for an answer
+            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+        else:
+            self.agent.send(Pulled(request=message.request, about=json.dumps(done)))
+
+    async def _check(self, message: Check | Inspect) -> None:
+        shell = RankEngine.instance().kernel.shell
+        namespace = shell.user_ns
         facts: dict[str, Any]
         try:
-            if message.entries:
+            if isinstance(message, Inspect):
+                facts = unseen(resized.inspect, message, namespace, shell.user_ns_hidden)
+            elif message.entries:
                 facts = unseen(check.samples, namespace, message.entries)
             else:
                 facts = unseen(check.fingerprints, namespace, message.names)

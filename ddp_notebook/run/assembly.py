@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.fetching import Fetching
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.output.comms import Comms
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
@@ -48,9 +49,9 @@ class Parts:
     ) -> None:
         self.cluster = cluster
         self.hosts = hosts
-        self.living = living = Living(cluster, world_size)
+        self.living = living = Living(cluster)
         self.questions = questions = Questions(cluster.send, living.check_rank)
-        self.arrivals = Arrivals(cluster, world_size)
+        self.arrivals = Arrivals(cluster)
         self.cells = cells = Cells(
             cluster,
             self.arrivals,
@@ -65,6 +66,7 @@ class Parts:
         self.exchange = Exchange(cells, questions, transfers, living)
         self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
         self.healing = Healing(cluster, cells, questions, transfers, living)
+        self.resizing = Resizing(cluster, cells, questions, living, self._on_renumbered, may_share=options.share_gpus)
         self.unended = Unended(cluster, cells, living.check_host)
         self.checking = Checking(cells, questions, living)
         self.observer = Observer(
@@ -80,6 +82,11 @@ class Parts:
         dispatch.add(self.arrivals.handlers)
         dispatch.add({Comm: self.comms.on_message})
         dispatch.connect(self.arrivals, self.client.on_controller_ended)
+
+    def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        self.arrivals.on_renumbered(stayed)
+        self.comms.on_renumbered(stayed)
+        self.observer.on_renumbered(stayed, self.cluster.placement.world_size)
 
     def profiles(self) -> Iterator[Path]:
         """The profiles that cells have left; none once the session was stopped."""

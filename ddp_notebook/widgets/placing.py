@@ -43,12 +43,17 @@ class Placing:
         recording: the session's.
         flushed: brings all that ranks have recorded into it.
         cells: the session's.
-        title: of the session.
+        title: tells that of the session.
         mode: `StartOptions.live`.
     """
 
     def __init__(
-        self, recording: RecordedTables, flushed: Callable[[], object], cells: Cells, title: str, mode: str
+        self,
+        recording: RecordedTables,
+        flushed: Callable[[], object],
+        cells: Cells,
+        title: Callable[[], str],
+        mode: str,
     ) -> None:
         self._recording = recording
         self._flushed = flushed
@@ -138,6 +143,15 @@ class Placing:
         else:
             self._shown = StillView(self._recording_now(), cell)
 
+    def on_resized(self) -> None:
+        """There are more or fewer ranks: what is shown becomes a picture, and a full view is made anew."""
+        shown, self._shown = self._shown, None
+        while self._apart:
+            self._apart.popitem()[1].close()
+        if shown is not None:
+            self._freeze(shown, shown.cell)
+            self.show(shown.cell)
+
     def close(self) -> None:
         """The session ends: what is shown becomes static."""
         views = [view for view in (self._under, self._shown) if view is not None]
@@ -176,7 +190,7 @@ class Placing:
         if self.draws_html:
             from ddp_notebook.widgets.html.view import HtmlView
 
-            return HtmlView(recording, cell, self._title, publisher)
+            return HtmlView(recording, cell, self._title(), publisher)
         from ddp_notebook.widgets.monitor import Monitor
 
         self._close_replaced()
@@ -197,7 +211,7 @@ class Placing:
         from ddp_notebook.widgets.html.view import HtmlView
 
         publisher = self._publisher if view.is_live else None
-        instead = HtmlView(self._recording, view.cell, self._title, publisher, view.handle)
+        instead = HtmlView(self._recording, view.cell, self._title(), publisher, view.handle)
         view.monitor.leave()
         self._replaced.append(view.monitor)  # open, so that it is heard if it answers after all
         return instead
@@ -235,7 +249,7 @@ class Placing:
         from ddp_notebook.widgets.publisher import Publisher
 
         feed = Feed(self._recording, cell, is_live=self._cells.is_running)  # behind the session's end nothing comes
-        return Publisher(feed, Present(feed, self._cells, self._title))
+        return Publisher(feed, Present(feed, self._cells, self._title()))
 
     def _await_import(self) -> None:
         """Let the import of what a picture needs end: two threads that import matplotlib find it half made."""

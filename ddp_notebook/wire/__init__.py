@@ -1,7 +1,8 @@
 """Everything that travels between processes: the socket wire between the notebook and its ranks, its messages, signals.
 
-    events      every message but those of `files`, and their binary form
+    events      every message but those of `files` and `resizing`, and their binary form
     files       messages about files of ranks
+    resizing    messages about more or fewer ranks
     endpoint    one end of the wire: the thread that owns the sockets
     link        counts messages, acknowledges and resends them
     keys        who may speak on the wire

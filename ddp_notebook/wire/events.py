@@ -130,6 +130,7 @@ class Engine(Message):
 class Register(Message):
     """There is a controller: the engine connects to it, and registers."""
 
+    engine_id: int
     replaces: bool = False  # an engine that has died and is still registered under this id
     reached_at: dict[str, str] = field(default_factory=dict)  # by addresses of its, where the host has others for them
 

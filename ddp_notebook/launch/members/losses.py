@@ -104,15 +104,17 @@ class Losses:
         lost = [rank for rank in ranks if not self._hosts[placement.hosts[rank]].is_alive]
         if not lost:
             return placement
-        rooms = {
-            host.name: Room.of(host.way.machine, host.facts(), self._overlay)
-            for host in self._hosts.values()
-            if host.is_alive and not host.is_unreachable
-        }
-        moved, left = move(placement, lost, rooms)
+        moved, left = move(placement, lost, self.rooms(placement))
         for name in left:
             self._reach_again(name, deadline, check)
         return moved
+
+    def rooms(self, placement: Placement) -> dict[str, Room]:
+        """What the hosts have that are there and heard, by name."""
+        shown = placement.cuda_visible_devices
+        env = dict(self._overlay) if shown is None else {**self._overlay, "CUDA_VISIBLE_DEVICES": shown}
+        hosts = [host for host in self._hosts.values() if host.is_alive and not host.is_unreachable]
+        return {host.name: Room.of(host.way.machine, host.facts(), env) for host in hosts}
 
     def moved_in_words(self, were_on: Mapping[int, Host]) -> list[str]:
         """Where ranks are now that were on these hosts."""

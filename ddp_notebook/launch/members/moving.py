@@ -1,4 +1,4 @@
-"""Where ranks go whose host was lost."""
+"""Where ranks go whose host was lost, and those that a session gets besides."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.devices import Gpu, visible
 from ddp_notebook.launch.placement import RANK_MIB, Placement
 
@@ -67,9 +68,52 @@ def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, Room]) 
     return placement, left
 
 
+def resized(
+    placement: Placement, stay: Sequence[int], world_size: int, rooms: Mapping[str, Room], *, may_share: bool
+) -> Placement:
+    """Place as many ranks as are asked for: those that stay where they are, and new ones where most is free.
+
+    Args:
+        stay: ranks that do, in the order of their new numbers, which begin with 0.
+        world_size: how many there will be.
+        rooms: of the hosts that are there, by name.
+        may_share: whether ranks may have one GPU together.
+
+    Raises:
+        UsageError: there is no room; says for how many there is.
+
+    Example:
+        >>> two = Placement(
+        ...     backend="gloo", hosts=("a", "b"), machines=("a", "b"), devices=("cpu",) * 2, names=("CPU",) * 2,
+        ...     cuda_visible_devices=None, threads=1,
+        ... )
+        >>> room = Room(machine="b", cores=2, memory_mib=4096, gpus=())
+        >>> now = resized(two, [1], 2, {"b": room}, may_share=False)
+        >>> now.hosts, [now.local_rank(rank) for rank in (0, 1)]
+        (('b', 'b'), [0, 1])
+    """
+    hosts, machines, devices, names = (
+        tuple(values[rank] for rank in stay)
+        for values in (placement.hosts, placement.machines, placement.devices, placement.names)
+    )
+    on_cpu = placement.devices[0] == "cpu"
+    while len(hosts) < world_size:
+        now = replace(placement, hosts=hosts, machines=machines, devices=devices, names=names, local_ranks=())
+        places = [place for host in rooms for place in _places(now, on_cpu, host, rooms, may_share)]
+        if not places:
+            has = f"the hosts have {'memory' if on_cpu else 'GPUs'} for {len(hosts)} ranks, not for {world_size}"
+            fix = "" if on_cpu else ", or %ddp_start --share-gpus, which lets ranks share GPUs over gloo"
+            raise UsageError(f"{has}: %ddp_resize {len(hosts)}{fix}")
+        _, host, device, name = min(places)
+        hosts, machines = (*hosts, host), (*machines, rooms[host].machine)
+        devices, names = (*devices, device), (*names, name)
+    return replace(placement, hosts=hosts, machines=machines, devices=devices, names=names, local_ranks=())
+
+
 def _moved(placement: Placement, rank: int, rooms: Mapping[str, Room]) -> Placement | None:
     """With one rank where most is free; None: nothing is."""
-    places = [place for host in rooms for place in _places(placement, rank, host, rooms)]
+    on_cpu = placement.devices[rank] == "cpu"
+    places = [place for host in rooms for place in _places(placement, on_cpu, host, rooms)]
     if not places:
         return None
     _, host, device, name = min(places)
@@ -85,15 +129,17 @@ def _moved(placement: Placement, rank: int, rooms: Mapping[str, Room]) -> Placem
     )
 
 
-def _places(placement: Placement, rank: int, host: str, rooms: Mapping[str, Room]) -> list[_Place]:
+def _places(
+    placement: Placement, on_cpu: bool, host: str, rooms: Mapping[str, Room], may_share: bool = False
+) -> list[_Place]:
     room = rooms[host]
     count = placement.machines.count(room.machine)
     if (count + 1) * RANK_MIB > room.memory_mib:
         return []
-    if placement.devices[rank] == "cpu":
+    if on_cpu:
         return [(count / room.cores, host, "cpu", "CPU")]
     pairs = list(zip(placement.hosts, placement.devices, strict=True))
-    are_shared = len(set(pairs)) < len(pairs)
+    are_shared = may_share or len(set(pairs)) < len(pairs)
     users = Counter(  # by machine and GPU: hosts of one machine may see the same
         (rooms[its].machine, rooms[its].gpus[int(device.removeprefix("cuda:"))].uuid)
         for its, device in pairs

@@ -70,13 +70,28 @@ class Store:
         """Take in the texts and the count of dropped rows: all that is left of a batch that had to be dropped."""
         process = self._processes.get((batch.rank, batch.stream))
         if process is None:
-            before = [one for (rank, _), one in self._processes.items() if rank == batch.rank]
-            base = max((one.next_base() for one in before), default=0)
-            process = self._processes[batch.rank, batch.stream] = _Process(self.texts, base)
+            process = self._processes[batch.rank, batch.stream] = self._new_process(batch.rank)
         process.translate.learn(batch.texts)
         if batch.dropped:
             self.dropped[batch.rank] += batch.dropped
         return process
+
+    def _new_process(self, rank: int) -> _Process:
+        before = [one for (its, _), one in self._processes.items() if its == rank]
+        return _Process(self.texts, max((one.next_base() for one in before), default=0))
+
+    def renumber(self, stayed: Mapping[int, int]) -> None:
+        """Processes have other ranks from now on. What they have told stays with the numbers of before; texts they do
+        not tell again. Not while a batch is fed.
+
+        Args:
+            stayed: the former number of each rank, by its new one.
+        """
+        for now, before in stayed.items():
+            for (rank, stream), process in list(self._processes.items()):
+                if rank == before != now:
+                    moved = self._processes[now, stream] = self._new_process(now)
+                    moved.translate = process.translate
 
     def find_values(self, rank: int, call: int, side: int) -> np.void | None:
         """The row of values of one side of a call, the last one where there are several."""

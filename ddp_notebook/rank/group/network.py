@@ -96,6 +96,7 @@ class Network:
         self.connections.makes_boards = place.guard
         if place.epoch == 1:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
+            self._renewal.joined(place)
         else:
             notes = self._renewal.renew(place)
         self.recorder.guard = self._guard if place.guard else None

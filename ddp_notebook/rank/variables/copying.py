@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import IPython
 import torch
 
 from ddp_notebook.rank.record.metrics import is_log
@@ -17,14 +18,18 @@ _EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torc
 
 
 def read(
-    namespace: Mapping[str, Any], names: Sequence[str], hidden: Collection[str] = ()
-) -> tuple[bytes, list[str], dict[str, str]]:
+    namespace: Mapping[str, Any],
+    names: Sequence[str],
+    hidden: Collection[str] = (),
+    dumps: Callable[[Any], Any] | None = None,
+) -> tuple[Any, list[str], dict[str, str]]:
     """Variables in one pickle.
 
     Args:
         namespace: where they are.
         names: which of them; empty: all that can be pickled.
         hidden: names that are not the user's.
+        dumps: makes the pickle; None: one that holds all.
 
     Returns:
         The pickle of a dict, the names in it, and by name why others are not in it.
@@ -34,14 +39,15 @@ def read(
     """
     if unknown := [name for name in names if name not in namespace]:
         raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
-    chosen = names or [name for name in namespace if not (name.startswith("_") or name in hidden)]
-    values = {name: namespace[name] for name in chosen if names or name not in _EVERY_RANK_HAS}
+    values = {name: namespace[name] for name in names or names_of_user(namespace, hidden)}
     values = {name: value for name, value in values.items() if not is_log(value)}
-    # modules and functions last: the user is told of the first names
-    values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], types.ModuleType | types.FunctionType)))
+    # modules, functions and classes last: the user is told of the first names
+    kinds = (types.ModuleType, types.FunctionType, type)
+    values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], kinds)))
     left: dict[str, str] = {}
+    dumps = dumps or _dumps
     try:
-        return _dumps(values), list(values), left
+        return dumps(values), list(values), left
     except Exception:  # find out which of them cannot be pickled
         for name, value in list(values.items()):
             try:
@@ -52,7 +58,13 @@ def read(
                 del values[name]
                 why = (str(error) or type(error).__name__).splitlines()[0]
                 left[name] = f"a {type(value).__name__} cannot be pickled ({why})"
-    return _dumps(values), list(values), left
+    return dumps(values), list(values), left
+
+
+def names_of_user(namespace: Mapping[str, Any], hidden: Collection[str] = ()) -> list[str]:
+    """The names of the user's own variables."""
+    own = [name for name in namespace if not (name.startswith("_") or name in hidden or name in _EVERY_RANK_HAS)]
+    return [name for name in own if not is_log(namespace[name])]
 
 
 class Pickler(bulk.Pickler):
@@ -63,7 +75,24 @@ class Pickler(bulk.Pickler):
             return _to_gpu, (obj.detach().cpu(), obj.requires_grad)
         if isinstance(obj, types.ModuleType):
             return NotImplemented if obj.__name__ == "__main__" else (_import, (obj.__name__,))
-        return super().reducer_override(obj)
+        made = super().reducer_override(obj)
+        if isinstance(obj, types.FunctionType) and isinstance(made, tuple) and obj.__globals__ is _variables():
+            make, (code, _, *rest), (attributes, slots), *how = made
+            made = make, (code, _Variables(), *rest), (attributes, {**slots, "__globals__": {}}), *how
+        return made
+
+
+class _Variables:
+    """Stands for the user's variables in a pickle. A function of a cell finds those of the rank that it comes to, as if
+    its cell had run there: cloudpickle would send along the values that it sees here, `rank` among them."""
+
+    def __reduce__(self) -> Any:
+        return _variables, ()
+
+
+def _variables() -> dict[str, Any]:
+    shell = IPython.get_ipython()  # type: ignore[no-untyped-call]
+    return {} if shell is None else shell.user_ns
 
 
 def _to_gpu(values: torch.Tensor, requires_grad: bool) -> torch.Tensor:

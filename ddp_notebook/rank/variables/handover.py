@@ -58,9 +58,15 @@ class Handover:
         for part in filter(len, parts):
             self._send(torch.frombuffer(bytearray(part) if part.readonly else part, dtype=torch.uint8))
 
+    def refuse(self) -> None:
+        """Give nothing: the others' `take` raises."""
+        self._send(torch.tensor([0]))
+
     def take(self) -> Any:
         """The value that the first of them gives."""
         count = self._send(torch.zeros(1, dtype=torch.int64))
+        if not count:
+            raise RuntimeError("the rank that was to give its variables could not")
         sizes = self._send(torch.zeros(int(count), dtype=torch.int64)).tolist()
         pickled, *buffers = [self._send(torch.empty(size, dtype=torch.uint8)).numpy() for size in sizes]
         return pickle.loads(pickled, buffers=buffers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from ddp_notebook.launch.cluster import Cluster
@@ -18,30 +19,38 @@ from ddp_notebook.wire.marks import CellEnd
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
 
 
+class _Streams:
+    """What comes from one process: its text and displays, in their order, and what is kept of the text."""
+
+    def __init__(self, mark_token: str, log: RankLog) -> None:
+        self.splitters = {fd: TextSplitter(mark_token) for fd in STREAMS}
+        self.ordered = Ordered()
+        self.log = log
+
+
 class Arrivals:
     """Text, displays, questions and ends of cells, as they come.
 
     Args:
         cluster: the ranks, which need not have been started.
-        world_size: how many they will be.
     """
 
-    def __init__(self, cluster: Cluster, world_size: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
         self._cluster = cluster
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
-        ranks = range(world_size)
-        self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
-        self._ordered = {rank: Ordered() for rank in ranks}
         self._order_lock = threading.Lock()  # text and displays come in two threads
-        self._logs = {rank: RankLog(Path(cluster.directory), rank) for rank in ranks}
+        self._streams: dict[int, _Streams] = {}
+        self._logs = 0  # that there have been
         self._is_closed = False
 
     # ---- for the thread that runs cells
 
     def log(self, rank: int) -> str:
         """What is kept on disk of a rank's text."""
-        return self._logs[rank].read()
+        with self._order_lock:
+            log = self._of(rank).log
+        return log.read()
 
     def forget_text(self) -> None:
         """What ranks wrote while they started is nobody's."""
@@ -57,9 +66,34 @@ class Arrivals:
     def on_replaced(self, rank: int) -> None:
         """A new process has this rank: its text and displays begin anew."""
         with self._order_lock:
-            for fd in (1, 2):
-                self._splitters[rank, fd] = TextSplitter(self._cluster.mark_token)
-            self._ordered[rank] = Ordered()
+            log = self._of(rank).log
+            self._streams[rank] = _Streams(self._cluster.mark_token, log)
+
+    def on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        """There are more or fewer ranks.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one.
+        """
+        with self._order_lock:
+            streams = {now: self._of(before) for now, before in stayed.items()}
+            left = [one for one in self._streams.values() if one not in streams.values()]
+            self._streams = streams
+            between, self._between = self._between, {}
+            for (rank, fd), text in between.items():
+                now = next((now for now, before in stayed.items() if before == rank), None)
+                if now is not None:
+                    self._between[now, fd] = text
+        for one in left:
+            one.log.close()
+
+    def _of(self, rank: int) -> _Streams:
+        """Hold the lock."""
+        if rank not in self._streams:
+            log = RankLog(Path(self._cluster.directory), self._logs)
+            self._logs += 1
+            self._streams[rank] = _Streams(self._cluster.mark_token, log)
+        return self._streams[rank]
 
     def end_all(self, how: str) -> None:
         """Nothing more will come of any cell."""
@@ -70,8 +104,8 @@ class Arrivals:
     def close(self) -> None:
         """The session ends: it ends the ranks itself, and what they leave unsaid is nobody's."""
         self._is_closed = True
-        for log in self._logs.values():
-            log.close()
+        for streams in list(self._streams.values()):
+            streams.log.close()
 
     # ---- I/O threads
 
@@ -83,8 +117,9 @@ class Arrivals:
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank."""
         with self._order_lock:
-            for piece in self._splitters[rank, fd].feed(data):
-                for its_fd, ready in self._ordered[rank].add(fd, piece):
+            streams = self._of(rank)
+            for piece in streams.splitters[fd].feed(data):
+                for its_fd, ready in streams.ordered.add(fd, piece):
                     self._on_piece(rank, its_fd, ready)
 
     def on_ended(self, rank: int, how: str) -> None:
@@ -93,7 +128,7 @@ class Arrivals:
             return
         process = self._cluster.process(rank)
         with self._order_lock:
-            for fd, piece in self._ordered[rank].give_up():
+            for fd, piece in self._of(rank).ordered.give_up():
                 self._on_piece(rank, fd, piece)
         words = process.last_words
         if any([run.on_died(rank, how, words) for run in list(self.runs.values())]):
@@ -109,7 +144,7 @@ class Arrivals:
 
     def _on_display_message(self, rank: int, display: Display) -> None:
         with self._order_lock:
-            for fd, ready in self._ordered[rank].arrived(display):
+            for fd, ready in self._of(rank).ordered.arrived(display):
                 self._on_piece(rank, fd, ready)
 
     def _on_input_request(self, rank: int, request: InputRequest) -> None:
@@ -124,7 +159,7 @@ class Arrivals:
         if isinstance(piece, Display) and piece.msg_type == "error":
             fd, piece = 2, str(piece.content["text"])
         if isinstance(piece, str):
-            self._logs[rank].write(piece)
+            self._of(rank).log.write(piece)
             if (run := self._cell_of(rank)) is not None:
                 run.on_text(rank, fd, piece)
             if run is None or not run.is_watched:  # nobody waits for that cell any more

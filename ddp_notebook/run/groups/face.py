@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.run.agree.agreement import Agreement
 from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.groups import states
+from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.status import Status
 
 if TYPE_CHECKING:
@@ -92,6 +93,30 @@ class GroupFace(Assembled):
             ['rank 1 was replaced', '... variables of rank 0 copied to rank 1: x, model, ...']
         """
         return self._parts.healing.heal(from_rank, names)
+
+    def resize(self, world_size: int, *, build: str | None = None, without: RankSet = None) -> list[str]:
+        """Have more or fewer ranks. Those that stay keep every variable; those that come get what is the same on all
+        ranks, from the first one. The group forms again, and models in DDP go on in it.
+
+        Args:
+            world_size: how many.
+            build: name of a function of a cell that builds what is in shards (FSDP, DTensor, device meshes) anew, and
+                returns it by names: `{"model": model, "optimizer": optimizer}`. The state goes over.
+            without: ranks that leave; None: the last ones. Ranks that have died leave before others.
+
+        Returns:
+            What was done, in sentences; what new ranks did not get.
+
+        Raises:
+            UsageError: there is no room for so many; or something is in shards, or RPC runs. Nothing was changed.
+            SessionBrokenError: a cell has not ended.
+            StartError: a process did not come up, and nothing was changed; or the group did not.
+
+        Example:
+            >>> session.resize(3)
+            ['3 ranks now: rank 2 is new', ...]
+        """
+        return self._parts.resizing.resize(world_size, build, without)
 
     def check(self, *names: str) -> Agreement:
         """Whether ranks agree: in parameters, buffers, optimizer state, data length, random state and versions, or in

@@ -18,12 +18,10 @@ class Living:
 
     Args:
         cluster: the ranks, which need not have been started.
-        world_size: how many they will be.
     """
 
-    def __init__(self, cluster: Cluster, world_size: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._world_size = world_size
         self.has_ended = False  # the session was stopped
 
     def end(self) -> None:
@@ -94,7 +92,7 @@ class Living:
         Raises:
             UsageError: no such rank.
         """
-        return parse_ranks(ranks, self._world_size)
+        return parse_ranks(ranks, self._cluster.placement.world_size)
 
     @property
     def to_ask(self) -> list[int] | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.launch.placement import Placement
 from ddp_notebook.records.words import group_by_value, list_ranks
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.questions import Questions
@@ -130,6 +131,30 @@ class Mend:
             if self._cluster.process(rank).host is not host:
                 self.on_moved(rank)
         self.on_healed()
+        return notes
+
+    def resize(
+        self,
+        stay: Sequence[int],
+        placement: Placement,
+        check: Check,
+        renumbered: Callable[[Mapping[int, int]], object],
+    ) -> list[str]:
+        """More or fewer ranks, see `Cluster.resize`. Returns what could not be had again.
+
+        Raises:
+            StartError: a process did not come up, and nothing was changed; or the group did not form, and the next cell
+                forms it.
+            whatever `check` raises: the same holds.
+        """
+
+        def now_due(stayed: Mapping[int, int]) -> None:
+            self._is_due = True
+            self.replaced = list(range(len(stay), placement.world_size))
+            renumbered(stayed)
+
+        notes = self._cluster.resize(stay, placement, time.monotonic() + _FORM_S, check, now_due)
+        self._is_due = False
         return notes
 
     def _states(self, result: CellResult) -> dict[int, dict[str, Any]]:

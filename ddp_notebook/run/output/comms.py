@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.run.kernel import kernel
@@ -32,6 +31,7 @@ class Comms:
     def __init__(self, send: Callable[[int, Comm], None]) -> None:
         self._send = send
         self._stand_ins: dict[str, Any] = {}  # by comm id, which is the same on both sides
+        self._rank_of: dict[str, int] = {}  # by comm id
         self._lock = threading.Lock()
         self._kernel = kernel()
         self._control: Any = None  # the comm target that used to answer a page's request for all widgets
@@ -45,10 +45,12 @@ class Comms:
             if self._kernel is None:
                 return
             if message.msg_type == "comm_open":
-                self._stand_ins[comm_id] = self._make(rank, message.content)
+                self._rank_of[comm_id] = rank
+                self._stand_ins[comm_id] = self._make(message.content)
             elif comm_id not in self._stand_ins:  # the browser has closed it
                 return
             if message.msg_type == "comm_close":
+                self._rank_of.pop(comm_id, None)
                 self._stand_ins.pop(comm_id).close(message.content.get("data"), message.metadata)
             else:
                 self._publish(self._stand_ins[comm_id], message)
@@ -61,6 +63,16 @@ class Comms:
         self._sent_s = now
         if self._ahead > _BURST:
             time.sleep(0.01)
+
+    def on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        """There are more or fewer ranks. Widgets of those that have left stay on the page as they are.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one.
+        """
+        now = {before: rank for rank, before in stayed.items()}
+        with self._lock:
+            self._rank_of = {comm_id: now[rank] for comm_id, rank in self._rank_of.items() if rank in now}
 
     def close(self) -> None:
         """The ranks end. Their widgets stay on the page as they are, such as finished progress bars."""
@@ -81,15 +93,15 @@ class Comms:
             buffers=[base64.b64decode(buffer) for buffer in message.buffers],
         )
 
-    def _make(self, rank: int, content: dict[str, Any]) -> Any:
+    def _make(self, content: dict[str, Any]) -> Any:
         stand_in = _comm_maker()(
             comm_id=content["comm_id"],
             target_name=content.get("target_name", ""),
             target_module=content.get("target_module"),
             primary=False,  # do not open it yet: the browser may answer at once
         )
-        stand_in.on_msg(functools.partial(self._to_rank, rank))
-        stand_in.on_close(functools.partial(self._to_rank, rank))
+        stand_in.on_msg(self._to_rank)
+        stand_in.on_close(self._to_rank)
         manager = self._kernel.comm_manager
         manager.register_comm(stand_in)
         if manager.targets.get(_CONTROL) is not _refuse:
@@ -97,12 +109,16 @@ class Comms:
             manager.register_target(_CONTROL, _refuse)
         return stand_in
 
-    def _to_rank(self, rank: int, message: dict[str, Any]) -> None:
+    def _to_rank(self, message: dict[str, Any]) -> None:
         """A message of the browser. The kernel calls this in the thread in which it reads comms."""
         header, content = message["header"], message["content"]
-        if header["msg_type"] == "comm_close":
-            with self._lock:
+        with self._lock:
+            rank = self._rank_of.get(content["comm_id"])
+            if header["msg_type"] == "comm_close":
                 self._stand_ins.pop(content["comm_id"], None)
+                self._rank_of.pop(content["comm_id"], None)
+        if rank is None:  # it has left
+            return
         self._send(
             rank,
             Comm(

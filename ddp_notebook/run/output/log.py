@@ -16,11 +16,16 @@ class RankLog:
     """The last `limit_bytes` of a rank's text, as it came; stdout and stderr in the order of arrival.
 
     Two files take turns, so that at least the limit is kept.
+
+    Args:
+        directory: where they are.
+        number: of this log: a rank's number may be another one's later.
+        limit_bytes: how much is kept.
     """
 
-    def __init__(self, directory: Path, rank: int, limit_bytes: int = LIMIT_BYTES) -> None:
-        self._path = directory / f"rank{rank}.log"
-        self._older = directory / f"rank{rank}.log.1"
+    def __init__(self, directory: Path, number: int, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._path = directory / f"rank{number}.log"
+        self._older = directory / f"rank{number}.log.1"
         self._limit_bytes = limit_bytes
         self._file: BinaryIO | None = self._open()
         self._bytes = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +32,23 @@ class Models:
     def exist(self) -> bool:
         """Whether there are any: a forward or backward of one may have been left half done."""
         return bool(self._ddp or self._fsdp1 or FSDPModule.__subclasses__())
+
+    def leave(self, default: ProcessGroup) -> list[str]:
+        """The default group ends, and another one will take its place: models in it go there at the next `reset`.
+
+        Returns:
+            What the user has to know: models of other groups, which end too.
+        """
+        others = 0
+        for model in list(self._ddp):
+            if model.process_group is default:
+                model.process_group = None
+            elif model.process_group is not None:
+                others += 1
+        if not others:
+            return []
+        which = "a model" if others == 1 else f"{others} models"
+        return [f"{which} in DDP with a process_group of its own cannot go on: make the group again, and wrap it again"]
 
     def reset(self, *, make_reducers: bool) -> list[str]:
         """Let all of them forget a forward or backward that did not end.
@@ -86,6 +104,8 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
     """
     if getattr(model, "reducer", None) is None:
         return
+    if model.process_group is None:  # it has left another default group
+        model.process_group = dist.group.WORLD
     if not make_reducer:
         model._update_process_group(model.process_group)
     elif model.process_group is dist.group.WORLD:

@@ -36,15 +36,17 @@ class Renewal:
         self._recorder = recorder
         self._connections = connections
         self._models = models
+        self._number: tuple[int, int] | None = None  # this rank, and of how many, in the session's last group
         # Freeing a group joins its threads while holding the GIL, and a thread that is about to drop a tensor waits for
         # the GIL. So the last groups are kept until they have long been quiet.
         self._ended: deque[list[Any]] = deque(maxlen=2)
 
     def renew(self, place: Form) -> list[str]:
-        """Make new connections for every group, with all ranks of the session. New ranks join the default group.
+        """Make new connections for every group, with all ranks of the session. New ranks join the default group. If
+        there are more or fewer than before, so do all, since torch's groups keep their size; the others are retired.
 
         Returns:
-            What the user has to know: groups that cannot be made again.
+            What the user has to know: groups that cannot be made again, and models of such.
 
         Raises:
             whatever torch raises when a group does not form.
@@ -61,11 +63,14 @@ class Renewal:
         store = PrefixStore(f"{place.store_prefix}/{place.epoch}", client)
         world = distributed_c10d._world
         groups = self._recorder.registered() if dist.is_initialized() else {}
+        notes: list[str] = []
+        default = dist.group.WORLD if groups else None
+        if default is not None and self._number not in (None, (place.rank, place.world_size)):
+            notes, groups = self._leave(default, place), {}
         mine = {"count": world.group_count, "groups": {name: group.ranks for name, group in groups.items()}}
         store.set(f"groups/{place.rank}", json.dumps(mine))
         everybody = [json.loads(one) for one in store.multi_get([f"groups/{r}" for r in range(place.world_size)])]
         self._put_aside()
-        notes = []
         if not groups:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
         made: list[tuple[Group, ProcessGroup, Any]] = []
@@ -86,13 +91,34 @@ class Renewal:
         notes += self._models.reset(make_reducers=any(not one["groups"] for one in everybody))
         world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
         if groups:
-            default = dist.group.WORLD
             assert default is not None
             backend, _ = world.pg_map[default]
             world.pg_map[default] = (backend, PrefixStore(f"{_DEFAULT}/", store))
             for each in (client, store):
                 each.set_timeout(timeout_of(default))
         self._recorder.reset_counts()
+        self.joined(place)
+        return notes
+
+    def joined(self, place: Form) -> None:
+        """The group of this place has formed."""
+        self._number = place.rank, place.world_size
+
+    def _leave(self, default: ProcessGroup, place: Form) -> list[str]:
+        """Leave all groups: the session has another size, or this rank another number."""
+        notes = self._models.leave(default)
+        now = f"{place.world_size} rank{'s' * (place.world_size > 1)}"
+        for name, group in self._recorder.registered().items():
+            ranks = ",".join(map(str, group.ranks))
+            if name == _DEFAULT:
+                group.retired = f"this was the default group of {default.size()} ranks, and there are {now} now: use "
+                group.retired += "dist.group.WORLD"
+            elif not group.retired:
+                group.retired = f"group {group.title} of ranks {ranks} was made before the session had {now}, and "
+                group.retired += "cannot be used any more; make it again on all ranks: dist.new_group([...])"
+                notes.append(group.retired)
+        self._ended.append(list(distributed_c10d._world.pg_names))
+        dist.destroy_process_group()
         return notes
 
     def _put_aside(self) -> None:

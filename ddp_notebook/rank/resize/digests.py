@@ -1,0 +1,45 @@
+"""A few bytes for each variable, by which ranks find out which of them are the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from ddp_notebook.rank.variables.check import fingerprints
+
+
+def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """A digest of each variable: of what `%ddp_check` compares, of the data in datasets too, and of no buffers, which
+    models in DDP get from rank 0 with each forward. And one of each random state.
+
+    Args:
+        namespace: the variables.
+        names: of those that are asked for.
+
+    Example:
+        >>> sorted(digests({"x": 1}, ["x"]))
+        ['random state of NumPy', 'random state of Python', 'random state of torch', 'x']
+    """
+    facts = fingerprints(namespace, sorted(names))
+    inside = {f"{name}.contents": _contents(namespace[name]) for name in names if _contents(namespace[name])}
+    facts |= fingerprints(inside, sorted(inside)) | fingerprints({}, ["random"])
+    by_variable: dict[str, list[Any]] = {}
+    for entry, fact in facts.items():
+        if fact["kind"] != "buffer":
+            by_variable.setdefault(re.split(r"[.\[]", entry, maxsplit=1)[0], []).append([entry, fact])
+    return {
+        name: hashlib.blake2b(json.dumps(of, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+        for name, of in by_variable.items()
+    }
+
+
+def _contents(value: Any) -> dict[str, Any]:
+    """What a dataset holds, or that of a loader: of data `%ddp_check` compares the lengths alone."""
+    if issubclass(type(value), DataLoader):
+        value = value.dataset
+    return dict(getattr(value, "__dict__", {})) if issubclass(type(value), Dataset) else {}

@@ -1,0 +1,256 @@
+"""More or fewer ranks: what is in the way, who stays, and what new ranks get."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, StartError, UsageError
+from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.sharded import Sharded
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.run.values.exchange import check_name
+from ddp_notebook.wire.events import Checked, Pulled
+from ddp_notebook.wire.resizing import Inspect, Resized
+
+_MOST_NAMED = 8
+_OF_RANDOM = "random state of "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is to be done."""
+
+    before: int  # ranks
+    stay: list[int]  # in the order of their new numbers
+    placement: Placement
+    same: list[str]  # variables and random states that new ranks get
+    own: list[str]  # those that they do not get: ranks have their own
+    sharded: list[str]  # variables that are built anew
+
+    @property
+    def new(self) -> list[int]:
+        return list(range(len(self.stay), self.placement.world_size))
+
+
+class Resizing:
+    """Resizes a session.
+
+    Args:
+        cluster: the ranks.
+        cells: whose turn it may be.
+        questions: to ask the ranks.
+        living: tells what is there.
+        renumbered: told the former number of each rank that stays, by its new one, once they have those.
+        may_share: whether ranks may have a GPU together.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cells: Cells,
+        questions: Questions,
+        living: Living,
+        renumbered: Callable[[Mapping[int, int]], None],
+        *,
+        may_share: bool,
+    ) -> None:
+        self.on_resized: Callable[[], object] = lambda: None
+        self._cluster = cluster
+        self._cells = cells
+        self._questions = questions
+        self._living = living
+        self._renumbered = renumbered
+        self._may_share = may_share
+        self._sharded = Sharded(cells, cluster)
+        self._meetings = itertools.count(1)
+        self._own: set[str] = set()  # variables that ranks had their own of, when there were several to compare
+
+    def resize(self, world_size: int, build: str | None, without: RankSet) -> list[str]:
+        """See `Session.resize`."""
+        if isinstance(world_size, bool) or not isinstance(world_size, int):
+            raise UsageError(f"{world_size!r} is no number of ranks; write %ddp_resize 4 (session.resize(4))")
+        if world_size < 1:
+            raise UsageError(f"{world_size} ranks: at least one has to stay; %ddp_stop ends all of them")
+        if build is not None:
+            check_name(build)
+        with self._turn():
+            plan = self._plan(world_size, without, build)
+        if plan is None:
+            if build is not None and self._sharded.is_left:
+                return self._sharded.build(build)
+            return [f"there {'is 1 rank' if world_size == 1 else f'are {world_size} ranks'} already"]
+        if plan.sharded:
+            assert build is not None
+            self._sharded.gather(build, plan.sharded)
+        with self._turn():
+            notes = self._carry_out(plan)
+        if plan.sharded:
+            assert build is not None
+            notes += self._sharded.build(build)
+        self.on_resized()
+        return notes
+
+    @contextmanager
+    def _turn(self) -> Any:
+        with self._cells.turn.if_free() as is_ours:
+            if not is_ours:
+                raise SessionBrokenError(
+                    "a cell is under way, and the number of ranks cannot change meanwhile: wait for it, or end it with "
+                    "%ddp_interrupt"
+                )
+            self._living.check_host()
+            self._cells.check_idle()
+            self._living.check_cells_arrive()
+            if trouble := self._cluster.trouble():
+                raise SessionBrokenError(trouble)
+            yield
+
+    # ---- before anything changes
+
+    def _plan(self, world_size: int, without: RankSet, build: str | None) -> _Plan | None:
+        """What is to be done; None: nothing.
+
+        Raises:
+            UsageError: it cannot be.
+        """
+        ranks = self._cluster.ranks
+        leave = {*self._cluster.gone, *([] if without is None else self._living.parse(without))}
+        stay = [rank for rank in ranks if rank not in leave][:world_size]
+        if not stay:
+            raise UsageError("no rank would stay, and with the last one all variables would go")
+        if len(stay) == len(ranks) == world_size:
+            return None
+        placement = self._cluster.place(stay, world_size, may_share=self._may_share)
+        found = self._inspect(compares=world_size > len(stay) or len(stay) == 1)
+        sharded = {name: what for answer in found.values() for name, what in answer["sharded"].items()}
+        _refuse([one for answer in found.values() for one in answer["others"]], sharded, build)
+        if sharded and 0 not in stay:
+            raise UsageError("rank 0 gathers what is in shards, so it has to stay: leave it out of --without")
+        same, own = self._compare({rank: answer["digests"] for rank, answer in found.items()}, stay[0])
+        return _Plan(before=len(ranks), stay=stay, placement=placement, same=same, own=own, sharded=sorted(sharded))
+
+    def _inspect(self, *, compares: bool) -> dict[int, dict[str, Any]]:
+        answers: dict[int, Checked] = self._questions.ask_all(
+            self._cluster.alive, lambda n: Inspect(request=n, compares=compares)
+        )
+        for rank, answer in answers.items():
+            if answer.error:
+                raise DDPNotebookError(f"rank {rank} could not look at its variables: {answer.error}")
+        return {rank: answer.facts for rank, answer in answers.items()}
+
+    def _compare(self, digests: Mapping[int, Mapping[str, str]], giver: int) -> tuple[list[str], list[str]]:
+        """The names of what is the same on all ranks, and of what is not: where there is one only, what was not when
+        there were more."""
+        everywhere = digests[giver]
+        names = sorted({name for of_rank in digests.values() for name in of_rank})
+        if len(digests) > 1:
+            self._own = {n for n in names if any(of.get(n) != everywhere.get(n) for of in digests.values())}
+        return [n for n in everywhere if n not in self._own], [n for n in names if n in self._own]
+
+    # ---- doing it
+
+    def _carry_out(self, plan: _Plan) -> list[str]:
+        done = "nothing was changed"
+
+        def renumbered(stayed: Mapping[int, int]) -> None:
+            nonlocal done
+            done = f"{_now(plan)}, and the next cell forms their group" + _copy_later(plan)
+            self._renumbered(stayed)
+
+        with Interrupts(lambda: None) as interrupts:
+            try:
+                notes = self._cells.mend.resize(plan.stay, plan.placement, interrupts.check, renumbered)
+                done = _now(plan) + _copy_later(plan)
+                return [_now(plan), *notes, *self._settle(plan, interrupts.check)]
+            except StartError as error:
+                raise StartError(f"{error}. {done[0].upper()}{done[1:]}") from error
+            except KeyboardInterrupt:
+                pass  # told below, without our frames behind it
+        raise keyboard_interrupt(f"the resizing was interrupted: {done}")
+
+    def _settle(self, plan: _Plan, check: Check) -> list[str]:
+        """Let new ranks have what they get, and samplers go over all ranks."""
+        meeting = f"handover-{next(self._meetings)}"
+        new = plan.new
+
+        def message(rank: int, request: int) -> Resized:
+            was = plan.stay[rank] if rank < len(plan.stay) else plan.stay[0]
+            asked = Resized(request=request, was_rank=was, was_world_size=plan.before)
+            if not new or 0 < rank < len(plan.stay):
+                return asked
+            number, random = max(0, rank - len(plan.stay) + 1), [n for n in plan.same if n.startswith(_OF_RANDOM)]
+            names = [name for name in plan.same if name not in random] if rank == 0 else []
+            meets = {"number": number, "size": len(new) + 1, "meeting": meeting, "names": names, "random": random}
+            return Resized(request=request, was_rank=was, was_world_size=plan.before, **meets)
+
+        asked = {r: self._questions.ask(r, lambda n, r=r: message(r, n)) for r in self._cluster.ranks}  # type: ignore[misc]
+        answers: dict[int, Pulled] = {rank: self._questions.wait_for(rank, one, check) for rank, one in asked.items()}
+        for rank, answer in answers.items():
+            if answer.error:
+                raise DDPNotebookError(f"{_now(plan)}. But rank {rank} failed: {answer.error}{_copy_later(plan)}")
+        abouts = {rank: json.loads(answer.about) for rank, answer in answers.items()}
+        copied = _copied(plan, abouts[0]) if new else []
+        return [*copied, *dict.fromkeys(note for about in abouts.values() for note in about["notes"])]
+
+
+def _refuse(others: Sequence[str], sharded: Mapping[str, str], build: str | None) -> None:
+    """Raise UsageError if something is in the way."""
+    if others:
+        raise UsageError(f"the number of ranks cannot change now: {'; '.join(dict.fromkeys(others))}")
+    if sharded and build is None:
+        what = ", ".join(f"{name} is {of}" for name, of in sharded.items())
+        raise UsageError(
+            f"the number of ranks cannot change: {what}, and the parts of ranks that leave would be lost. Name a "
+            "function of yours that builds all of it anew and returns it by names: %ddp_resize N --build make; or save "
+            "it with torch.distributed.checkpoint, del it, and load it afterwards"
+        )
+
+
+def _now(plan: _Plan) -> str:
+    """How many ranks there are, and which have come, gone, or have another number."""
+    count = plan.placement.world_size
+    parts = []
+    if left := [rank for rank in range(plan.before) if rank not in plan.stay]:
+        parts.append(f"{list_ranks(left)} {'has' if len(left) == 1 else 'have'} left")
+    if moved := [(was, now) for now, was in enumerate(plan.stay) if was != now]:
+        parts.append(", ".join(f"rank {was} is rank {now}" for was, now in moved))
+    if plan.new:
+        parts.append(f"{list_ranks(plan.new)} {'is' if len(plan.new) == 1 else 'are'} new")
+    return f"{count} rank{'s' * (count != 1)} now: {'; '.join(parts)}"
+
+
+def _copy_later(plan: _Plan) -> str:
+    if not plan.new:
+        return ""
+    return f". {list_ranks(plan.new).capitalize()} may lack variables: %ddp_heal --from 0 copies those of rank 0"
+
+
+def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
+    """What new ranks have got, and what not."""
+    names, to = about["names"], list_ranks(plan.new)
+    variables = "1 variable" if len(names) == 1 else f"{len(names)} variables"
+    lines = [f"{variables} of rank 0 copied to {to}{': ' * bool(names)}{_few(names)}"]
+    lines += [f"{name} was not copied: {why}" for name, why in about["left"].items()]
+    own = [name for name in plan.own if not name.startswith(_OF_RANDOM)]
+    if own:
+        lines.append(f"not copied, since each rank has its own: {_few(own)}; define what you need on {to}")
+    if len(own) < len(plan.own):
+        lines.append(
+            f"{to} draw{'s' * (len(plan.new) == 1)} random numbers of {'its' if len(plan.new) == 1 else 'their'} own"
+        )
+    return lines
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
