@@ -201,14 +201,14 @@ slow, fine = Slow(), 1
 def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     """One press ends it, nothing is left half done, and what was done is said."""
     from ddp_notebook.launch import forming
-    from ddp_notebook.launch.cluster import Cluster
+    from ddp_notebook.launch.members.members import Members
     from ddp_notebook.launch.engines import Engines
     from ddp_notebook.run.groups.mend import Mend
 
     session.run(SLOW, ranks=0)
     kill(session, 1)
     others = [session.pids()[0], session.pids()[1]]
-    for owner, step in ((Cluster, "_start_rank"), (Cluster, "_call_to_form"), (Engines, "call")):
+    for owner, step in ((Members, "_start_rank"), (Members, "call_to_form"), (Engines, "call")):
         with monkeypatch.context() as patch:
             patch.setattr(forming, "_FORM_TIMEOUT_S", 60.0)  # the others wait for the new process until the next call
             press_after(patch, owner, step)
@@ -235,10 +235,10 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
 
 
 def test_a_press_while_the_group_forms(session, monkeypatch):
-    from ddp_notebook.launch.cluster import Cluster
+    from ddp_notebook.launch.members.members import Members
 
     with monkeypatch.context() as patch:
-        press_after(patch, Cluster, "_call_to_form")
+        press_after(patch, Members, "call_to_form")
         with pytest.raises(KeyboardInterrupt, match=r"^the forming of the group was interrupted: the next cell begins"):
             session.reform()
         with pytest.raises(KeyboardInterrupt, match=r"^interrupted while the group was formed again: the cell was not"):

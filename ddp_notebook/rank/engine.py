@@ -35,6 +35,7 @@ class RankEngine(IPEngine):
         self._rank = rank
         self._connect: Callable[..., Any] | None = None  # a socket to an address, in ipyparallel's way
         self._unconnected: list[tuple[Any, str, dict[str, Any]]] = []  # socket, address, and what its connection needs
+        self._at_leaves: tuple[Any, set[str]] | None = None  # the socket of broadcasts, and where it is connected
         self._heart: tuple[Any, ...] = ()
         self._publishers: dict[str, Any] = {}  # of what `%%px` shows, by what that is
 
@@ -71,6 +72,22 @@ class RankEngine(IPEngine):
 
     def _connect_later(self, socket: Any, address: str, **options: Any) -> None:
         self._unconnected.append((socket, address, options))
+        if address in self._leaves():
+            self._at_leaves = socket, {address}
+
+    def _leaves(self) -> list[str]:
+        """The addresses of ipyparallel's schedulers of broadcasts. Each has the engines of some ids."""
+        connection = self.connection_info
+        return [f"{connection['interface']}:{port}" for port in connection["broadcast"]]
+
+    def _other_leaf(self, engine_id: int) -> list[tuple[Any, str, dict[str, Any]]]:
+        """What is to be connected where the engine gets this id: it was made for another one."""
+        leaves = self._leaves()
+        leaf = leaves[engine_id % len(leaves)]
+        if self._at_leaves is None or leaf in self._at_leaves[1]:
+            return []
+        self._at_leaves[1].add(leaf)
+        return [(self._at_leaves[0], leaf, {})]
 
     def start_heartbeat(self, *heart: Any) -> None:
         """Not before there is a controller."""
@@ -91,6 +108,7 @@ class RankEngine(IPEngine):
         if self._connect is None:  # it has registered in ipyparallel's own way
             return
         if engine_id != self.id:
+            self._unconnected += self._other_leaf(engine_id)
             self.id = self.kernel.engine_id = engine_id
             self._name_topics()
         in_thread = {str(self.connection_info[name]): call for name, call in _threads(self.kernel).items()}

@@ -30,6 +30,8 @@ def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str
             resized.append(sampler)
         elif sampler.num_replicas not in (now[1], 1):
             left += 1
+    if before[1] == now[1]:  # only the numbers of ranks have changed
+        return []
     for name, loader in namespace.items():
         if issubclass(type(loader), DataLoader) and any(_sampler_of(loader) is one for one in resized):
             note = f"{name} goes over {_ranks(now[1])} now"

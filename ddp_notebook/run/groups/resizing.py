@@ -95,10 +95,10 @@ class Resizing:
             self._sharded.gather(build, plan.sharded)
         with self._turn():
             notes = self._carry_out(plan)
+        self.on_resized()
         if plan.sharded:
             assert build is not None
             notes += self._sharded.build(build)
-        self.on_resized()
         return notes
 
     @contextmanager
@@ -245,10 +245,8 @@ def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
     own = [name for name in plan.own if not name.startswith(_OF_RANDOM)]
     if own:
         lines.append(f"not copied, since each rank has its own: {_few(own)}; define what you need on {to}")
-    if len(own) < len(plan.own):
-        lines.append(
-            f"{to} draw{'s' * (len(plan.new) == 1)} random numbers of {'its' if len(plan.new) == 1 else 'their'} own"
-        )
+    if drawn := [name.removeprefix(_OF_RANDOM) for name in plan.own if name.startswith(_OF_RANDOM)]:
+        lines.append(f"random states of {', '.join(drawn)} were not copied either: each rank has its own")
     return lines
 
 

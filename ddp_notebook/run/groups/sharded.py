@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddp_notebook.errors import RankError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.wire.record_options import RecordOptions
@@ -40,7 +41,16 @@ class Sharded:
         Raises:
             RankError: it failed, and can be tried again: rank 0 has what was gathered.
         """
-        self._run(f"{_MODULE}.build(globals(), {build!r})")
+        try:
+            self._run(f"{_MODULE}.build(globals(), {build!r})")
+        except RankError as error:
+            count = len(self._cluster.ranks)
+            hint = (
+                f"there {'is 1 rank' if count == 1 else f'are {count} ranks'} now, and rank 0 has what was gathered: "
+            )
+            hint += f"correct {build}() and repeat this line"
+            kind = type(error)
+            raise kind(error.tracebacks, error.summaries, error.result, hint=hint, others=error.others) from None
         self.is_left = False
         return [f"{build}() has built what is in shards anew, with the state of before"]
 
