@@ -201,8 +201,8 @@ slow, fine = Slow(), 1
 def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     """One press ends it, nothing is left half done, and what was done is said."""
     from ddp_notebook.launch import forming
-    from ddp_notebook.launch.members.members import Members
     from ddp_notebook.launch.engines import Engines
+    from ddp_notebook.launch.members.members import Members
     from ddp_notebook.run.groups.mend import Mend
 
     session.run(SLOW, ranks=0)

@@ -337,7 +337,7 @@ class Cluster:
             return
         if isinstance(message, Hello | Formed | Ready | Registered):
             self._forming.on_said(process, message)
-        else:
+        elif process.kind == RANK:
             self._listener.on_message(process.rank, message)
 
     def _on_text(self, host: Host, number: int, fd: int, data: bytes) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import RANK, Process, Processes
+from ddp_notebook.launch.process import COMER, RANK, Process, Processes
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint
@@ -107,9 +107,9 @@ class Forming:
         return list(dict.fromkeys(notes))
 
     def wait_for(
-        self, stage: str, said: str, deadline: float, check: Check, ranks: Sequence[int] | None = None
+        self, stage: str, said: str, deadline: float, check: Check, those: Sequence[Process] | None = None
     ) -> None:
-        """Wait until every rank, or each of some, has sent the message `said`.
+        """Wait until every rank, or each of those processes, has sent the message `said`.
 
         Raises:
             StartError: a process ended or could not do its part.
@@ -119,8 +119,8 @@ class Forming:
             with self._processes.changed:
                 check()
                 self.raise_failures(stage)
-                waited_for = self._processes.ranks if ranks is None else ranks
-                missing = [rank for rank in waited_for if said not in self._processes.by_rank[rank].said]
+                waited_for = list(self._processes.by_rank.values()) if those is None else those
+                missing = [process.rank for process in waited_for if said not in process.said]
                 if not missing:
                     return
                 if time.monotonic() >= deadline:
@@ -139,8 +139,9 @@ class Forming:
             if host.is_stopped:
                 raise StartError(f"{host.trouble()} (it was waiting for {stage})")
         for process in self._processes.current:
-            name = f"rank {process.rank}" if process.kind == RANK else f"the {process.kind}"
-            if not process.is_alive and (process.kind == RANK or not self.has_started):
+            is_rank = process.kind in (RANK, COMER)
+            name = f"rank {process.rank}" if is_rank else f"the {process.kind}"
+            if not process.is_alive and (is_rank or not self.has_started):
                 raise StartError(f"{name} died while waiting for {stage}: {process.how_it_ended()}")
             if process.error:
                 raise StartError(f"{name} failed while waiting for {stage}: {process.error}")

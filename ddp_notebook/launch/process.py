@@ -11,7 +11,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.wire.marks import since_last_cell
 
 RANK, STORE, CONTROLLER = "rank", "store", "controller"
-LEAVER = "rank that leaves"  # it has no number any more
+COMER, LEAVER = "rank that comes", "rank that leaves"  # nobody has such numbers yet, or any more
 _LAST_WORDS_BYTES = 16_000
 
 # faulthandler's lines from IPython's run_code on, and its list of extension modules
@@ -26,7 +26,7 @@ class Process:
     """A process of the session."""
 
     number: int  # of its host's processes; no other gets it
-    kind: str  # RANK, STORE or CONTROLLER; LEAVER at last
+    kind: str  # RANK, STORE or CONTROLLER; COMER before, LEAVER behind
     host: Host = field(repr=False)
     rank: int = -1
     pid: int = 0

@@ -66,7 +66,6 @@ class Parts:
         self.exchange = Exchange(cells, questions, transfers, living)
         self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
         self.healing = Healing(cluster, cells, questions, transfers, living)
-        self.resizing = Resizing(cluster, cells, questions, living, self._on_renumbered, may_share=options.share_gpus)
         self.unended = Unended(cluster, cells, living.check_host)
         self.checking = Checking(cells, questions, living)
         self.observer = Observer(
@@ -74,6 +73,10 @@ class Parts:
         )
         cells.mend.on_moved = self.observer.on_moved
         self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
+        renumbered = self._on_renumbered
+        self.resizing = Resizing(
+            cluster, cells, questions, living, renumbered, lambda: self.recordings.now, may_share=options.share_gpus
+        )
         self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget)

@@ -14,7 +14,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.admission import Admission
 from ddp_notebook.launch.members.losses import Losses
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import LEAVER, RANK, STORE, Process, Processes
+from ddp_notebook.launch.process import COMER, LEAVER, RANK, STORE, Process, Processes
 from ddp_notebook.records.words import name_ranks
 
 _GRACE_S = 1.0  # what ranks that leave get to end by themselves
@@ -62,7 +62,7 @@ class Members:
     def start(self) -> None:
         """Start a process for each rank."""
         for rank in range(self.placement.world_size):
-            self._start_rank(rank, rank, self.placement)
+            self._processes.by_rank[rank] = self._start_rank(rank, self.placement)
 
     def call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
@@ -81,14 +81,15 @@ class Members:
             if self._engines.have_had_controller:
                 self._engines.client_file()  # it knows the engines of those that have died
             for rank in ranks:
-                self._start_rank(rank, rank, self.placement)
+                self._processes.by_rank[rank] = self._start_rank(rank, self.placement)
             self._forming.wait_for("the new processes to say hello", "Hello", deadline, check)
             self.call_to_form()
             self._engines.call(ranks)
             notes = self._forming.wait(deadline, check)
             self._forming.wait_for("the engines", "Ready", deadline, check)
             if self._engines.replace():
-                self._forming.wait_for("the engines to register", "Registered", deadline, check, ranks)
+                new = [processes.by_rank[rank] for rank in ranks]
+                self._forming.wait_for("the engines to register", "Registered", deadline, check, new)
         except BaseException as error:
             self._admission.kill([processes.by_rank[rank] for rank in ranks])
             if isinstance(error, StartError | ClientError):
@@ -108,7 +109,7 @@ class Members:
         with self._processes.changed:
             ranks = dict(enumerate([*(self._processes.by_rank[rank] for rank in stay), *new]))
             for rank, process in ranks.items():
-                process.rank = rank
+                process.rank, process.kind = rank, RANK
             self._processes.by_rank = ranks
             self.placement = placement
         renumbered(dict(enumerate(stay)))
@@ -127,24 +128,24 @@ class Members:
     def _bring(
         self, leavers: Sequence[Process], count: int, placement: Placement, deadline: float, check: Check
     ) -> list[Process]:
-        """Start the new processes of this placement, under numbers that no rank has yet."""
-        first = max(self._processes.ranks) + 1
-        numbers = range(first, first + placement.world_size - count)
+        """Start the new processes of this placement, those behind so many that are there."""
+        new: list[Process] = []
         for process in leavers:  # one that has died is no reason to wait in vain
             process.kind = LEAVER
         try:
-            for rank, number in enumerate(numbers, count):
-                self._start_rank(number, rank, placement)
-            self._forming.wait_for("the new processes to say hello", "Hello", deadline, check, numbers)
+            for rank in range(count, placement.world_size):
+                new.append(self._start_rank(rank, placement, COMER))
+            self._forming.wait_for("the new processes to say hello", "Hello", deadline, check, new)
         except BaseException as error:
-            new = [self._processes.by_rank.pop(number) for number in numbers if number in self._processes.by_rank]
             self._admission.kill(new)
+            for process in new:
+                self._processes.all.pop(process.name, None)
             for process in leavers:
                 process.kind = RANK
             if isinstance(error, StartError):
                 raise StartError(f"no new process came up, and all is as it was: {error}") from error
             raise  # of `check`
-        return [self._processes.by_rank[number] for number in numbers]
+        return new
 
     def _end(self, leavers: Sequence[Process]) -> None:
         for host in dict.fromkeys(process.host for process in leavers if process.is_alive):
@@ -154,8 +155,8 @@ class Members:
             self._admission.shut_out(process)
             self._processes.all.pop(process.name, None)
 
-    def _start_rank(self, number: int, rank: int, placement: Placement) -> None:
-        """Start the process for a rank of a placement, which has this number until it is one."""
+    def _start_rank(self, rank: int, placement: Placement, kind: str = RANK) -> Process:
         spec = {"mark_token": self._mark_token, "open_files": open_files.needed(placement.world_size)}
-        host = self._hosts[placement.hosts[rank]]
-        self._processes.by_rank[number] = self._admission.start(RANK, host, spec, number)
+        process = self._admission.start(RANK, self._hosts[placement.hosts[rank]], spec, rank)
+        process.kind = kind
+        return process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -25,7 +26,9 @@ def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, s
         >>> sorted(digests({"x": 1}, ["x"]))
         ['random state of NumPy', 'random state of Python', 'random state of torch', 'x']
     """
-    facts = fingerprints(namespace, sorted(names))
+    modules = [name for name in names if issubclass(type(namespace[name]), types.ModuleType)]
+    facts = fingerprints(namespace, sorted(set(names) - set(modules)))  # to which the name `random` is no module's
+    facts |= {name: {"kind": "variable", "value": namespace[name].__name__} for name in modules}
     inside = {f"{name}.contents": _contents(namespace[name]) for name in names if _contents(namespace[name])}
     facts |= fingerprints(inside, sorted(inside)) | fingerprints({}, ["random"])
     by_variable: dict[str, list[Any]] = {}

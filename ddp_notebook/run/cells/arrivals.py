@@ -48,9 +48,8 @@ class Arrivals:
 
     def log(self, rank: int) -> str:
         """What is kept on disk of a rank's text."""
-        with self._order_lock:
-            log = self._of(rank).log
-        return log.read()
+        streams = self._streams.get(rank)
+        return "" if streams is None else streams.log.read()
 
     def forget_text(self) -> None:
         """What ranks wrote while they started is nobody's."""
@@ -103,9 +102,10 @@ class Arrivals:
 
     def close(self) -> None:
         """The session ends: it ends the ranks itself, and what they leave unsaid is nobody's."""
-        self._is_closed = True
-        for streams in list(self._streams.values()):
-            streams.log.close()
+        with self._order_lock:
+            self._is_closed = True
+            for streams in self._streams.values():
+                streams.log.close()
 
     # ---- I/O threads
 
@@ -117,6 +117,8 @@ class Arrivals:
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank."""
         with self._order_lock:
+            if self._is_closed:
+                return
             streams = self._of(rank)
             for piece in streams.splitters[fd].feed(data):
                 for its_fd, ready in streams.ordered.add(fd, piece):
@@ -144,6 +146,8 @@ class Arrivals:
 
     def _on_display_message(self, rank: int, display: Display) -> None:
         with self._order_lock:
+            if self._is_closed:
+                return
             for fd, ready in self._of(rank).ordered.arrived(display):
                 self._on_piece(rank, fd, ready)
 

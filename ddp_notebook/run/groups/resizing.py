@@ -52,6 +52,7 @@ class Resizing:
         questions: to ask the ranks.
         living: tells what is there.
         renumbered: told the former number of each rank that stays, by its new one, once they have those.
+        flush: brings in what ranks have recorded.
         may_share: whether ranks may have a GPU together.
     """
 
@@ -62,6 +63,7 @@ class Resizing:
         questions: Questions,
         living: Living,
         renumbered: Callable[[Mapping[int, int]], None],
+        flush: Callable[[], object],
         *,
         may_share: bool,
     ) -> None:
@@ -71,6 +73,7 @@ class Resizing:
         self._questions = questions
         self._living = living
         self._renumbered = renumbered
+        self._flush = flush
         self._may_share = may_share
         self._sharded = Sharded(cells, cluster)
         self._meetings = itertools.count(1)
@@ -170,6 +173,7 @@ class Resizing:
 
         with Interrupts(lambda: None) as interrupts:
             try:
+                self._flush()
                 notes = self._cells.mend.resize(plan.stay, plan.placement, interrupts.check, renumbered)
                 done = _now(plan) + _copy_later(plan)
                 return [_now(plan), *notes, *self._settle(plan, interrupts.check)]

@@ -1,0 +1,294 @@
+"""More or fewer ranks in one session: those that stay keep everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import psutil
+import pytest
+
+from ddp_notebook.errors import RankError, SessionBrokenError, StartError, UsageError
+from tests.conftest import wait_until
+from tests.resizing import TRAINING, losses
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
+
+
+def ask(session, code: str) -> list[str | None]:
+    result = session.run(code, quiet=True, timeout=30)
+    return [result[rank].result for rank in range(session.world_size)]
+
+
+def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
+    session = make_session(2)
+    session.run(TRAINING.format(width=20), quiet=True)
+    group = "group = dist.new_group([0, 1]); kept = [rank]; ddp_of_group = torch.nn.parallel.DistributedDataParallel"
+    session.run(f"{group}(torch.nn.Linear(2, 2), process_group=group)", quiet=True)
+    pids = session.pids()
+    found = losses(session, 3)
+
+    said = session.resize(3)
+
+    assert said[0] == "3 ranks now: rank 2 is new"
+    assert any(line.startswith("group [0,1] of ranks 0,1 was made before the session had 3 ranks") for line in said)
+    assert (
+        "a model in DDP with a process_group of its own cannot go on: make the group again, and wrap it again" in said
+    )
+    [own] = [line for line in said if line.startswith("not copied, since each rank has its own: ")]
+    assert "kept" in own and "mine" in own and own.endswith("; define what you need on rank 2")
+    assert session.pids()[:2] == pids and session.world_size == 3
+    found += losses(session, 3)
+    assert ask(session, "rank, world_size, steps, os.environ['WORLD_SIZE'] if (os := __import__('os')) else 0") == [
+        f"({rank}, 3, 6, '3')" for rank in range(3)
+    ]
+    assert ask(session, "sampler.rank, sampler.num_replicas, len(sampler)") == [f"({rank}, 3, 80)" for rank in range(3)]
+    assert ask(session, "mine if rank < 2 else 'mine' in globals()") == ["tensor([0.])", "tensor([1.])", "False"]
+    session.run("del group, ddp_of_group", ranks=[0, 1], quiet=True)
+    agreed = session.check()
+    assert agreed.agrees, agreed
+
+    assert session.resize(1) == ["1 rank now: ranks 1,2 have left"]
+
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids[1:]), what="ranks that have left still run")
+    found += losses(session, 3)
+    assert ask(session, "sampler.num_replicas, kept") == ["(1, [0])"]
+    session.stop()
+    session = make_session(2)
+    session.run(TRAINING.format(width=20), quiet=True)
+    assert found == pytest.approx(losses(session, 9), rel=1e-9)
+
+
+def test_rank_0_leaves_and_everybody_has_another_number(make_session):
+    session = make_session(3)
+    session.run("print('I am', rank); was = rank", quiet=True)
+    first = session.pids()
+    assert session.client.ids == [0, 1, 2]
+
+    said = session.resize(2, without=0)
+
+    assert said == ["2 ranks now: rank 0 has left; rank 1 is rank 0, rank 2 is rank 1"]
+    assert session.pids() == first[1:]
+    assert ask(session, "(rank, was, dist.get_rank())") == ["(0, 1, 0)", "(1, 2, 1)"]
+    assert ask(session, SUM) == ["2", "2"]
+    assert [session.log(rank) for rank in range(2)] == ["I am 1\n", "I am 2\n"]
+    client = session.client
+    assert client.ids == [0, 1] and client[:]["was"] == [1, 2]
+    assert client.broadcast_view().apply_async(os.getpid).get(10) == session.pids()
+
+    os.kill(session.pids()[0], signal.SIGKILL)
+    wait_until(lambda: "died" in repr(session))
+    said = session.resize(2)  # who has died leaves before others
+
+    assert said[0] == "2 ranks now: rank 0 has left; rank 1 is rank 0; rank 1 is new"
+    assert ask(session, SUM) == ["2", "2"] and ask(session, "was")[0] == "2"
+    assert session.client[:]["rank"] == [0, 1]
+
+
+def test_what_cannot_be_changes_nothing(make_session):
+    session = make_session(2)
+    session.run("kept = rank\nimport time", quiet=True)
+    for bad in (0, -1, True, "3"):
+        with pytest.raises(UsageError, match=r"at least one has to stay|is no number of ranks"):
+            session.resize(bad)
+    with pytest.raises(UsageError, match="no rank would stay"):
+        session.resize(2, without=[0, 1])
+    with pytest.raises(UsageError, match="there is no rank 2"):
+        session.resize(2, without=[2])
+    with pytest.raises(UsageError, match=r"^the hosts have memory for \d+ ranks, not for 100000: %ddp_resize \d+$"):
+        session.resize(100_000)
+    assert session.resize(2) == ["there are 2 ranks already"]
+    future = session.run("time.sleep(1)", wait=False)
+    wait_until(lambda: "in a cell" in repr(session.status()))
+    with pytest.raises(SessionBrokenError, match="a cell is under way"):
+        session.resize(3)
+    future.result()
+    session.run(
+        "from torch.distributed import rpc\nrpc.init_rpc(f'w{rank}', rank=rank, world_size=world_size)", quiet=True
+    )
+    with pytest.raises(UsageError, match=r"^the number of ranks cannot change now: RPC runs .* call rpc.shutdown\(\)$"):
+        session.resize(1)
+    session.run("rpc.shutdown()", quiet=True)
+    assert ask(session, "kept") == ["0", "1"] and session.epoch == 1 and ask(session, SUM) == ["2", "2"]
+
+
+def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypatch):
+    from ddp_notebook.launch.members.members import Members
+
+    session = make_session(2)
+    session.run("kept = rank", quiet=True)
+    start = Members._start_rank
+
+    def start_and_kill(*args):
+        process = start(*args)
+        os.kill(process.pid, signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(Members, "_start_rank", start_and_kill)
+    with pytest.raises(StartError, match="no new process came up, and all is as it was: rank 2 died while waiting"):
+        session.resize(3)
+    monkeypatch.undo()
+    assert session.world_size == 2 and ask(session, "kept") == ["0", "1"] and ask(session, SUM) == ["2", "2"]
+    assert session.resize(3)[0] == "3 ranks now: rank 2 is new" and ask(session, SUM) == ["3", "3", "3"]
+
+
+def test_a_press_of_stop_in_each_phase(make_session, monkeypatch):
+    from ddp_notebook.launch.engines import Engines
+    from ddp_notebook.launch.members.members import Members
+
+    session = make_session(2)
+    session.run("kept = rank", quiet=True)
+
+    def press(owner, step):
+        original = getattr(owner, step)
+
+        def stepped(*args, **kwargs):
+            done = original(*args, **kwargs)
+            signal.raise_signal(signal.SIGINT)
+            return done
+
+        monkeypatch.setattr(owner, step, stepped)
+
+    press(Members, "_start_rank")
+    with pytest.raises(KeyboardInterrupt, match=r"^the resizing was interrupted: nothing was changed$"):
+        session.resize(3)
+    monkeypatch.undo()
+    assert session.world_size == 2 and ask(session, SUM) == ["2", "2"]
+    press(Engines, "forget_all")
+    later = (
+        r"3 ranks now: rank 2 is new, and the next cell forms their group. Rank 2 may lack variables: %ddp_heal --from"
+    )
+    with pytest.raises(KeyboardInterrupt, match=f"^the resizing was interrupted: {later}"):
+        session.resize(3)
+    monkeypatch.undo()
+    assert ask(session, SUM) == ["3", "3", "3"]
+    session.heal(0, ["kept"])
+    assert ask(session, "kept") == ["0", "1", "0"]
+
+
+def test_functions_find_the_variables_of_their_rank(make_session):
+    session = make_session(1)
+    session.run("scale = 10\ndef who(): return scale * rank + world_size\nclass Who:\n    def me(self): return who()")
+    session.resize(2)
+    assert ask(session, "who(), Who().me()") == ["(2, 2)", "(12, 12)"]
+    session.run("scale = 100")
+    assert ask(session, "who()") == ["2", "102"]
+
+
+def test_random_states_are_handed_over_where_they_are_the_same(make_session):
+    session = make_session(2)
+    session.run("import random, numpy as np\ntorch.manual_seed(3); random.seed(3); np.random.seed(3 + rank)")
+    said = session.resize(3)
+    assert "random states of NumPy were not copied either: each rank has its own" in said
+    drawn = ask(session, "float(torch.rand(())), random.random()")
+    assert len(set(drawn)) == 1
+
+
+def test_a_loader_of_each_ranks_own_data_is_not_copied(make_session):
+    session = make_session(2)
+    session.run(
+        "from torch.utils.data import DataLoader, TensorDataset, DistributedSampler\n"
+        "own = DataLoader(TensorDataset(torch.ones(8) * rank))\n"
+        "whole = TensorDataset(torch.arange(12.0))\n"
+        "shared = DataLoader(whole, batch_size=2, sampler=DistributedSampler(whole))"
+    )
+    said = session.resize(3)
+    assert "shared goes over 3 ranks now: with batches of 2 a step has 6 samples, and had 4" in said
+    assert "not copied, since each rank has its own: own; define what you need on rank 2" in said
+    assert ask(session, "len(shared), shared.sampler.rank") == [f"(2, {rank})" for rank in range(3)]
+
+
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+def make():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    net = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 12)).double()
+    model = fully_shard(net, mesh=mesh)
+    return {"mesh": mesh, "model": model, "opt": torch.optim.Adam(model.parameters())}
+def wrong(): return make()["model"]
+torch.manual_seed(0)
+globals().update(make())
+data = torch.randn(12, 12).double()
+def train(count):
+    losses = []
+    for _ in range(count):
+        share = data[rank::world_size]
+        opt.zero_grad()
+        loss = (model(share) - share).pow(2).mean()
+        loss.backward()
+        opt.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append((total / world_size).item())
+    return losses
+"""
+
+
+def test_shards_are_gathered_and_built_anew(make_session):
+    session = make_session(2)
+    session.run(SHARDED, quiet=True)
+    found = losses(session, 2)
+    with pytest.raises(UsageError) as caught:
+        session.resize(3)
+    assert str(caught.value).startswith("the number of ranks cannot change: mesh is a device mesh, model is a ")
+    assert "%ddp_resize N --build make; or save it with torch.distributed.checkpoint" in str(caught.value)
+    with pytest.raises(UsageError, match=r"^rank 0 gathers what is in shards, so it has to stay"):
+        session.resize(1, build="make", without=0)
+    with pytest.raises(RankError, match="there is no function nothing on this rank"):
+        session.resize(3, build="nothing")
+    found += losses(session, 1)
+
+    with pytest.raises(RankError) as failed:
+        session.resize(3, build="wrong")
+    assert "there are 3 ranks now, and rank 0 has what was gathered: correct wrong() and repeat" in str(failed.value)
+    assert session.resize(3, build="make") == ["make() has built what is in shards anew, with the state of before"]
+    found += losses(session, 2)
+    assert session.resize(1, build="make")[0] == "1 rank now: ranks 1,2 have left"
+    found += losses(session, 2)
+
+    session.run("part = next(model.parameters())", quiet=True)
+    with pytest.raises(UsageError, match=r"part is a DTensor: keep part.full_tensor\(\) in its place"):
+        session.resize(2, build="make")
+    session.stop()
+    session = make_session(2)
+    session.run(SHARDED, quiet=True)
+    assert found == pytest.approx(losses(session, 7), rel=1e-9)
+
+
+def test_the_recording_goes_on(make_session):
+    session = make_session(3)
+    session.run("log(loss=float(rank)); dist.all_reduce(torch.ones(1))", quiet=True)
+    session.resize(2, without=[0])
+    session.run("log(loss=10.0 + rank); dist.all_reduce(torch.ones(1))", quiet=True)
+    session.resize(4)
+    session.run("log(loss=20.0 + rank)", quiet=True)
+
+    recording = session.recording
+    loss = recording.metrics["loss"]
+    assert sorted(loss.values.tolist()) == [0.0, 1.0, 2.0, 10.0, 11.0, 20.0, 21.0, 22.0, 23.0]
+    assert all(value % 10 == rank for value, rank in zip(loss.values.tolist(), loss.ranks.tolist(), strict=True))
+    assert len(recording.collectives(op="all_reduce", rank=2)) == 1 and recording.world_size == 4
+
+
+def test_a_thread_may_resize(make_session):
+    session = make_session(1)
+    said: list[list[str]] = []
+    thread = threading.Thread(target=lambda: said.append(session.resize(2)))
+    thread.start()
+    thread.join(30)
+    assert said[0][0] == "2 ranks now: rank 1 is new"
+
+
+def test_in_a_notebook(kernel):
+    kernel.run("%ddp_start 2 --live off")
+    kernel.run("%%on_all_ranks\nkept = rank")
+    assert kernel.run("%ddp_resize 3").stdout.startswith("3 ranks now: rank 2 is new\n")
+    assert "3" in kernel.run("%%on_all_ranks\n" + SUM).stdout
+    assert "%ddp_resize N [--build NAME]" in kernel.run("%ddp_resize").traceback
+    said = kernel.run("%ddp_resize 2 --without 0").stdout
+    assert said == "2 ranks now: rank 0 has left; rank 1 is rank 0, rank 2 is rank 1\n"
+    assert "0 ranks: at least one has to stay" in kernel.run("%ddp_resize 0").traceback
+    assert kernel.run("%ddp_status").stdout.count("idle") == 2
+    kernel.run("%ddp_stop")
