@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import tempfile
 from datetime import timedelta
 from types import ModuleType
 
+import cloudpickle
 import IPython
 import torch
 from ipykernel._version import version_info as ipykernel_version
@@ -395,3 +397,19 @@ def test_ipyparallel_launchers():
     assert "os.path.join(self.work_dir, self.batch_file_name)" in inspect.getsource(launcher.BatchSystemLauncher)
     of_ssh = launcher.SSHEngineLauncher.class_traits(config=True)
     assert {"to_send", "environment", "ssh_args", "scp_args"} <= set(of_ssh)
+
+
+def test_cloudpickle_tells_what_a_function_is_made_of():
+    """`copying.Pickler` has the variables of a function replaced by those of the rank that it comes to."""
+    pickler = cloudpickle.Pickler(io.BytesIO(), protocol=5)
+    function = eval("lambda: kept", {"kept": 3})
+    make, (code, variables, *_), (attributes, slots), *_ = pickler.reducer_override(function)
+    assert callable(make) and code is function.__code__ and type(variables) is type(attributes) is dict
+    assert slots["__globals__"] == {"kept": 3}
+
+
+def test_an_engine_of_ipyparallel_has_its_broadcasts_from_one_scheduler():
+    """By its id, so that one with another number is connected to another one."""
+    source = inspect.getsource(IPEngine)
+    assert "broadcast_index = self.id % len(broadcast_urls)" in source
+    assert "shell_socket = self.shell_socket = ctx.socket(zmq.ROUTER)" in source  # it may have several

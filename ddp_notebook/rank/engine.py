@@ -109,7 +109,8 @@ class RankEngine(IPEngine):
             return
         if engine_id != self.id:
             self._unconnected += self._other_leaf(engine_id)
-            self.id = self.kernel.engine_id = engine_id
+            self.set_trait("id", engine_id)
+            self.kernel.engine_id = engine_id
             self._name_topics()
         in_thread = {str(self.connection_info[name]): call for name, call in _threads(self.kernel).items()}
         for socket, address, options in self._unconnected:

@@ -32,16 +32,22 @@ def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str
             left += 1
     if before[1] == now[1]:  # only the numbers of ranks have changed
         return []
-    for name, loader in namespace.items():
-        if issubclass(type(loader), DataLoader) and any(_sampler_of(loader) is one for one in resized):
-            note = f"{name} goes over {_ranks(now[1])} now"
-            if batch := loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0):
+    goes = f"over {'1 rank' if now[1] == 1 else f'{now[1]} ranks'} now"
+    told: list[Any] = []
+    variables = sorted(namespace.items(), key=lambda item: issubclass(type(item[1]), DistributedSampler))
+    for name, value in variables:  # loaders before samplers, which they may have
+        sampler = _sampler_of(value)
+        if any(sampler is one for one in resized) and not any(sampler is one for one in told):
+            told.append(sampler)
+            note = f"{name} goes {goes}"
+            if batch := getattr(value, "batch_size", 0) or getattr(getattr(value, "batch_sampler", 0), "batch_size", 0):
                 note += f": with batches of {batch} a step has {batch * now[1]} samples, and had {batch * before[1]}"
             notes.append(note)
-    if resized and not notes:
-        notes.append(f"{_samplers(len(resized))} over {_ranks(now[1])} now")
+    if others := len(resized) - len(told):
+        notes.append(f"{'1 DistributedSampler goes' if others == 1 else f'{others} DistributedSamplers go'} {goes}")
     if left:
-        notes.append(f"{_samplers(left)} over other ranks than all there were: make new ones")
+        which = "1 DistributedSampler is" if left == 1 else f"{left} DistributedSamplers are"
+        notes.append(f"{which} not for all the ranks that there were, and left as before")
     return notes
 
 
@@ -59,14 +65,9 @@ def _share_anew(sampler: DistributedSampler[Any], rank: int, world_size: int) ->
     sampler.epoch = epoch
 
 
-def _sampler_of(loader: DataLoader[Any]) -> Any:
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    return inner if issubclass(type(inner), DistributedSampler) else loader.sampler
-
-
-def _samplers(count: int) -> str:
-    return "1 DistributedSampler goes" if count == 1 else f"{count} DistributedSamplers go"
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+def _sampler_of(value: Any) -> Any:
+    """The sampler of a loader, or this one."""
+    if not issubclass(type(value), DataLoader):
+        return value
+    inner = getattr(value.batch_sampler, "sampler", None)
+    return inner if issubclass(type(inner), DistributedSampler) else value.sampler

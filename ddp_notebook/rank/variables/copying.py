@@ -91,7 +91,7 @@ class _Variables:
 
 
 def _variables() -> dict[str, Any]:
-    shell = IPython.get_ipython()  # type: ignore[no-untyped-call]
+    shell = IPython.get_ipython()
     return {} if shell is None else shell.user_ns
 
 

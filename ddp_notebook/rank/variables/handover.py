@@ -68,7 +68,7 @@ class Handover:
         if not count:
             raise RuntimeError("the rank that was to give its variables could not")
         sizes = self._send(torch.zeros(int(count), dtype=torch.int64)).tolist()
-        pickled, *buffers = [self._send(torch.empty(size, dtype=torch.uint8)).numpy() for size in sizes]
+        pickled, *buffers = [self._send(torch.empty(size, dtype=torch.uint8)).numpy().data for size in sizes]
         return pickle.loads(pickled, buffers=buffers)
 
     def _send(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, StartError, UsageError
@@ -193,10 +193,15 @@ class Resizing:
             asked = Resized(request=request, was_rank=was, was_world_size=plan.before)
             if not new or 0 < rank < len(plan.stay):
                 return asked
-            number, random = max(0, rank - len(plan.stay) + 1), [n for n in plan.same if n.startswith(_OF_RANDOM)]
-            names = [name for name in plan.same if name not in random] if rank == 0 else []
-            meets = {"number": number, "size": len(new) + 1, "meeting": meeting, "names": names, "random": random}
-            return Resized(request=request, was_rank=was, was_world_size=plan.before, **meets)
+            random = [name for name in plan.same if name.startswith(_OF_RANDOM)]
+            return replace(
+                asked,
+                number=max(0, rank - len(plan.stay) + 1),
+                size=len(new) + 1,
+                meeting=meeting,
+                names=[name for name in plan.same if name not in random] if rank == 0 else [],
+                random=random,
+            )
 
         asked = {r: self._questions.ask(r, lambda n, r=r: message(r, n)) for r in self._cluster.ranks}  # type: ignore[misc]
         answers: dict[int, Pulled] = {rank: self._questions.wait_for(rank, one, check) for rank, one in asked.items()}

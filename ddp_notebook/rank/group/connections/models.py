@@ -42,7 +42,7 @@ class Models:
         others = 0
         for model in list(self._ddp):
             if model.process_group is default:
-                model.process_group = None
+                model.process_group = None  # type: ignore[assignment]  # until `reset`
             elif model.process_group is not None:
                 others += 1
         if not others:
@@ -104,7 +104,7 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
     """
     if getattr(model, "reducer", None) is None:
         return
-    if model.process_group is None:  # it has left another default group
+    if getattr(model, "process_group", None) is None:  # it has left another default group
         model.process_group = dist.group.WORLD
     if not make_reducer:
         model._update_process_group(model.process_group)

@@ -1,0 +1,51 @@
+"""Values from one rank to others, by a broadcast among these."""
+
+from __future__ import annotations
+
+MEET = """
+from ddp_notebook.rank.variables.handover import Handover
+handover = Handover(dist.distributed_c10d._get_default_store(), "meeting", number=rank, size=world_size)
+"""
+GIVE = """
+model = torch.nn.Linear(300, 200)
+optimizer = torch.optim.Adam(model.parameters())
+model(torch.ones(1, 300)).sum().backward()
+optimizer.step()
+odd = {"empty": torch.ones(0), "half": torch.ones(2, dtype=torch.bfloat16), "turned": torch.ones(3, 2).t()}
+handover.give({"model": model, "optimizer": optimizer, "odd": odd})
+try:
+    handover.give(__import__("threading").Lock())
+except TypeError:
+    handover.refuse()
+handover.close()
+before = model.weight.sum().item()
+before
+"""
+TAKE = """
+taken = handover.take()
+model, optimizer, odd = taken.values()
+assert optimizer.param_groups[0]["params"][0] is model.weight and optimizer.state[model.weight]["step"] == 1
+assert odd["turned"].shape == (2, 3) and odd["half"].dtype == torch.bfloat16 and odd["empty"].shape == (0,)
+before = model.weight.sum().item()
+model(torch.ones(1, 300)).sum().backward()
+optimizer.step()  # what was taken can be written to
+try:
+    handover.take()
+except RuntimeError as error:
+    refused = str(error)
+handover.close()
+before
+"""
+
+
+def test_an_optimizer_comes_with_its_model(session):
+    session.run(MEET, quiet=True)
+    code = f"if rank == 0:\n{_indented(GIVE)}\nelse:\n{_indented(TAKE)}\nbefore"
+    result = session.run(code, quiet=True, timeout=30)
+    assert result[0].result == result[1].result
+    assert session.pull("refused", 1)[1] == "the rank that was to give its variables could not"
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", quiet=True, timeout=30)[1].result == "2"
+
+
+def _indented(code: str) -> str:
+    return code.replace("\n", "\n    ")
