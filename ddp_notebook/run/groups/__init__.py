@@ -7,5 +7,6 @@ diagnosis   who waits for whom, in one sentence: the text of the hang card
 mend        after a cell that failed: must the group be formed anew?
 healing     replacing ranks that died, with the variables of a living one; forming the group when the user asks
 resizing    more or fewer ranks
+sharded     what is in shards meanwhile: gathered before, built anew after
 face        the public methods of `Session` for all that
 """
