@@ -27,10 +27,12 @@ def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, s
         ['random state of NumPy', 'random state of Python', 'random state of torch', 'x']
     """
     modules = [name for name in names if issubclass(type(namespace[name]), types.ModuleType)]
-    facts = fingerprints(namespace, sorted(set(names) - set(modules)))  # to which the name `random` is no module's
+    inside = {f"{name}.contents": of for name in names if (of := _contents(namespace[name]))}
+    facts = fingerprints({}, ["random"])  # the random states: no variable has that name there
+    for variables, asked in ((namespace, set(names) - set(modules)), (inside, set(inside))):
+        if asked:  # else all that has to agree would be meant
+            facts |= fingerprints(variables, sorted(asked))
     facts |= {name: {"kind": "variable", "value": namespace[name].__name__} for name in modules}
-    inside = {f"{name}.contents": _contents(namespace[name]) for name in names if _contents(namespace[name])}
-    facts |= fingerprints(inside, sorted(inside)) | fingerprints({}, ["random"])
     by_variable: dict[str, list[Any]] = {}
     for entry, fact in facts.items():
         if fact["kind"] != "buffer":

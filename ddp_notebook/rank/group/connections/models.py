@@ -105,7 +105,7 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
     if getattr(model, "reducer", None) is None:
         return
     if getattr(model, "process_group", None) is None:  # it has left another default group
-        model.process_group = dist.group.WORLD
+        model.process_group = dist.group.WORLD  # type: ignore[assignment]
     if not make_reducer:
         model._update_process_group(model.process_group)
     elif model.process_group is dist.group.WORLD:
