@@ -115,6 +115,8 @@ class GroupFace(Assembled):
         Example:
             >>> session.resize(3)
             ['3 ranks now: rank 2 is new', ...]
+            >>> session.resize(2)
+            ['2 ranks now: rank 2 has left']
         """
         return self._parts.resizing.resize(world_size, build, without)
 
