@@ -249,13 +249,13 @@ def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
     """What new ranks have got, and what not."""
     names, to = about["names"], list_ranks(plan.new)
     variables = "1 variable" if len(names) == 1 else f"{len(names)} variables"
-    lines = [f"{variables} of rank 0 copied to {to}{': ' * bool(names)}{_few(names)}"]
+    lines = [f"{variables} of rank 0 copied to {to}: {_few(names)}"] if names else []
     lines += [f"{name} was not copied: {why}" for name, why in about["left"].items()]
     own = [name for name in plan.own if not name.startswith(_OF_RANDOM)]
     if own:
         lines.append(f"not copied, since each rank has its own: {_few(own)}; define what you need on {to}")
     if drawn := [name.removeprefix(_OF_RANDOM) for name in plan.own if name.startswith(_OF_RANDOM)]:
-        lines.append(f"random states of {', '.join(drawn)} were not copied either: each rank has its own")
+        lines.append(f"each rank has its own random state of {', '.join(drawn)}, and so {to}")
     return lines
 
 
