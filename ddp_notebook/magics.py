@@ -6,6 +6,7 @@ from pathlib import Path
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
+from ddp_notebook import kept
 from ddp_notebook import session as sessions
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, NoSessionError, UsageError
@@ -30,7 +31,7 @@ class DDPMagics(Magics):
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
         [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]
         [--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH]
-        [--sync DIR] [--sync-large] [--lease S] [--check]"""
+        [--sync DIR] [--sync-large] [--lease S] [--keep [HOURS]] [--check]"""
         asked = start_options.read(line)
         if asked.note:
             print(asked.note)
@@ -38,6 +39,21 @@ class DDPMagics(Magics):
             _check(asked.options)
         else:
             _start(asked.options)
+
+    @line_magic
+    def ddp_attach(self, line: str) -> None:
+        """Attach to ranks that were started with --keep: %ddp_attach [NAME] [--take-over] [--look] [--wait]
+        With --wait the cell that runs is followed to its end; with --look this notebook only looks on."""
+        parser = LineParser("%ddp_attach [NAME] [--take-over] [--look] [--wait]")
+        parser.add_argument("name", metavar="NAME", nargs="?", default="")
+        parser.add_argument("--take-over", action="store_true")
+        parser.add_argument("--look", action="store_true")
+        parser.add_argument("--wait", action="store_true")
+        given = parser.parse_line(line)
+        session = kept.attach(given.name, take_over=given.take_over, look=given.look)
+        print(f"{session.kept_as}: {session!r}" if session.drives else session.trouble)
+        if runs := session.show_unseen(wait=given.wait):
+            print("\n".join(runs))
 
     @line_magic
     def ddp_status(self, line: str) -> None:
@@ -285,6 +301,8 @@ class DDPMagics(Magics):
 
 
 def _start(asked: start_options.StartOptions) -> None:
+    for line in kept.others():
+        print(f"still there: {line}")
     with progress.shown("starting:") as report:
         session = sessions.Session(asked, report=report)
     if session.synced is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,10 +12,15 @@ from typing import Literal, overload
 
 from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.keep import reach
+from ddp_notebook.launch.keep.limits import OUTPUT_MB, RECORDING_MB
+from ddp_notebook.launch.keep.remote import Remote
+from ddp_notebook.launch.keep.stand_in import Attached
+from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import LEASE_S, Backend, LiveMode, StartOptions
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.cells.face import KeptFace
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
@@ -67,6 +71,9 @@ def start(
     sync_large: bool = False,
     lease_s: float = LEASE_S,
     ports: str | None = None,
+    keep_h: float | None = None,
+    keep_output_mb: float = OUTPUT_MB,
+    keep_recording_mb: float = RECORDING_MB,
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
@@ -75,7 +82,8 @@ def start(
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
-            client, python, sync, sync_large, lease_s, ports: see `StartOptions`.
+            client, python, sync, sync_large, lease_s, ports, keep_h, keep_output_mb, keep_recording_mb: see
+            `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
         report: told a line about each stage that is done, and behind a carriage return how far one is.
@@ -114,6 +122,9 @@ def start(
         sync_large=sync_large,
         lease_s=lease_s,
         ports=ports,
+        keep_h=keep_h,
+        keep_output_mb=keep_output_mb,
+        keep_recording_mb=keep_recording_mb,
     ).with_defaults()
     if not reuse:
         return Session(asked, report=report)
@@ -136,11 +147,14 @@ def _reusable(asked: StartOptions) -> Session | None:
     return running
 
 
-class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
+class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 
-    def __init__(self, options: StartOptions, *, report: Progress = lambda _: None) -> None:
+    def __init__(
+        self, options: StartOptions, *, report: Progress = lambda _: None, remote: Remote | None = None
+    ) -> None:
         global _current
+        self._remote = remote  # the keeper, if it has one
         self._cluster: Cluster | None = None
         self.options = options
         self._ready = False
@@ -161,9 +175,10 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
     def _start(self, report: Progress) -> None:
         with Interrupts(lambda: None) as interrupts:  # which raise where nothing is left half done
             try:
-                self._hosts = Hosts(self.options)
+                beginning = self._begin(interrupts.check, report)
+                self._hosts = beginning.hosts
                 try:
-                    self._start_ranks(report, interrupts)
+                    self._start_ranks(beginning, interrupts)
                 except BaseException:
                     self._end_processes()
                     raise
@@ -172,32 +187,16 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
                 pass  # told below, without our frames behind it
         raise keyboard_interrupt("the start was interrupted: nothing of it is left")
 
-    def _start_ranks(self, report: Progress, interrupts: Interrupts) -> None:
-        began = time.monotonic()
+    def _begin(self, check: Callable[[], None], report: Progress) -> Beginning:
+        if self._remote is None and self.options.keep is not None:
+            self._remote = reach.start(self.options, check, report)
+        return Beginning(self.options, check, report) if self._remote is None else Attached(self._remote)
 
-        def stage(name: str) -> None:
-            report(f"{name} {time.monotonic() - began:.1f} s")
-
-        env = {**os.environ, **self.options.env}
-        placement = self._hosts.place(env, interrupts.check, report)
-        stage(self._hosts.stage)
-        if self.options.sync is not None:
-            self.synced = self._hosts.sync_first(interrupts.check, report)
-            stage("sync")
-        guard = placement.backend == "gloo" if self.options.guard is None else self.options.guard
+    def _start_ranks(self, beginning: Beginning, interrupts: Interrupts) -> None:
         dispatch = Dispatch()
-        cluster = Cluster(
-            self._hosts.all,
-            placement,
-            env,
-            dispatch,
-            guard=guard,
-            overlay=self.options.env,
-            at=self._hosts.listening,
-            again=self._hosts.again,
-            here=self._hosts.here,
-        )
-        self._assembled = parts = Parts(cluster, dispatch, placement.world_size, self.options, self._hosts)
+        cluster = beginning.make(dispatch)
+        self.synced = beginning.synced
+        self._assembled = parts = Parts(cluster, dispatch, cluster.placement.world_size, self.options, self._hosts)
         self._cells = parts.cells
         self._live = live = Placing(
             parts.observer.recording,
@@ -208,7 +207,9 @@ class Session(GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
         )
         parts.resizing.on_resized = live.on_resized
         self._cluster = cluster
-        cluster.start(self._hosts.began_s + self.options.timeout_s, stage, interrupts.check)
+        if self._remote is not None:
+            parts.attach(self._remote)
+        beginning.start(cluster)
         parts.on_started()
         live.prepare()
         self.when_stopped(live.close)

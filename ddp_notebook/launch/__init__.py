@@ -14,6 +14,7 @@
     ways/        how a host is reached: this machine, ssh, or it calls in
     starters/    what starts tasks elsewhere that call in
     sync/        the notebook's folder on hosts that do not share it
+    keep/        sessions that outlive their notebook
     survey/      hosts side by side before a group forms, and whether they reach each other
     defaults/    what a site has written down for all its starts
     store        the rendezvous store, a process of its own

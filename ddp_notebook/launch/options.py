@@ -11,6 +11,8 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.defaults import file, names
 from ddp_notebook.launch.defaults.file import Defaults
 from ddp_notebook.launch.environment import OF_EACH_RANK
+from ddp_notebook.launch.keep import limits
+from ddp_notebook.launch.keep.limits import Keep
 from ddp_notebook.launch.ways import host_list, ports
 from ddp_notebook.launch.ways.base import LEASE_S as LEASE_S
 from ddp_notebook.run.lines import LineParser
@@ -25,7 +27,8 @@ USAGE = (
     "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
     "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
-    "[--sync DIR] [--sync-large] [--lease S] [--ports FIRST-LAST] [--check]"
+    "[--sync DIR] [--sync-large] [--lease S] [--ports FIRST-LAST] "
+    "[--keep [HOURS]] [--keep-output MB] [--keep-recording MB] [--check]"
 )
 _ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
@@ -58,6 +61,10 @@ class StartOptions:
         lease_s: how long a host may be unreachable until it is lost, and ends what was started on it, in seconds.
         ports: "40000-40100": where something of a session listens for other machines, it does so on these, as far as
             that can be said: gloo and NCCL take whatever port the system hands out. None: so does all.
+        keep_h: the ranks outlive the notebook, and live on for so many hours while none is there; None: they end
+            with it.
+        keep_output_mb: of what each rank prints and displays meanwhile, so many megabytes are kept.
+        keep_recording_mb: of what all ranks record, so many megabytes are kept in files.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
 
@@ -86,6 +93,9 @@ class StartOptions:
     sync_large: bool = False
     lease_s: float = LEASE_S
     ports: str | None = None
+    keep_h: float | None = None
+    keep_output_mb: float = limits.OUTPUT_MB
+    keep_recording_mb: float = limits.RECORDING_MB
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -136,6 +146,7 @@ class StartOptions:
                 f"--lease {_written(self.lease_s)} is no time for a host to come back; give seconds from "
                 f"{_SHORTEST_LEASE_S:g} up, e.g. --lease 60"
             )
+        limits.check(self.keep_h, self.keep_output_mb, self.keep_recording_mb, _LONGEST_S / 3600)
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
 
@@ -143,6 +154,17 @@ class StartOptions:
     def is_here(self) -> bool:
         """Whether the ranks are to be on the notebook's machine."""
         return all(getattr(self, name) is None for name in _ELSEWHERE)
+
+    @property
+    def keep(self) -> Keep | None:
+        """How the session is kept; None: it ends with its notebook."""
+        if self.keep_h is None:
+            return None
+        return Keep(
+            alone_s=self.keep_h * 3600,
+            output_bytes=round(self.keep_output_mb * 1e6),
+            recording_bytes=round(self.keep_recording_mb * 1e6),
+        )
 
     @property
     def port_range(self) -> range:
@@ -235,6 +257,9 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
         parser.add_argument(name)
     parser.add_argument("--sync-large", action="store_true")
     parser.add_argument("--lease", default=f"{LEASE_S:g}")
+    parser.add_argument("--keep", nargs="?", const=f"{limits.HOURS:g}")
+    parser.add_argument("--keep-output", default=f"{limits.OUTPUT_MB:g}")
+    parser.add_argument("--keep-recording", default=f"{limits.RECORDING_MB:g}")
     parser.add_argument("--check", action="store_true")
     parser.set_defaults(**_as_on_a_line(defaults))
     given = parser.parse_line(line)
@@ -265,6 +290,9 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
         sync_large=given.sync_large,
         lease_s=parser.number(float, "--lease", given.lease, "number of seconds"),
         ports=given.ports,
+        keep_h=None if given.keep is None else parser.number(float, "--keep", given.keep, "number of hours"),
+        keep_output_mb=parser.number(float, "--keep-output", given.keep_output, "number of megabytes"),
+        keep_recording_mb=parser.number(float, "--keep-recording", given.keep_recording, "number of megabytes"),
     )
     return options.with_defaults(defaults), given.check
 

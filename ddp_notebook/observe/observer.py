@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.observe.intake import Intake
@@ -15,6 +17,9 @@ from ddp_notebook.wire.events import ClockProbe, ClockReply, Message, Recorded
 _FIRST_LOOKS = 8  # in quick succession at the start, so that at least one round trip is short
 _FIRST_PAUSE_S = 0.02
 _PAUSE_S = 5.0
+_BATCHES_AT_ONCE = 200  # of what was recorded before
+_FLUSH_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class Observer:
@@ -42,6 +47,9 @@ class Observer:
         self.recording.hosts = hosts()
         self._boot = boot_id()
         self._closing = threading.Event()
+        self._earlier: threading.Thread | None = None  # reads what was recorded before this notebook was there
+        self._behind: deque[tuple[int, bytes]] | None = None  # what has come meanwhile
+        self._order = threading.Lock()
         self._thread = threading.Thread(target=self._compare_clocks, name="ddp-clocks", daemon=True)
 
     def start(self) -> None:
@@ -55,7 +63,35 @@ class Observer:
 
     def on_recorded(self, rank: int, message: Recorded) -> None:
         """Take in a rank's batch. Called in the wire's thread."""
-        self._intake.put(rank, message.data)
+        with self._order:
+            if self._behind is None:
+                self._intake.put(rank, message.data)
+            else:
+                self._behind.append((rank, message.data))
+
+    def read_earlier(self, batches: Iterable[tuple[int, bytes]]) -> None:
+        """Take in what was recorded before this notebook was there, in a thread. What comes meanwhile waits behind it:
+        its rows name texts that were told earlier. Call it before anything comes.
+
+        Args:
+            batches: with the rank of each.
+        """
+        self._behind = deque()
+        self._earlier = threading.Thread(target=self._read_earlier, args=(batches,), name="ddp-earlier", daemon=True)
+        self._earlier.start()
+
+    def _read_earlier(self, batches: Iterable[tuple[int, bytes]]) -> None:
+        try:
+            for number, (rank, data) in enumerate(batches, 1):
+                self._intake.put(rank, data)
+                if number % _BATCHES_AT_ONCE == 0:
+                    self._intake.flush()
+        except Exception:
+            _log.exception("what was recorded earlier could not be read to its end")
+        with self._order:
+            behind, self._behind = self._behind or deque(), None
+            for rank, data in behind:
+                self._intake.put(rank, data)
 
     def on_clock(self, rank: int, message: ClockReply) -> None:
         """Take in what a rank's clock says. Called in the wire's thread."""
@@ -87,7 +123,9 @@ class Observer:
 
     def flush(self) -> None:
         """Wait until all that has arrived is in the recording."""
-        self._intake.flush(5.0)
+        if self._earlier is not None:
+            self._earlier.join(_FLUSH_S)
+        self._intake.flush(_FLUSH_S)
 
     def close(self) -> None:
         """End the threads: the session is over. The recording stays."""

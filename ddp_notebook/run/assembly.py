@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +11,8 @@ from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.launch.client import SharedClient, Whose
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.keep.recorded import batches
+from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.observe.observer import Observer
@@ -49,6 +52,7 @@ class Parts:
     ) -> None:
         self.cluster = cluster
         self.hosts = hosts
+        self._attached = False  # to ranks that live already
         self.living = living = Living(cluster)
         self.questions = questions = Questions(cluster.send, living.check_rank)
         self.arrivals = Arrivals(cluster)
@@ -91,13 +95,24 @@ class Parts:
         self.comms.on_renumbered(stayed)
         self.observer.on_renumbered(stayed, self.cluster.placement.world_size)
 
+    def attach(self, remote: Remote) -> None:
+        """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
+        told = remote.welcome
+        self._attached = True
+        self.questions.begin_at(told.number << 32)
+        if told.drives:
+            self.cells.adopt([(cell, ranks) for cell, ranks, _ in told.cells], told.last_cell)
+            self.cells.on_shown = lambda cell: remote.tell("shown", cell)
+        self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))
+
     def profiles(self) -> Iterator[Path]:
         """The profiles that cells have left; none once the session was stopped."""
         return iter(()) if self.living.has_ended else iter(self.cluster.files(PROFILES))
 
     def on_started(self) -> None:
         """The ranks can run cells."""
-        self.arrivals.forget_text()
+        if not self._attached:
+            self.arrivals.forget_text()
         self.observer.start()
 
     def let_go(self) -> None:

@@ -36,6 +36,10 @@ class Questions:
         self._open: dict[int, Future[Any]] = {}  # by request number
         self._lapsing: dict[int, deque[int]] = {}  # by rank: its open questions that may be forgotten, oldest first
 
+    def begin_at(self, number: int) -> None:
+        """Count questions from there: others ask the same ranks, and hear all answers."""
+        self._numbers = itertools.count(number)
+
     def ask(self, rank: int, make: Callable[[int], Message], *, lapses: bool = False) -> Future[Any]:
         """Ask a rank.
 

@@ -2,6 +2,7 @@
 
 cells       sends cells one after the other
 arrivals    what ranks say of them: to which cell it goes
+face        who has the ranks: `Session` of a keeper
 options     what a cell's magic line asks for
 turn        who has the ranks: one cell, transfer or healing at a time
 cell        one cell under way: collects what comes back

@@ -48,6 +48,8 @@ class CellRun:
         self._held = False
         self._unshown_chars = 0
         self.is_watched = True  # somebody waits for it
+        self.is_patient = False  # nobody does now, but may later: what is shown then must not hold the ranks up
+        self.left_out_chars = 0  # of what waited to be shown
         self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown
         self.is_cut_off = False  # no text of ranks comes, and so no mark of its end
         self.has_failed = False  # on a rank, or a rank's process has died, while others go on
@@ -85,7 +87,14 @@ class CellRun:
             if not self.is_watched:
                 return
             self._unshown_chars += item.chars
-            if not self._held and self._unshown_chars > _HIGH_WATER_CHARS:
+            while self.is_patient and self._unshown_chars > _HIGH_WATER_CHARS:
+                oldest = self.shown.get_nowait() if not self.shown.empty() else None
+                chars = 0 if oldest is None else oldest.chars
+                self._unshown_chars -= chars
+                self.left_out_chars += chars
+                if self.shown.empty():
+                    break
+            if not self.is_patient and not self._held and self._unshown_chars > _HIGH_WATER_CHARS:
                 self._held = True
                 self._hold_text(True)
             self.shown.put(item)

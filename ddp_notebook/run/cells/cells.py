@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from ddp_notebook.errors import HostError, SessionBrokenError
+from ddp_notebook.errors import DDPNotebookError, HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells import outcome
@@ -76,6 +76,8 @@ class Cells:
         self._runs = arrivals.runs  # by number
         self._codes: dict[int, str] = {}  # of the last cells
         self._watched: tuple[CellRun, Interrupts] | None = None
+        self.adopted: list[CellRun] = []  # of an earlier notebook, and not shown to their end
+        self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
         self._closed = False
 
     # ---- running one
@@ -98,6 +100,7 @@ class Cells:
         Args:
             beside: what is shown beside its output, where that is shown.
         """
+        notes = [*self._ends_of_adopted(), *notes]
         with self.turn:
             self._check(ranks)
             self.check_idle(ranks)
@@ -125,36 +128,124 @@ class Cells:
                     process = self._cluster.process(rank)
                     if not process.is_alive:
                         run.on_died(rank, process.how, process.last_words)
-                try:
-                    watch.follow()
-                finally:
-                    self._watched = None
-                    run.leave()
-                    if beside is not None:
-                        beside.end(run.number)
-                pending = run.pending
-                notes = []
-                if self._cluster.is_running and not self._closed:
-                    busy = self._cluster.ranks if run.is_cut_off else self.busy
-                    notes = self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
-            if screen is not None:
-                self._note_lost_groups(run.result, screen)
-                apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
-                if len(apart) > 1:
-                    screen.note(train_apart(apart))
-                for note in notes:
-                    screen.note(note)
-            if not self._cluster.is_running:
-                self._check(ranks)
-            outcome.raise_if_bad(
-                run.result,
-                pending,
-                bool(interrupts.count),
-                watch.killed,
-                timeout_s if watch.timed_out else None,
-                watch.views,
-            )
-            return run.result
+                pending, notes = self._see_through(run, watch, interrupts, beside)
+            return self._tell_end(run, watch, interrupts, screen, pending, notes, timeout_s)
+
+    def _see_through(
+        self, run: CellRun, watch: Watch, interrupts: Interrupts, beside: Beside | None = None
+    ) -> tuple[list[int], list[str]]:
+        """Follow a cell to its end, and do what that calls for. Returns the ranks on which it has not ended, and what
+        there is to say."""
+        self._watched = run, interrupts
+        try:
+            watch.follow()
+        finally:
+            self._watched = None
+            run.leave()
+            if beside is not None:
+                beside.end(run.number)
+        pending = run.pending
+        if not self._cluster.is_running or self._closed:
+            return pending, []
+        busy = self._cluster.ranks if run.is_cut_off else self.busy
+        return pending, self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
+
+    def _tell_end(
+        self,
+        run: CellRun,
+        watch: Watch,
+        interrupts: Interrupts,
+        screen: Screen | None,
+        pending: list[int],
+        notes: list[str],
+        timeout_s: float | None = None,
+    ) -> CellResult:
+        if screen is not None:
+            self._note_lost_groups(run.result, screen)
+            apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
+            if len(apart) > 1:
+                screen.note(train_apart(apart))
+            for note in notes:
+                screen.note(note)
+        self.on_shown(run.number)
+        if not self._cluster.is_running:
+            self._check(run.result.ranks)
+        outcome.raise_if_bad(
+            run.result,
+            pending,
+            bool(interrupts.count),
+            watch.killed,
+            timeout_s if watch.timed_out else None,
+            watch.views,
+        )
+        return run.result
+
+    # ---- those of an earlier notebook
+
+    def adopt(self, cells: Sequence[tuple[RunCell, list[int]]], last: int) -> None:
+        """Take cells that an earlier notebook has sent, and has not shown to their end. Call it before anything comes.
+
+        Args:
+            cells: with their ranks.
+            last: number of the last cell that ranks got.
+        """
+        self._numbers = itertools.count(last + 1)
+        for told, ranks in cells:
+            run = CellRun(told.cell, ranks, self._cluster.hold_text)
+            run.is_patient = True
+            self._codes[told.cell] = told.code
+            self._runs[told.cell] = run
+            self.adopted.append(run)
+
+    def show_adopted(self, *, wait: bool) -> list[CellRun]:
+        """Show what those have printed and displayed, and raise how they ended, as for a cell of one's own.
+
+        Args:
+            wait: for the end of one that runs, which the stop button ends then; else it is left with what it says next.
+
+        Returns:
+            Those that still run.
+
+        Raises:
+            what `run` raises: of the first one that did not end well.
+        """
+        with self.turn:
+            while self.adopted and (wait or self.adopted[0].is_over):
+                run = self.adopted.pop(0)
+                run.is_patient = False
+                with Interrupts(run.wake) as interrupts:
+                    screen = self._screen_of(run, interrupts)
+                    watch = Watch(run, self, interrupts, screen, None, self._grace_s, self._hang_after_s)
+                    pending, notes = self._see_through(run, watch, interrupts)
+                self._tell_end(run, watch, interrupts, screen, pending, notes)
+            for run in self.adopted:
+                with Interrupts(run.wake) as interrupts:
+                    screen = self._screen_of(run, interrupts)
+                    while screen is not None and not run.shown.empty():
+                        if (item := run.take(0.0)) is not None:
+                            screen.show(item)
+                    if screen is not None:
+                        screen.finish()
+        return list(self.adopted)
+
+    def _ends_of_adopted(self) -> list[str]:
+        """Show those that have ended meanwhile. Returns how, where one has failed, no fault of the next one."""
+        try:
+            if self.adopted:
+                self.show_adopted(wait=False)
+        except (DDPNotebookError, KeyboardInterrupt) as error:
+            return [f"an earlier cell, of another notebook, has failed meanwhile: {error}"]
+        return []
+
+    def _screen_of(self, run: CellRun, interrupts: Interrupts) -> Screen | None:
+        if not is_users_thread():
+            return None
+        screen = Screen(run.result.ranks, is_stopped=lambda: bool(interrupts.count))
+        run.note = screen.note
+        if run.left_out_chars:
+            screen.note(f"... {run.left_out_chars} characters before this were not kept ...")
+            run.left_out_chars = 0
+        return screen
 
     def _form_what_was_left(self, interrupts: Interrupts) -> list[str]:
         try:

@@ -1,0 +1,151 @@
+"""What a notebook may ask of the keeper, and who may ask it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ddp_notebook.errors import HostError, SessionBrokenError
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.keep.keeper.journal import Event, Journal
+from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
+from ddp_notebook.launch.keep.state import OwnCluster
+from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Probe, Pull, RunCell
+
+_QUESTIONS = (Probe, ClockProbe, Check, Pull)  # which change nothing
+_OF_ALL = {"trouble", "status", "look", "fetch"}  # what one that looks may ask too
+
+
+class Asked:
+    """Does what notebooks ask.
+
+    Args:
+        cluster, hosts, journal, notebooks: of the session.
+        changed: tells all how things are, after something was done that may change it.
+        end: ends the session, and waits for that.
+    """
+
+    def __init__(
+        self,
+        cluster: OwnCluster,
+        hosts: Hosts,
+        journal: Journal,
+        notebooks: Notebooks,
+        changed: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._hosts = hosts
+        self._journal = journal
+        self._notebooks = notebooks
+        self._changed = changed
+        self._end = end
+
+    def serve(self, notebook: Notebook) -> None:
+        """Do what it asks until it is gone."""
+        while (said := notebook.hear()) is not None:
+            kind, *arguments = said
+            if kind == "do":
+                number, op, parameters = arguments
+                threading.Thread(target=self._do, args=(notebook, number, op, parameters), daemon=True).start()
+            elif kind == "cancel":
+                notebook.cancelled.add(arguments[0])
+            elif kind == "send":
+                self._send(notebook, *arguments)
+            elif notebook.drives:
+                getattr(self, f"_on_{kind}")(*arguments)
+
+    # ---- what has no answer, in the order in which it came
+
+    def _send(self, notebook: Notebook, rank: int, message: Message) -> None:
+        if notebook.drives or isinstance(message, _QUESTIONS):
+            if isinstance(message, InputReply):
+                with self._notebooks.lock:
+                    self._journal.on_answered(rank, message)
+            self._cluster.send(rank, message)
+
+    def _on_tell(self, message: Any, ranks: list[int]) -> None:
+        with self._notebooks.lock:
+            if isinstance(message, RunCell):
+                self._journal.on_told(message, ranks)
+        self._cluster.tell(message, ranks)
+
+    def _on_hold(self, hold: bool) -> None:
+        self._cluster.hold_text(hold)
+
+    def _on_drop(self, rank: int, transfer: int) -> None:
+        self._cluster.drop(rank, transfer)
+
+    def _on_shown(self, cell: int) -> None:
+        with self._notebooks.lock:
+            self._journal.on_shown(cell)
+
+    # ---- what has one
+
+    def _do(self, notebook: Notebook, number: int, op: str, parameters: dict[str, Any]) -> None:
+        def check() -> None:
+            if number in notebook.cancelled:
+                raise KeyboardInterrupt
+
+        answer: Event
+        try:
+            if not notebook.drives and op not in _OF_ALL:
+                raise SessionBrokenError("this notebook looks on, and another one drives: %ddp_attach --take-over")
+            answer = (True, getattr(self, f"_do_{op}")(check, **parameters))
+        except BaseException as error:
+            answer = (False, error)
+        try:
+            notebook.tell("reply", number, *answer)
+        finally:
+            notebook.cancelled.discard(number)
+
+    def _do_form(self, check: Callable[[], None], deadline: float) -> list[str]:
+        try:
+            return self._cluster.form(deadline, check)
+        finally:
+            self._changed()
+
+    def _do_replace(self, check: Callable[[], None], ranks: list[int], deadline: float) -> list[str]:
+        try:
+            return self._cluster.replace(ranks, deadline, check)
+        finally:
+            self._changed()
+
+    def _do_signal(self, _: Callable[[], None], ranks: list[int], numbers: list[int], value: int) -> bool:
+        return self._cluster.signal(ranks, *numbers, value=value)
+
+    def _do_look(self, _: Callable[[], None], ranks: list[int]) -> Any:
+        return self._cluster.look(ranks)
+
+    def _do_fetch(self, check: Callable[[], None], rank: int, transfer: int, nbytes: int) -> bytearray:
+        return self._cluster.fetch(rank, transfer, nbytes, check)
+
+    def _do_put(self, check: Callable[[], None], rank: int, data: bytes) -> int:
+        return self._cluster.put(rank, data, check)
+
+    def _do_client_file(self, _: Callable[[], None]) -> tuple[str, int]:
+        try:
+            return self._cluster.client_file()
+        finally:
+            self._changed()
+
+    def _do_give_up(self, _: Callable[[], None], why: str, ranks: list[int] | None) -> None:
+        self._cluster.give_up(why, ranks)
+        self._changed()
+
+    def _do_trouble(self, _: Callable[[], None]) -> str:
+        return self._cluster.trouble()
+
+    def _do_status(self, _: Callable[[], None]) -> str:
+        return self._hosts.status()
+
+    def _do_sync(self, check: Callable[[], None], **how: Any) -> Any:
+        return self._hosts.sync(check=check, progress=lambda _: None, **how)
+
+    def _do_stop(self, _: Callable[[], None]) -> bool:
+        try:
+            self._end()
+        except HostError:
+            return False
+        return True

@@ -1,0 +1,207 @@
+"""What ranks have said that the notebook which drives has not shown yet.
+
+Text, displays, questions and ends of cells are kept by rank, each in the order in which it came. A cell that was shown
+is forgotten. Of a rank that says more than is to be kept, the oldest text and displays go, and are counted; how a cell
+ended never goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ddp_notebook.records.units import bundle_chars, size
+from ddp_notebook.wire.events import CellDone, Display, InputReply, InputRequest, Message, RunCell
+from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
+
+Event = tuple[Any, ...]  # what a notebook is sent: ("text", process, fd, data), ("message", rank, message), ...
+
+
+@dataclass(slots=True)
+class Cell:
+    """A cell that was sent to ranks, and was not shown to its end."""
+
+    told: RunCell
+    ranks: list[int]
+    began_s: float = field(default_factory=time.monotonic)
+    open: dict[int, set[str]] = field(default_factory=dict)  # what is still to come, by rank
+
+    def close(self, rank: int, *what: str) -> None:
+        """Something of it has come."""
+        left = self.open.get(rank)
+        if left is not None:
+            left.difference_update(what)
+            if not left:
+                del self.open[rank]
+
+    @property
+    def is_over(self) -> bool:
+        return not self.open
+
+
+class _Entry(NamedTuple):
+    event: Event | None
+    nbytes: int = 0  # of text or of a display; what has none never goes by itself
+    mark: Mark | None = None
+    cell: int = 0  # of a message
+    place: int = 0  # of a display
+    request: int = 0  # a question of `input()`
+    begins: int = 0  # no event: a cell begins here
+
+
+class _OfRank:
+    """One rank's part."""
+
+    def __init__(self) -> None:
+        self.kept: list[_Entry] = []  # what stayed of the beginning when the rest of it went
+        self.entries: deque[_Entry] = deque()
+        self.nbytes = 0
+        self.left_out_bytes = 0
+        self.unfinished: dict[int, bytes] = {}  # by fd: what may be the beginning of a mark
+        self.process = ""
+        self.without_display: set[int] = set()  # places whose display has gone
+
+    def add(self, entry: _Entry, limit_bytes: int) -> None:
+        self.entries.append(entry)
+        self.nbytes += entry.nbytes
+        while self.nbytes > limit_bytes and self.entries:
+            oldest = self.entries.popleft()
+            self.nbytes -= oldest.nbytes
+            self.left_out_bytes += oldest.nbytes
+            if oldest.place:  # else the text behind its mark would wait for it for ever
+                self.without_display.add(oldest.place)
+            elif not oldest.nbytes and not isinstance(oldest.mark, Place):
+                self.kept.append(oldest)
+
+
+class Journal:
+    """Of one session. The caller lets one thread at a time use it.
+
+    Args:
+        token: of the marks in the ranks' text.
+        limit_bytes: kept of each rank's text and displays.
+
+    Example:
+        >>> journal = Journal("ab12", limit_bytes=1000)
+        >>> journal.on_told(RunCell(cell=1, code="print(1)", execution_count=1), [0])
+        >>> journal.on_text(0, "local/0", 1, b"1\\n" + CellEnd(1, 0.5).encode("ab12"))
+        >>> journal.cells[1].is_over, [event[3] for event in journal.events()]
+        (True, [b'1\\n', b'\\x1eab12:1:500000\\x1e\\n'])
+        >>> journal.on_shown(1)
+        >>> journal.cells, list(journal.events())
+        ({}, [])
+    """
+
+    def __init__(self, token: str, limit_bytes: int) -> None:
+        self.cells: dict[int, Cell] = {}
+        self.last_cell = 0
+        self.busy_until_s = time.monotonic()  # when something has run last
+        self._token = token
+        self._reader = MarkReader(token)
+        self._limit_bytes = limit_bytes
+        self._ranks: dict[int, _OfRank] = {}
+
+    @property
+    def running(self) -> list[Cell]:
+        """Cells that have not ended."""
+        return [cell for cell in self.cells.values() if not cell.is_over]
+
+    def events(self) -> Iterator[Event]:
+        """What a notebook that attaches has to be told."""
+        for of_rank in self._ranks.values():
+            yield from (entry.event for entry in of_rank.kept if entry.event is not None)
+            if of_rank.left_out_bytes:
+                words = f"... {size(of_rank.left_out_bytes)} before this were not kept ...\n"
+                yield "text", of_rank.process, 1, words.encode()
+            for entry in of_rank.entries:
+                lost = isinstance(entry.mark, Place) and entry.mark.number in of_rank.without_display
+                if entry.event is not None and not lost:
+                    yield entry.event
+            for fd, data in of_rank.unfinished.items():
+                if data:
+                    yield "text", of_rank.process, fd, data
+
+    # ---- what happens
+
+    def on_told(self, cell: RunCell, ranks: list[int]) -> None:
+        """A cell is sent to ranks."""
+        self.last_cell = max(self.last_cell, cell.cell)
+        self.cells[cell.cell] = Cell(cell, ranks, open={rank: {"text", "done"} for rank in ranks})
+        for of_rank in self._ranks.values():
+            of_rank.entries.append(_Entry(None, begins=cell.cell))
+
+    def on_text(self, rank: int, process: str, fd: int, data: bytes) -> None:
+        """A rank's process has written something."""
+        of_rank = self._of(rank)
+        of_rank.process = process
+        data, at = of_rank.unfinished.get(fd, b"") + data, 0
+        for start, end, mark in self._reader.find(data):
+            self._add_text(of_rank, fd, data[at:start])
+            of_rank.add(_Entry(("text", process, fd, data[start:end]), mark=mark), self._limit_bytes)
+            if isinstance(mark, CellEnd) and (cell := self.cells.get(mark.cell)) is not None:
+                cell.close(rank, "text", *["done"] * (mark.duration_s is not None))
+                self._note_end(cell)
+            at = end
+        end = self._reader.complete_until(data, at)
+        self._add_text(of_rank, fd, data[at:end])
+        of_rank.unfinished[fd] = data[end:]
+
+    def _add_text(self, of_rank: _OfRank, fd: int, data: bytes) -> None:
+        if data:
+            of_rank.add(_Entry(("text", of_rank.process, fd, data), len(data)), self._limit_bytes)
+
+    def on_message(self, rank: int, message: Message) -> None:
+        """A rank has said something by the wire. What is no cell's is not kept."""
+        if not isinstance(message, CellDone | Display | InputRequest):
+            return
+        nbytes, place = 0, 0
+        if isinstance(message, Display):
+            nbytes, place = max(1, bundle_chars(message.content.get("data") or {})), message.place
+        request = message.request if isinstance(message, InputRequest) else 0
+        self._of(rank).add(
+            _Entry(("message", rank, message), nbytes, None, message.cell, place, request), self._limit_bytes
+        )
+        if isinstance(message, CellDone) and (cell := self.cells.get(message.cell)) is not None:
+            cell.close(rank, "done")
+            self._note_end(cell)
+
+    def on_answered(self, rank: int, answer: InputReply) -> None:
+        """Somebody has typed what a rank asked for."""
+        of_rank = self._of(rank)
+        of_rank.entries = deque(entry for entry in of_rank.entries if entry.request != answer.request)
+
+    def on_ended(self, rank: int, event: Event) -> None:
+        """A rank's process has ended."""
+        self._of(rank).add(_Entry(event), self._limit_bytes)
+        for cell in self.cells.values():
+            cell.close(rank, "text", "done")
+            self._note_end(cell)
+
+    def on_shown(self, number: int) -> None:
+        """All of this cell was shown, and of those before it."""
+        cell = self.cells.get(number)
+        if cell is None or not cell.is_over:
+            return
+        for rank, of_rank in self._ranks.items():
+            entries = [*of_rank.kept, *of_rank.entries]
+            behind = 0
+            for at, entry in enumerate(entries):
+                ends = isinstance(entry.mark, CellEnd) and entry.mark.cell == number
+                if ends if rank in cell.ranks else entry.begins == number:
+                    behind = at + 1
+            left = [entry for entry in entries[behind:] if not 0 < entry.cell <= number]
+            of_rank.kept, of_rank.entries = [], deque(left)
+            of_rank.nbytes = sum(entry.nbytes for entry in left)
+            of_rank.left_out_bytes = 0
+            of_rank.without_display.clear()
+        self.cells = {n: one for n, one in self.cells.items() if n > number or not one.is_over}
+
+    def _note_end(self, cell: Cell) -> None:
+        if cell.is_over:
+            self.busy_until_s = time.monotonic()
+
+    def _of(self, rank: int) -> _OfRank:
+        return self._ranks.setdefault(rank, _OfRank())

@@ -1,0 +1,143 @@
+"""The notebooks of a kept session: who is there, who drives, and what each is told."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import socket
+import threading
+from typing import Any
+
+from ddp_notebook.launch import processes
+from ddp_notebook.launch.keep.channel import Channel
+from ddp_notebook.launch.keep.keeper.journal import Event
+from ddp_notebook.wire.events import Recorded
+
+_MOST_WAITING = 256 << 20  # bytes that a notebook has not taken, above which it counts as gone
+
+
+class Notebook:
+    """One that is there.
+
+    Args:
+        stream: to it.
+        number: no other gets it.
+        pid: its process.
+        about: it, in words.
+    """
+
+    def __init__(self, stream: socket.socket, number: int, pid: int, about: str) -> None:
+        self.number = number
+        self.about = about
+        self.drives = self.has_driven = False
+        self.cancelled: set[int] = set()  # requests that it does not wait for any more
+        self.is_welcome = False  # it has been told how things are, and hears what comes
+        self._who = processes.identity(pid)
+        self._channel = Channel(stream)
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._waiting = 0  # bytes
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._write, name="ddp-to-notebook", daemon=True)
+        self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process does: a child that it has forked may hold its stream open."""
+        return processes.is_running(self._who)
+
+    def tell(self, *event: Any) -> None:
+        """Send it something, in this order. Does not wait."""
+        nbytes = _size(event)
+        with self._lock:
+            self._waiting += nbytes
+            too_much = self._waiting > _MOST_WAITING
+        self._events.put(event)
+        if too_much:
+            self._channel.close()
+
+    def hear(self) -> Event | None:
+        """Wait for what it says next. None: it is gone."""
+        return self._channel.receive()
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End the stream, after what waits was sent or these seconds."""
+        if wait_s:
+            self._events.put(None)
+            self._thread.join(wait_s)
+        self._channel.close()
+
+    def _write(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._channel.send(*event)
+            except OSError:
+                return  # who reads from it sees its end
+            with self._lock:
+                self._waiting -= _size(event)
+
+
+def _size(event: Event) -> int:
+    if event[0] == "text":
+        return len(event[3])
+    return len(event[2].data) if event[0] == "message" and isinstance(event[2], Recorded) else 0
+
+
+class Notebooks:
+    """All that are there. Its lock is also the journal's: what is written there and what is told keep one order."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.all: list[Notebook] = []
+        self._numbers = itertools.count(1)
+
+    @property
+    def driver(self) -> Notebook | None:
+        """The one that drives, if its process lives."""
+        with self.lock:
+            return next((one for one in self.all if one.drives and one.lives), None)
+
+    def add(self, stream: socket.socket, pid: int, about: str) -> Notebook:
+        """One has come."""
+        notebook = Notebook(stream, next(self._numbers), pid, about)
+        with self.lock:
+            self.all.append(notebook)
+        return notebook
+
+    def remove(self, notebook: Notebook) -> None:
+        """It is gone, or has no business here any more."""
+        with self.lock:
+            if notebook in self.all:
+                self.all.remove(notebook)
+        notebook.drives = False
+        notebook.close()
+
+    def give(self, notebook: Notebook, *, take_over: bool) -> None:
+        """Let it drive, if nobody does or it takes over; who did is closed, and can end nothing any more."""
+        with self.lock:
+            before = self.driver
+            if before is not None and not take_over:
+                return
+            for other in [one for one in self.all if one.drives]:
+                self.all.remove(other)
+                other.drives = False
+                other.tell("taken over", notebook.about)
+                threading.Thread(target=other.close, args=(1.0,), daemon=True).start()
+            notebook.drives = notebook.has_driven = True
+
+    def tell(self, *event: Any) -> None:
+        """Tell all that were welcomed."""
+        with self.lock:
+            for notebook in self.all:
+                if notebook.is_welcome:
+                    notebook.tell(*event)
+
+    def remove_dead(self) -> None:
+        """Forget those whose process has ended, although something holds their stream open."""
+        with self.lock:
+            for notebook in [one for one in self.all if not one.lives]:
+                self.remove(notebook)
+
+    def close(self) -> None:
+        """The session ends."""
+        for notebook in list(self.all):
+            notebook.close(wait_s=1.0)

@@ -1,0 +1,323 @@
+"""The keeper's process: it has the ranks of a session that outlives its notebooks."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import pickle
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ddp_notebook.errors import DDPNotebookError, StartError
+from ddp_notebook.launch import processes
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.keep import channel, registry
+from ddp_notebook.launch.keep.keeper.asked import Asked
+from ddp_notebook.launch.keep.keeper.heard import Heard
+from ddp_notebook.launch.keep.keeper.journal import Journal
+from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
+from ddp_notebook.launch.keep.recorded import Recorded
+from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, silent, state_of
+from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.version import __version__
+
+IDLE_S = 12 * 3600.0  # without a cell and without a notebook, until it ends
+_FIRST_S = 20.0  # until the notebook that has asked for it is there
+_LOOK_S = 1.0
+_ENDS_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a keeper is started with."""
+
+    options: StartOptions
+    cwd: str
+    sys_path: list[str]
+
+
+class Keeper:
+    """Of one session.
+
+    Args:
+        spec: what was asked for.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._notebooks = Notebooks()
+        self._spool = tempfile.mkdtemp(prefix=registry.SPOOL)  # mode 700
+        self._asked: Asked | None = None
+        self._failure: BaseException | None = None
+        self._cluster: OwnCluster | None = None
+        self._state: State | None = None
+        self._why = ""  # it ends
+        self._ending, self._ended = threading.Event(), threading.Event()
+        self._began_s = self._left_s = time.monotonic()  # the last notebook has gone
+        self._server, self.entry = self._enter()
+        signal.signal(signal.SIGTERM, lambda *_: self.end("SIGTERM"))
+
+    def _enter(self) -> tuple[socket.socket, registry.Entry]:
+        """Listen, under a name that nobody has."""
+        pid, started = processes.identity(os.getpid())
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = str(registry.folder() / f"{pid}.sock")
+        Path(path).unlink(missing_ok=True)
+        server.bind(path)
+        os.chmod(path, 0o600)
+        server.listen(16)
+        for number in range(1, 10_000):
+            entry = registry.Entry(
+                kind=registry.SESSION,
+                name=f"kept-{number}",
+                socket=path,
+                key=secrets.token_hex(32),
+                pid=pid,
+                started=started,
+                began_s=time.time(),
+                folder=self._spool,
+                about=self._spec.cwd,
+            )
+            if registry.write(entry):
+                return server, entry
+            registry.read(entry.name)  # one that has ended is removed there
+        raise StartError("there are 9999 kept sessions: python -m ddp_notebook list")
+
+    def run(self) -> None:
+        """Be the keeper, until the session ends."""
+        threading.Thread(target=self._accept, name="ddp-accept", daemon=True).start()
+        hosts: Hosts | None = None
+        try:
+            until = time.monotonic() + _FIRST_S
+            while not self._notebooks.all and time.monotonic() < until:
+                self._ending.wait(0.01)
+            beginning = Beginning(self._spec.options, self._check, self._say_stage, OwnCluster)
+            hosts = beginning.hosts
+            self._start(beginning)
+            while not self._ending.wait(_LOOK_S):
+                self._look(hosts)
+        except BaseException as error:
+            self._failure = error
+            if not isinstance(error, DDPNotebookError | KeyboardInterrupt):
+                traceback.print_exc()
+        self._end(hosts)
+
+    def _start(self, beginning: Beginning) -> None:
+        keep, hosts = self._spec.options.keep, beginning.hosts
+        assert keep is not None
+        heard = Heard(self._notebooks, self._gone)
+        self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
+        journal = Journal(cluster.mark_token, keep.output_bytes)
+        recorded = Recorded(self._spool, keep.recording_bytes)
+        heard.begin(cluster, journal, recorded, self._spool, self._changed)
+        beginning.start(cluster)
+        self._heard, self._journal, self._recorded = heard, journal, recorded
+        self._hosts, self._synced = hosts, beginning.synced
+        asked = Asked(cluster, hosts, journal, self._notebooks, self._changed, lambda: self.end("stopped", wait=True))
+        with self._notebooks.lock:
+            self._asked = asked
+            for notebook in self._notebooks.all:
+                self._welcome(notebook)
+
+    def _check(self) -> None:
+        """The start is in vain where nobody waits for it any more."""
+        if self._ending.is_set() or not self._notebooks.all:
+            raise KeyboardInterrupt
+
+    def _say_stage(self, line: str) -> None:
+        with self._notebooks.lock:
+            for notebook in self._notebooks.all:
+                notebook.tell("stage", line)
+
+    def end(self, why: str, *, wait: bool = False) -> None:
+        """End the session.
+
+        Args:
+            wait: for its end.
+        """
+        self._why = self._why or why
+        self._ending.set()
+        if wait:
+            self._ended.wait(_ENDS_S)
+
+    def _end(self, hosts: Hosts | None) -> None:
+        healthy = True
+        with contextlib.suppress(Exception):
+            if self._cluster is not None:
+                healthy = self._cluster.stop()
+        if hosts is not None:
+            hosts.end(healthy=healthy)
+        self._server.close()
+        registry.remove(self.entry)
+        self._ended.set()
+        failure = None if isinstance(self._failure, KeyboardInterrupt) else self._failure
+        with self._notebooks.lock:
+            for notebook in self._notebooks.all:
+                notebook.tell("ended", self._why or "it failed", failure)
+        time.sleep(0.05)  # an answer to who has asked for the end is on its way
+        self._notebooks.close()
+
+    # ---- time
+
+    def _look(self, hosts: Hosts) -> None:
+        assert self._cluster is not None and self._spec.options.keep is not None
+        self._notebooks.remove_dead()
+        now = time.monotonic()
+        if self._notebooks.all:
+            self._left_s = now
+            is_stopped = self._state is not None and self._state.is_stopped != self._cluster.is_stopped
+            if silent(self._cluster.hosts) or is_stopped:
+                self._changed()
+            for notice in [*hosts.notices(), *self._heard.notices()]:
+                self._notebooks.tell("notice", notice)
+        elif now - self._left_s > self._spec.options.keep.alone_s:
+            self.end(f"nobody was there for {self._spec.options.keep.alone_s / 3600:g} h")
+        elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > IDLE_S:
+            self.end(f"nothing has run for {IDLE_S / 3600:g} h")
+
+    def _gone(self) -> None:
+        """The last host has ended, and so all ranks."""
+        self.end("the host server ended, and all ranks with it")
+
+    def _changed(self) -> None:
+        """Tell all how things are."""
+        if self._cluster is not None and self._asked is not None:
+            with self._notebooks.lock:
+                self._state = state_of(self._cluster, self._hosts)
+                self._notebooks.tell("state", self._state)
+
+    # ---- who comes
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                stream, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
+
+    def _answer(self, stream: socket.socket) -> None:
+        """Somebody is there: the same user, who has read the key?"""
+        try:
+            is_ours = channel.is_same_user(stream)
+            words = channel.hear(stream) if is_ours else {}
+            if not hmac.compare_digest(str(words.get("key")), self.entry.key):
+                stream.close()
+            elif words.get("want") == "attach":
+                self._attach(stream, words)
+            else:
+                if words.get("want") == "stop":
+                    self.end("python -m ddp_notebook stop", wait=True)
+                channel.say(stream, **self._in_words())
+                stream.close()
+        except (OSError, ValueError):  # it has gone, or speaks something else
+            stream.close()
+
+    def _attach(self, stream: socket.socket, words: dict[str, Any]) -> None:
+        if words.get("version") != __version__ or words.get("environment") != sys.prefix:
+            channel.say(stream, error=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}")
+            stream.close()
+            return
+        pid, _ = channel.peer_of(stream)
+        channel.say(stream, ok=True)
+        with self._notebooks.lock:
+            notebook = self._notebooks.add(stream, pid, str(words.get("about", f"process {pid}")))
+            if not words.get("looks"):
+                self._notebooks.give(notebook, take_over=bool(words.get("take_over")))
+            if self._asked is not None:
+                self._welcome(notebook)
+        try:
+            self._serve(notebook)
+        finally:
+            self._notebooks.remove(notebook)
+            if notebook.has_driven and self._cluster is not None:
+                self._cluster.hold_text(False)  # nobody reads what it has left
+
+    def _serve(self, notebook: Notebook) -> None:
+        while self._asked is None:
+            if self._ended.wait(0.01) or not notebook.lives:
+                return
+        self._asked.serve(notebook)
+
+    def _welcome(self, notebook: Notebook) -> None:
+        """Tell it how things are, what was not shown, and from now on what comes. With the lock."""
+        cluster, journal, options = self._cluster, self._journal, self._spec.options
+        assert cluster is not None
+        now = time.monotonic()
+        driver = self._notebooks.driver
+        self._state = state_of(cluster, self._hosts)
+        welcome = Welcome(
+            name=self.entry.name,
+            number=notebook.number,
+            drives=notebook.drives,
+            driver="" if driver is None else driver.about,
+            options=options,
+            synced=self._synced,
+            state=self._state,
+            mark_token=cluster.mark_token,
+            folder=self._spool,
+            cells=[(cell.told, cell.ranks, now - cell.began_s) for cell in journal.cells.values()],
+            last_cell=journal.last_cell,
+            recorded=self._recorded.parts(),
+            left=self._recorded.left(),
+        )
+        notebook.tell("welcome", welcome)
+        for event in journal.events():
+            notebook.tell(*event)
+        notebook.tell("told all")
+        notebook.is_welcome = True
+
+    def _in_words(self) -> dict[str, Any]:
+        """What `python -m ddp_notebook list` shows."""
+        if self._cluster is None or self._asked is None:
+            return {"state": "starting"}
+        now = time.monotonic()
+        with self._notebooks.lock:
+            driver, running = self._notebooks.driver, self._journal.running
+            return {
+                "state": "running",
+                "ranks": self._cluster.placement.world_size,
+                "hosts": self._hosts.words,
+                "driver": "" if driver is None else driver.about,
+                "notebooks": len(self._notebooks.all),
+                "running": [[cell.told.execution_count, now - cell.began_s] for cell in running],
+                "unshown": len(self._journal.cells) - len(running),
+                "alone_s": 0.0 if self._notebooks.all else now - self._left_s,
+                "ended": self._why,
+            }
+
+
+def main() -> None:
+    """Be a keeper: first leave whoever has started this process, and tell it the name."""
+    spec: Spec = pickle.load(sys.stdin.buffer)
+    tells = os.dup(1)
+    if os.fork():
+        os._exit(0)  # the keeper is nobody's child
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGHUP):  # a handler, which what is started from here does not inherit
+        signal.signal(number, lambda *_: None)
+    with contextlib.suppress(OSError):
+        os.chdir(spec.cwd)
+    sys.path[:] = spec.sys_path
+    try:
+        keeper = Keeper(spec)
+    except Exception as error:
+        os.write(tells, f"\n{error}".encode())
+        os._exit(1)
+    null, log = os.open(os.devnull, os.O_RDWR), open(Path(keeper.entry.folder) / "keeper.log", "wb")  # noqa: SIM115
+    for fd, of in ((0, null), (1, log.fileno()), (2, log.fileno())):
+        os.dup2(of, fd)
+    os.write(tells, keeper.entry.name.encode())
+    os.close(tells)
+    keeper.run()

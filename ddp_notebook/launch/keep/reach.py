@@ -1,0 +1,148 @@
+"""From a notebook to a keeper: starting one, and attaching to one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch import environment
+from ddp_notebook.launch.keep import channel, registry
+from ddp_notebook.launch.keep.channel import Channel
+from ddp_notebook.launch.keep.keeper.process import Spec
+from ddp_notebook.launch.keep.remote import Remote
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.version import __version__
+from ddp_notebook.wire import signals
+
+_ROOT = str(Path(__file__).parents[3])  # where the package is importable from
+_NAME_S = 30.0  # what the keeper's process gets to say its name
+_LOOK_S = 0.2
+Report = Callable[[str], None]
+Check = Callable[[], None]
+
+
+def start(options: StartOptions, check: Check, report: Report) -> Remote:
+    """Have a keeper start ranks, and attach to it.
+
+    Args:
+        options: what was asked for.
+        check: called often while it waits; what it raises ends the start, and nothing of it is left.
+        report: told a line about each stage that is done.
+
+    Raises:
+        StartError: the ranks did not come up.
+        what a start without a keeper raises.
+    """
+    return _attach(registry.find(_launch(options)), False, False, check, report)
+
+
+def attach(name: str = "", *, take_over: bool = False, looks: bool = False, check: Check = lambda: None) -> Remote:
+    """Attach to a session that is kept.
+
+    Args:
+        name: of it; "": the only one.
+        take_over: drive it, also where another notebook does.
+        looks: do not drive it, also where nobody does.
+
+    Raises:
+        UsageError: there is none of this name, or it cannot be attached to; says what to do.
+    """
+    entry = registry.find(name)
+    if entry.kind != registry.SESSION:
+        raise UsageError(f"{entry.name} is no session, but a {entry.kind}")
+    return _attach(entry, take_over, looks, check, lambda _: None)
+
+
+def _attach(entry: registry.Entry, take_over: bool, looks: bool, check: Check, report: Report) -> Remote:
+    stream = channel.connect(entry.socket)
+    try:
+        about = f"the notebook of process {os.getpid()}"
+        channel.say(
+            stream,
+            want="attach",
+            key=entry.key,
+            version=__version__,
+            environment=sys.prefix,
+            about=about,
+            take_over=take_over,
+            looks=looks,
+        )
+        words = channel.hear(stream)
+        if "error" in words:
+            raise UsageError(f"{entry.name} cannot be attached to from here: {words['error']}")
+        return _wait(Channel(stream), stream, entry, check, report)
+    except (OSError, ValueError) as error:
+        stream.close()
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{entry.name} does not answer ({error}); it may have ended") from error
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _wait(talk: Channel, stream: socket.socket, entry: registry.Entry, check: Check, report: Report) -> Remote:
+    """Wait until the session is there."""
+    while True:
+        check()
+        if not select.select([stream], [], [], _LOOK_S)[0]:
+            continue
+        message = talk.receive()
+        if message is None:
+            raise StartError(f"the keeper of {entry.name} has ended" + _last_words(entry))
+        kind, *rest = message
+        if kind == "stage":
+            report(*rest)
+        elif kind == "welcome":
+            return Remote(talk, *rest)
+        elif kind == "ended":
+            why, failure = rest
+            if isinstance(failure, BaseException):
+                raise failure
+            raise StartError(f"the session has ended: {why}")
+
+
+def _last_words(entry: registry.Entry) -> str:
+    with contextlib.suppress(OSError):
+        if words := (Path(entry.folder) / "keeper.log").read_text(errors="replace").strip()[-2000:]:
+            return f"; its last words:\n{words}"
+    return ""
+
+
+def _launch(options: StartOptions) -> str:
+    """Start a keeper's process. Returns the name of its session.
+
+    It is forked twice, so it is not below the kernel: VS Code signals all that is.
+    """
+    code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.keep.keeper.process import main; main()"
+    spec = Spec(
+        options=options,
+        cwd=environment.working_directory(),
+        sys_path=[entry for entry in sys.path if isinstance(entry, str)],
+    )
+    with signals.held_back():
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **options.env},
+            start_new_session=True,
+        )
+    try:
+        said, _ = process.communicate(pickle.dumps(spec), timeout=_NAME_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise StartError(f"the keeper's process did not begin within {_NAME_S:g} s") from None
+    name = said.decode(errors="replace")
+    if process.returncode or not name or "\n" in name:
+        raise StartError(f"the keeper's process could not begin: {name.strip() or 'it has said nothing'}")
+    return name

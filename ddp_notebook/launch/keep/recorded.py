@@ -1,0 +1,107 @@
+"""What ranks have recorded, in files: batches as they came, one behind the other.
+
+    rank u4  nbytes u8  batch
+
+There are several files of equal size. When all together are as large as they may be, the oldest goes; its texts stay,
+since later rows need them, and its rows are counted as dropped. So it is for what a full disk does not take.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ddp_notebook.records.codec import Batch, CodecError, encode, skim
+
+_HEAD = struct.Struct("<IQ")
+_FILES = 32
+Part = tuple[str, int]  # a file, and how much of it
+
+
+class Recorded:
+    """Of one session. The caller lets one thread at a time use it.
+
+    Args:
+        folder: in which the files are made.
+        limit_bytes: of all of them.
+    """
+
+    def __init__(self, folder: str, limit_bytes: int) -> None:
+        self.trouble = ""  # why something was left out last
+        self._folder = Path(folder)
+        self._part_bytes = max(1, limit_bytes // _FILES)
+        self._number = 0
+        self._parts: list[Path] = []
+        self._file: BinaryIO | None = None
+        self._written = 0  # into the last file
+        self._left: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of batches that went
+
+    def put(self, rank: int, data: bytes) -> None:
+        """Keep a batch of a rank."""
+        try:
+            if self._file is None or self._written > self._part_bytes:
+                self._begin_file()
+            assert self._file is not None
+            self._file.write(_HEAD.pack(rank, len(data)) + data)
+            self._written += _HEAD.size + len(data)
+        except OSError as error:
+            self._give_up_file()
+            self.trouble = f"{self._folder}: {error.strerror}"
+            self._skim(data)
+
+    def parts(self) -> list[Part]:
+        """All that is kept now."""
+        parts = [(str(path), path.stat().st_size) for path in self._parts[:-1]]
+        return [*parts, *[(str(path), self._written) for path in self._parts[-1:]]]
+
+    def left(self) -> list[tuple[int, bytes]]:
+        """What is left of batches that went, by rank; older than all that is kept."""
+        return [(batch.rank, encode(batch)) for batch in self._left.values()]
+
+    def _begin_file(self) -> None:
+        self._give_up_file()
+        while len(self._parts) >= _FILES:
+            oldest = self._parts.pop(0)
+            for _, data in batches([(str(oldest), oldest.stat().st_size)]):
+                self._skim(data)
+            oldest.unlink()
+        path = self._folder / f"recorded.{self._number}"
+        self._file, self._written = open(path, "wb", buffering=0), 0  # noqa: SIM115
+        self._parts.append(path)
+        self._number += 1
+
+    def _give_up_file(self) -> None:
+        """What was written of a batch that did not fit is no part of it."""
+        if self._file is not None:
+            os.ftruncate(self._file.fileno(), self._written)
+            self._file.close()
+            self._file = None
+
+    def _skim(self, data: bytes) -> None:
+        try:
+            new = skim(data)
+        except CodecError:  # the notebook would not read it either
+            return
+        key = new.rank, new.stream
+        before = self._left.get(key, Batch(rank=new.rank, stream=new.stream))
+        before.texts.update(new.texts)
+        dropped = before.dropped + new.dropped
+        self._left[key] = Batch(rank=new.rank, stream=new.stream, dropped=dropped, texts=before.texts)
+
+
+def batches(parts: list[Part]) -> Iterator[tuple[int, bytes]]:
+    """The batches of files, with their ranks. All files are opened at once, so that none goes meanwhile."""
+    files = [(open(path, "rb"), nbytes) for path, nbytes in parts if os.path.exists(path)]  # noqa: SIM115
+    try:
+        for file, nbytes in files:
+            at = 0
+            while at < nbytes:
+                rank, length = _HEAD.unpack(file.read(_HEAD.size))
+                yield rank, file.read(length)
+                at += _HEAD.size + length
+    finally:
+        for file, _ in files:
+            file.close()

@@ -1,0 +1,149 @@
+"""A notebook's end of the stream to its keeper: what is asked, and what comes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from ddp_notebook.errors import DDPNotebookError, HostError
+from ddp_notebook.launch.keep.channel import Channel
+from ddp_notebook.launch.keep.state import Welcome
+
+_LOOK_S = 0.2
+_log = logging.getLogger(__name__)
+
+
+class Remote:
+    """The keeper, from afar.
+
+    Args:
+        channel: to it. Its next message is a `Welcome`.
+
+    Attributes:
+        welcome: what it has told first.
+        gone: why there is no keeper any more, or none for this notebook; "" while there is one.
+        told_all: set once all has come that was not shown before.
+    """
+
+    def __init__(self, channel: Channel, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.gone = ""
+        self.told_all = threading.Event()
+        self.notices: list[str] = []
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._handlers: dict[str, Callable[..., object]] = {}
+        self._on_gone: Callable[[], object] = lambda: None
+
+    def listen(self, handlers: dict[str, Callable[..., object]], on_gone: Callable[[], object]) -> None:
+        """From now on hand on what comes, in a thread.
+
+        Args:
+            handlers: by the first word of a message; get the rest of it.
+            on_gone: called when nothing more comes.
+        """
+        self._handlers, self._on_gone = handlers, on_gone
+        threading.Thread(target=self._read, name="ddp-keeper", daemon=True).start()
+
+    def tell(self, *message: Any) -> None:
+        """Say something that has no answer."""
+        if not self.gone:
+            try:
+                self._channel.send(*message)
+            except OSError:
+                pass  # the reader sees the end of the stream
+
+    def ask(self, op: str, *, check: Callable[[], None] = lambda: None, **parameters: Any) -> Any:
+        """Have the keeper do something, and wait for that.
+
+        Args:
+            check: called often while it waits; what it raises is raised when the keeper has left off.
+
+        Raises:
+            HostError: the keeper is gone.
+            what the keeper has met.
+        """
+        number, answer = next(self._numbers), Future[Any]()
+        with self._lock:
+            if self.gone:
+                raise HostError(self.gone)
+            self._pending[number] = answer
+        self.tell("do", number, op, parameters)
+        stopped: BaseException | None = None
+        while True:
+            try:
+                return answer.result(_LOOK_S)
+            except FutureTimeoutError:
+                if answer.done():  # meanwhile, or it has met a timeout of its own
+                    return answer.result()
+                try:
+                    check()
+                except BaseException as reason:
+                    stopped = reason
+                    self.tell("cancel", number)
+            except KeyboardInterrupt:
+                if stopped is not None:
+                    raise stopped from None
+                raise
+
+    def close(self, why: str) -> None:
+        """This notebook has no business there any more."""
+        self.gone = self.gone or why
+        self._channel.close()
+
+    # ---- the thread that reads
+
+    def _read(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            kind, *rest = message
+            if kind == "reply":
+                self._on_reply(*rest)
+            elif kind == "told all":
+                self.told_all.set()
+            elif kind == "notice":
+                self.notices.append(*rest)
+            elif kind == "taken over":
+                self.gone = (
+                    f"{rest[0]} has taken the session over: it goes on there, and this notebook has no ranks any more. "
+                    f"%ddp_attach {self.welcome.name} looks on, with --take-over it takes it back"
+                )
+            elif kind == "ended":
+                self.gone = f"the kept session {self.welcome.name} has ended: {rest[0]}; %ddp_start starts another"
+            else:
+                self._hand_on(kind, rest)
+        with self._lock:
+            self.gone = self.gone or (
+                f"the keeper of {self.welcome.name} has ended, and all ranks with it; start afresh with %ddp_restart"
+            )
+            for answer in self._pending.values():
+                answer.set_exception(HostError(self.gone))
+            self._pending.clear()
+        self.told_all.set()
+        self._hand_on("gone", [])
+
+    def _hand_on(self, kind: str, rest: list[Any]) -> None:
+        handler = self._on_gone if kind == "gone" else self._handlers.get(kind)
+        try:
+            if handler is not None:
+                handler(*rest)
+        except Exception:
+            _log.exception("what the keeper said was lost: %.200r", (kind, *rest))
+
+    def _on_reply(self, number: int, is_done: bool, result: Any) -> None:
+        with self._lock:
+            answer = self._pending.pop(number, None)
+        if answer is None:
+            return
+        if is_done:
+            answer.set_result(result)
+        elif isinstance(result, DDPNotebookError | KeyboardInterrupt | OSError | TimeoutError):
+            answer.set_exception(result)
+        else:
+            answer.set_exception(HostError(f"the keeper could not do that: {type(result).__name__}: {result}"))

@@ -1,0 +1,245 @@
+"""The cluster and the hosts of a kept session, as a notebook has them: what the keeper has told, and asking it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.errors import HostError
+from ddp_notebook.launch.cluster import Check, Cluster, Listener
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.keep.remote import Remote
+from ddp_notebook.launch.keep.state import State, take
+from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.process import RANK, Processes
+from ddp_notebook.launch.sync.sync import Synced
+from ddp_notebook.launch.ways import folders
+from ddp_notebook.wire.events import Comm, Message, RunCell
+
+
+class KeptCluster(Cluster):
+    """Does by a keeper what a `Cluster` does itself.
+
+    Args:
+        remote: the keeper.
+        listener: who is told what ranks say, from `start` on.
+    """
+
+    def __init__(self, remote: Remote, listener: Listener) -> None:  # no super().__init__: the keeper has all of that
+        welcome = remote.welcome
+        self.mark_token = welcome.mark_token
+        self.directory = folders.make("ddp_notebook-session-", welcome.folder)
+        self._remote = remote
+        self._listener = listener
+        self._hosts: dict[str, Host] = {}
+        self._processes = Processes()
+        self._take(welcome.state)
+
+    def _take(self, state: State) -> None:
+        take(state, self._hosts, self._processes)
+        self.placement = state.placement
+        self._state = state
+
+    def _on_text_of(self, name: str, fd: int, data: bytes) -> None:
+        if (process := self._processes.all.get(name)) is None:
+            return
+        process.note_text(fd, data)
+        if process.kind == RANK:
+            self._listener.on_text(process.rank, fd, data)
+
+    # ---- starting
+
+    def start(
+        self, deadline: float, report: Callable[[str], None] = lambda _: None, check: Check = lambda: None
+    ) -> None:
+        """The keeper has started them. From now on what they say is heard: first all that was not shown."""
+        self._remote.listen(
+            {
+                "state": self._take,
+                "message": self._listener.on_message,
+                "text": self._on_text_of,
+                "ended rank": self._listener.on_ended,
+                "controller ended": self._listener.on_controller_ended,
+            },
+            self._listener.on_gone,
+        )
+
+    def form(self, deadline: float, check: Check = lambda: None) -> list[str]:
+        notes: list[str] = self._remote.ask("form", check=check, deadline=deadline)
+        return notes
+
+    def replace(self, ranks: list[int], deadline: float, check: Check = lambda: None) -> list[str]:
+        notes: list[str] = self._remote.ask("replace", check=check, ranks=ranks, deadline=deadline)
+        return notes
+
+    # ---- the ranks
+
+    @property
+    def epoch(self) -> int:
+        return self._state.epoch
+
+    @property
+    def is_running(self) -> bool:
+        return not self._remote.gone and self._state.is_running
+
+    @property
+    def unheard(self) -> dict[int, str]:
+        return self._state.unheard
+
+    def give_up(self, why: str, ranks: Sequence[int] | None = None) -> None:
+        self._remote.ask("give_up", why=why, ranks=ranks)
+
+    def trouble(self) -> str:
+        if self._remote.gone:
+            return self._remote.gone
+        if not self._remote.welcome.drives:
+            told = self._remote.welcome
+            return (
+                f"{told.driver or 'no notebook'} drives this session, and this one looks on: it has the monitor, the "
+                f"recording and %ddp_status. %ddp_attach {told.name} --take-over lets it run cells"
+            )
+        try:
+            return str(self._remote.ask("trouble"))
+        except HostError as error:
+            return str(error)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no cell of this notebook gets to the ranks: a host server is stopped, or another notebook drives."""
+        return self._state.is_stopped or not self._remote.welcome.drives
+
+    @property
+    def is_here(self) -> bool:
+        return all(of.is_here for of in self._state.hosts)
+
+    def send(self, rank: int, message: Message) -> None:
+        self._remote.tell("send", rank, message)
+
+    def tell(self, message: RunCell | Comm, ranks: list[int]) -> None:
+        self._remote.tell("tell", message, ranks)
+
+    def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> bool:
+        return bool(self._remote.ask("signal", ranks=ranks, numbers=[int(n) for n in numbers], value=value))
+
+    def look(self, ranks: list[int]) -> dict[int, Seen]:
+        seen: dict[int, Seen] = self._remote.ask("look", ranks=ranks)
+        return seen
+
+    def files(self, pattern: str) -> list[Path]:
+        return list(Path(self.directory).glob(pattern)) if self.is_here else []
+
+    def silent_s(self, rank: int) -> float:
+        return self.process(rank).host.silent_s
+
+    def hold_text(self, hold: bool) -> None:
+        self._remote.tell("hold", hold)
+
+    def drop(self, rank: int, transfer: int) -> None:
+        self._remote.tell("drop", rank, transfer)
+
+    def fetch(self, rank: int, transfer: int, nbytes: int, check: Check) -> bytearray:
+        data: bytearray = self._remote.ask("fetch", check=check, rank=rank, transfer=transfer, nbytes=nbytes)
+        return data
+
+    def put(self, rank: int, data: bytes, check: Check) -> int:
+        return int(self._remote.ask("put", check=check, rank=rank, data=data))
+
+    def client_file(self) -> tuple[str, int]:
+        path, pid = self._remote.ask("client_file")
+        return path, pid
+
+    # ---- ending
+
+    def stop(self, grace_s: float = 1.0) -> bool:
+        """End the session, if this notebook drives it; else only leave it."""
+        try:
+            if self._remote.welcome.drives and not self._remote.gone:
+                self._remote.ask("stop")
+        except HostError:
+            pass  # it has ended
+        self.leave()
+        return True
+
+    def leave(self) -> None:
+        """Go, and let the ranks live."""
+        self._remote.close("this notebook has left the session")
+        folders.remove(self.directory)
+
+
+class KeptHosts(Hosts):
+    """The hosts of a kept session: the keeper has them.
+
+    Args:
+        remote: the keeper.
+
+    Attributes:
+        cluster: the stand-in, once there is one.
+    """
+
+    cluster: KeptCluster
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def place(
+        self, env: Mapping[str, str], check: Callable[[], None], report: Callable[[str], None] = lambda _: None
+    ) -> Placement:
+        """They were placed."""
+        return self.cluster.placement
+
+    def sync(self, folder: str | None, **how: Any) -> Synced:
+        how.pop("progress")
+        whole = None if folder is None else os.path.abspath(folder)
+        synced: Synced = self._remote.ask("sync", check=how.pop("check"), folder=whole, **how)
+        return synced
+
+    def status(self) -> str:
+        kept = f"kept session {self._remote.welcome.name}: %ddp_attach {self._remote.welcome.name} in another kernel"
+        said = "" if self._remote.gone else str(self._remote.ask("status"))
+        return "\n".join(filter(None, [said, kept]))
+
+    def notices(self) -> list[str]:
+        notices, self._remote.notices = self._remote.notices, []
+        return notices
+
+    @property
+    def are_alive(self) -> bool:
+        return self.cluster.is_running
+
+    @property
+    def pids(self) -> list[int]:
+        return [host.pid for host in self.cluster.hosts]
+
+    @property
+    def words(self) -> str:
+        return ", ".join(dict.fromkeys(host.label for host in self.cluster.hosts))
+
+    def end(self, *, healthy: bool = True) -> None:
+        """The keeper ends them."""
+
+
+class Attached(Beginning):
+    """The beginning of what has begun.
+
+    Args:
+        remote: the keeper.
+    """
+
+    hosts: KeptHosts
+
+    def __init__(self, remote: Remote) -> None:
+        self.synced = remote.welcome.synced
+        self.hosts = KeptHosts(remote)
+        self.remote = remote
+
+    def make(self, listener: Listener) -> KeptCluster:
+        self.hosts.cluster = cluster = KeptCluster(self.remote, listener)
+        return cluster
+
+    def start(self, cluster: Cluster) -> None:
+        cluster.start(0.0)

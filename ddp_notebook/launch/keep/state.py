@@ -1,0 +1,162 @@
+"""How things are: what a notebook is told of hosts and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.process import Process, Processes
+from ddp_notebook.launch.sync.sync import Synced
+from ddp_notebook.wire.events import RunCell
+
+
+@dataclass(slots=True, kw_only=True)
+class OfHost:
+    """One host. A notebook reads it where it would read a `launch.host.host.Host`."""
+
+    name: str
+    label: str
+    hostname: str
+    is_here: bool
+    is_alive: bool
+    unheard: str
+    silent_s: float
+    pid: int
+
+    @property
+    def is_unreachable(self) -> bool:
+        return bool(self.unheard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfProcess:
+    """One process of a session."""
+
+    number: int
+    kind: str
+    host: str
+    rank: int
+    pid: int
+    status: int | None
+    lost: str
+    tails: dict[int, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Of a session."""
+
+    epoch: int
+    placement: Placement
+    hosts: list[OfHost]
+    processes: list[OfProcess]  # that were not replaced
+    is_running: bool
+    is_stopped: bool
+    words: str  # names of the hosts
+    unheard: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The first message to a notebook: all that it needs to have the session."""
+
+    name: str
+    number: int  # of the notebook
+    drives: bool
+    driver: str  # who does
+    options: StartOptions
+    synced: Synced | None
+    state: State
+    mark_token: str
+    folder: str
+    cells: list[tuple[RunCell, list[int], float]]  # that were not shown: with their ranks, and for how many seconds
+    last_cell: int
+    recorded: list[tuple[str, int]]  # see `recorded`
+    left: list[tuple[int, bytes]] = field(repr=False)
+
+
+class OwnCluster(Cluster):
+    """The keeper's own."""
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that no other has replaced."""
+        return self._processes.current
+
+
+def state_of(cluster: OwnCluster, hosts: Hosts) -> State:
+    """How it is now."""
+    of_hosts = [
+        OfHost(
+            name=host.name,
+            label=host.label,
+            hostname=host.hostname,
+            is_here=host.way.is_here,
+            is_alive=host.is_alive,
+            unheard=host.unheard,
+            silent_s=host.silent_s,
+            pid=host.pid,
+        )
+        for host in hosts.all
+    ]
+    return State(
+        epoch=cluster.epoch,
+        placement=cluster.placement,
+        hosts=of_hosts,
+        processes=[
+            OfProcess(
+                number=one.number,
+                kind=one.kind,
+                host=one.host.name,
+                rank=one.rank,
+                pid=one.pid,
+                status=one.status,
+                lost=one.lost,
+                tails=dict(one.tails),
+            )
+            for one in cluster.processes
+        ],
+        is_running=cluster.is_running,
+        is_stopped=cluster.is_stopped,
+        words=hosts.words,
+        unheard=cluster.unheard,
+    )
+
+
+def take(state: State, hosts: dict[str, Host], processes: Processes) -> None:
+    """Bring a notebook's hosts and processes up to date. Objects that were there stay the same ones."""
+    for new in state.hosts:
+        old = cast("OfHost | None", hosts.get(new.name))
+        if old is None:
+            hosts[new.name] = cast(Host, new)
+        else:
+            old.is_alive, old.unheard, old.silent_s = new.is_alive, new.unheard, new.silent_s
+    with processes.changed:
+        for told in state.processes:
+            name = f"{told.host}/{told.number}"
+            process = processes.all.get(name)
+            if process is None:
+                host = hosts.get(told.host) or _unknown(told.host)
+                process = Process(told.number, told.kind, host, told.rank, tails=dict(told.tails))
+                processes.all[name] = process
+            process.pid, process.status, process.lost = told.pid, told.status, told.lost
+            if told.rank >= 0:
+                processes.by_rank[told.rank] = process
+        processes.changed.notify_all()
+
+
+def _unknown(name: str) -> Host:
+    """One that has no rank: of the controller, where all ranks are elsewhere."""
+    of = OfHost(name=name, label=name, hostname=name, is_here=True, is_alive=True, unheard="", silent_s=0.0, pid=0)
+    return cast(Host, of)
+
+
+def silent(hosts: Sequence[Host]) -> bool:
+    """Whether a host is not heard, so that its state changes each second."""
+    return any(host.silent_s > 1.0 for host in hosts)

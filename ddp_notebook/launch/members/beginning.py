@@ -1,0 +1,85 @@
+"""How the ranks of a session begin, whichever process has them: hosts are asked and take files, then ranks start."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from ddp_notebook.launch.cluster import Check, Cluster, Listener
+from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.sync.sync import Synced
+
+
+class Beginning:
+    """Of the ranks that were asked for. Their hosts begin at once.
+
+    Args:
+        options: what was asked for.
+        check: called often while something waits; what it raises ends the beginning.
+        report: told a line about each stage that is done, and behind a carriage return how far one is.
+        kind: of cluster.
+
+    Attributes:
+        hosts: of the ranks. The caller ends them.
+        synced: what was sent to the hosts; None: nothing was to be.
+
+    Raises:
+        what `Hosts` raises.
+    """
+
+    def __init__(
+        self,
+        options: StartOptions,
+        check: Check,
+        report: Callable[[str], None],
+        kind: type[Cluster] = Cluster,
+    ) -> None:
+        self.synced: Synced | None = None
+        self.hosts = Hosts(options)
+        self._options = options
+        self._check = check
+        self._report = report
+        self._kind = kind
+        self._began_s = time.monotonic()
+
+    def _stage(self, name: str) -> None:
+        self._report(f"{name} {time.monotonic() - self._began_s:.1f} s")
+
+    def make(self, listener: Listener) -> Cluster:
+        """The cluster, whose ranks are not started yet.
+
+        Args:
+            listener: who is told what the ranks say.
+
+        Raises:
+            what `Hosts.place` and `Hosts.sync_first` raise.
+        """
+        options, hosts = self._options, self.hosts
+        env = {**os.environ, **options.env}
+        placement = hosts.place(env, self._check, self._report)
+        self._stage(hosts.stage)
+        if options.sync is not None:
+            self.synced = hosts.sync_first(self._check, self._report)
+            self._stage("sync")
+        guard = placement.backend == "gloo" if options.guard is None else options.guard
+        return self._kind(
+            hosts.all,
+            placement,
+            env,
+            listener,
+            guard=guard,
+            overlay=options.env,
+            at=hosts.listening,
+            again=hosts.again,
+            here=hosts.here,
+        )
+
+    def start(self, cluster: Cluster) -> None:
+        """Start its ranks.
+
+        Raises:
+            what `Cluster.start` raises.
+        """
+        cluster.start(self.hosts.began_s + self._options.timeout_s, self._stage, self._check)

@@ -1,0 +1,50 @@
+"""Kept sessions in a folder of their own, which are ended when the test ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_notebook.launch.keep import registry, shell
+from tests.conftest import wait_until
+from tests.kernels import NotebookKernel
+
+
+@pytest.fixture
+def runtime(monkeypatch) -> Iterator[Path]:
+    """The user's runtime directory, for this test only. Whatever is kept there when it ends is stopped."""
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))  # a socket's path is short
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield folder
+    for entry in registry.everything():
+        shell.main(["stop", entry.name])
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def notebook(runtime, make_kernel) -> Callable[..., NotebookKernel]:
+    """Start a kernel with the extension, without a host server that waits."""
+
+    def make(line: str = "") -> Any:
+        kernel = make_kernel(env={"XDG_RUNTIME_DIR": str(runtime), "DDP_NOTEBOOK_PRELOAD": "0"})
+        kernel.run("%load_ext ddp_notebook")
+        if line:
+            reply = kernel.run(line)
+            assert reply.status == "ok", reply.traceback
+        return kernel
+
+    return make
+
+
+def kill(kernel: NotebookKernel) -> None:
+    """SIGKILL, and it is gone."""
+    os.kill(kernel.pid, signal.SIGKILL)
+    assert kernel.manager is not None
+    wait_until(lambda: not kernel.manager.is_alive(), what="the kernel is gone")

@@ -1,0 +1,154 @@
+"""What a user has again who attaches to a session whose notebook is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ddp_notebook.launch.keep import registry
+from tests.conftest import marked_processes, wait_until
+from tests.keep.conftest import kill
+
+STEPS = """%%on_all_ranks
+import time
+from IPython.display import display, HTML
+for step in range(40):
+    dist.all_reduce(torch.ones(1))
+    print("step", step)
+    if step == 5:
+        display(HTML("<b>five</b>"))
+    time.sleep(0.02)
+total = 40
+"""
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "step " in line]
+
+
+def test_an_idle_session_goes_on_in_another_kernel(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.run("%%on_all_ranks\nx = torch.arange(3) + rank")
+    kill(first)
+
+    second = notebook()
+    attached = second.run("%ddp_attach")
+    assert attached.status == "ok" and "kept-1: <Session: 2 ranks" in attached.stdout
+    assert attached.duration_s < 1.0
+    assert second.run("%on_all_ranks x.sum().item()").stdout == "[0] 3\n[1] 6\n"
+    reduced = second.run("%%on_all_ranks\nt = torch.ones(1) * rank; dist.all_reduce(t); t.item()")
+    assert reduced.stdout == "[0-1] 1.0\n"
+    assert second.run("%ddp_stop").stdout == "stopped 2 ranks\n"
+    assert registry.everything() == []
+
+
+def test_a_running_cell_is_shown_once_and_waited_for(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.start(STEPS)
+    first.wait_for_text("step 7")
+    kill(first)
+
+    second = notebook()
+    begun = second.run("%ddp_attach")
+    rest = second.run("%ddp_attach --wait")
+    assert rest.status == "ok", rest.traceback
+    assert lines(begun.stdout + rest.stdout) == [f"[0-1] step {step}" for step in range(40)]
+    assert [data.get("text/html") for data in [*begun.displays, *rest.displays]] == ["<b>five</b>"]
+    assert second.run("%on_all_ranks total").stdout == "[0-1] 40\n"
+    counted = second.run("import ddp_notebook\nlen(ddp_notebook.current().recording.collectives())")
+    assert counted.displays[0]["text/plain"] == "80", "no row is lost, and none is there twice"
+
+
+def test_how_a_cell_ended_unattended_is_told(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.start("%%on_all_ranks\nimport time\nprint('begun')\ntime.sleep(1)\nprint('late')\n1 / (1 - rank)")
+    first.wait_for_text("begun")
+    kill(first)
+    wait_until(lambda: "1 ended unattended" in listed(), 10, "the cell has ended")
+
+    second = notebook()
+    told = second.run("%ddp_attach")
+    assert told.status == "error" and told.ename == "RankError"
+    assert "ZeroDivisionError" in told.traceback and "1 / (1 - rank)" in told.traceback
+    assert told.stdout.splitlines()[-2:] == ["[0-1] begun", "[0-1] late"] or "[0-1] late" in told.stdout
+    assert second.run("%ddp_attach").stdout.count("late") == 0, "once"
+    assert second.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
+def test_a_running_cell_can_be_stopped(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.start("%%on_all_ranks\ny = 7\nprint('begun')\nwhile True: dist.all_reduce(torch.ones(1))")
+    first.wait_for_text("begun")
+    kill(first)
+
+    second = notebook()
+    assert "still runs" in second.run("%ddp_attach").stdout
+    assert "ended on ranks 0,1; all variables are kept" in second.run("%ddp_interrupt").stdout
+    assert second.run("%on_all_ranks y").stdout == "[0-1] 7\n"
+
+
+def test_without_keep_all_is_gone_in_5_s(notebook):
+    before = marked_processes()
+    kernel = notebook("%ddp_start 2")
+    assert registry.everything() == []
+    kill(kernel)
+    wait_until(lambda: not marked_processes() - before, 5.0, "nothing is left")
+
+
+def listed() -> str:
+    done = subprocess.run([sys.executable, "-m", "ddp_notebook", "list"], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_from_a_shell(notebook):
+    assert listed() == "nothing is kept on this machine\n"
+    first = notebook("%ddp_start 2 --keep 1")
+    first.run("%%on_all_ranks\nprint('from rank', rank)")
+    assert "kept-1: 2 ranks" in listed() and "drives it" in listed()
+    kill(first)
+    wait_until(lambda: "alone for" in listed(), what="nobody drives it")
+
+    second = notebook()
+    assert "still there: kept-1: 2 ranks" in second.run("%ddp_start 2 --keep 1").stdout
+    shell = [sys.executable, "-m", "ddp_notebook"]
+    logs = subprocess.run([*shell, "logs", "kept-1"], capture_output=True, text=True)
+    assert logs.stdout == "---- rank 0\nfrom rank 0\n---- rank 1\nfrom rank 1\n"
+    for name in ("kept-1", "kept-2"):
+        assert subprocess.run([*shell, "stop", name], capture_output=True, text=True).stdout == f"stopped {name}\n"
+    assert "has ended: python -m ddp_notebook stop" in second.run("%on_all_ranks 1").traceback
+    gone = subprocess.run([*shell, "stop", "kept-1"], capture_output=True, text=True)
+    assert (gone.returncode, gone.stderr) == (1, "there is no 'kept-1'; nothing is kept here\n")
+
+
+def test_it_ends_after_its_hours(notebook):
+    first = notebook(f"%ddp_start 2 --keep {2 / 3600}")
+    kill(first)
+    wait_until(lambda: not registry.everything(), 10, "its time is over")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("%ddp_attach", "nothing is kept on this machine: %ddp_start 4 --keep starts ranks"),
+        ("%ddp_attach kept-9", "there is no 'kept-9' to attach to: it has ended, or never was"),
+        ("%ddp_attach ../x", "'../x' is no name of a session"),
+        ("%ddp_start 2 --keep 0", "--keep 0.0 is no time to keep ranks without a notebook"),
+        ("%ddp_start 2 --keep soon", "--keep is 'soon', which is no number of hours"),
+        ("%ddp_start 2 --keep-output 5", "--keep-output goes with --keep"),
+        ("%ddp_start 2 --keep --keep-recording 0", "--keep-recording 0.0 is no size"),
+    ],
+)
+def test_bad_lines_say_what_to_write(runtime, line, words):
+    from IPython.testing.globalipapp import get_ipython, start_ipython
+
+    from ddp_notebook.errors import UsageError
+
+    start_ipython()
+    shell = get_ipython()
+    shell.run_line_magic("load_ext", "ddp_notebook")
+    name, _, rest = line[1:].partition(" ")
+    with pytest.raises(UsageError) as caught:
+        shell.run_line_magic(name, rest)
+    assert words in str(caught.value)
