@@ -146,6 +146,11 @@ class StartOptions:
                 f"--lease {_written(self.lease_s)} is no time for a host to come back; give seconds from "
                 f"{_SHORTEST_LEASE_S:g} up, e.g. --lease 60"
             )
+        if self.keep_h is not None and asked and asked != ["--hosts"]:
+            raise UsageError(
+                f"--keep goes with this machine and with --hosts; what {asked[0]} starts ends with its notebook, or "
+                "with its job: leave one of them out"
+            )
         limits.check(self.keep_h, self.keep_output_mb, self.keep_recording_mb, _LONGEST_S / 3600)
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")

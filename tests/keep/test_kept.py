@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.keep import registry
+from ddp_notebook.magics import DDPMagics
 from tests.conftest import marked_processes, wait_until
 from tests.keep.conftest import kill
 
@@ -141,14 +143,7 @@ def test_it_ends_after_its_hours(notebook):
     ],
 )
 def test_bad_lines_say_what_to_write(runtime, line, words):
-    from IPython.testing.globalipapp import get_ipython, start_ipython
-
-    from ddp_notebook.errors import UsageError
-
-    start_ipython()
-    shell = get_ipython()
-    shell.run_line_magic("load_ext", "ddp_notebook")
     name, _, rest = line[1:].partition(" ")
     with pytest.raises(UsageError) as caught:
-        shell.run_line_magic(name, rest)
+        getattr(DDPMagics(), name)(rest)
     assert words in str(caught.value)

@@ -70,10 +70,11 @@ def hear(stream: socket.socket, timeout_s: float = _FIRST_WORD_S) -> dict[str, A
     """
     stream.settimeout(timeout_s)
     data = bytearray()
-    while not data.endswith(b"\n"):  # nobody says a second word before an answer
-        if not (more := stream.recv(1 << 16)) or len(data) > _FIRST_WORD_BYTES:
+    while not data.endswith(b"\n"):  # not a byte of what comes behind it
+        more = stream.recv(1 << 16, socket.MSG_PEEK)
+        if not more or len(data) > _FIRST_WORD_BYTES:
             raise ValueError("the other side has said nothing")
-        data += more
+        data += stream.recv(more.find(b"\n") + 1 or len(more))
     words = json.loads(data)
     if not isinstance(words, dict):
         raise ValueError("the other side speaks something else")

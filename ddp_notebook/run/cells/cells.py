@@ -77,6 +77,7 @@ class Cells:
         self._codes: dict[int, str] = {}  # of the last cells
         self._watched: tuple[CellRun, Interrupts] | None = None
         self.adopted: list[CellRun] = []  # of an earlier notebook, and not shown to their end
+        self._screens: dict[int, Screen] = {}  # of those
         self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
         self._closed = False
 
@@ -214,18 +215,18 @@ class Cells:
                 run = self.adopted.pop(0)
                 run.is_patient = False
                 with Interrupts(run.wake) as interrupts:
-                    screen = self._screen_of(run, interrupts)
+                    screen = self._screen_of(run)
                     watch = Watch(run, self, interrupts, screen, None, self._grace_s, self._hang_after_s)
                     pending, notes = self._see_through(run, watch, interrupts)
                 self._tell_end(run, watch, interrupts, screen, pending, notes)
             for run in self.adopted:
                 with Interrupts(run.wake) as interrupts:
-                    screen = self._screen_of(run, interrupts)
-                    while screen is not None and not run.shown.empty():
+                    screen = self._screen_of(run)
+                    while screen is not None and not interrupts.count and not run.shown.empty():
                         if (item := run.take(0.0)) is not None:
                             screen.show(item)
                     if screen is not None:
-                        screen.finish()
+                        screen.pause(run.pending)
         return list(self.adopted)
 
     def _ends_of_adopted(self) -> list[str]:
@@ -237,10 +238,14 @@ class Cells:
             return [f"an earlier cell, of another notebook, has failed meanwhile: {error}"]
         return []
 
-    def _screen_of(self, run: CellRun, interrupts: Interrupts) -> Screen | None:
+    def _screen_of(self, run: CellRun) -> Screen | None:
+        """Where an adopted cell is shown: always the same, since a line may wait in it for those of other ranks."""
         if not is_users_thread():
             return None
-        screen = Screen(run.result.ranks, is_stopped=lambda: bool(interrupts.count))
+        if run.number not in self._screens:
+            is_stopped = lambda: self._watched is not None and bool(self._watched[1].count)  # noqa: E731
+            self._screens[run.number] = Screen(run.result.ranks, is_stopped=is_stopped)
+        screen = self._screens[run.number]
         run.note = screen.note
         if run.left_out_chars:
             screen.note(f"... {run.left_out_chars} characters before this were not kept ...")

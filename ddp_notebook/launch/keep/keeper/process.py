@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,7 +102,7 @@ class Keeper:
             until = time.monotonic() + _FIRST_S
             while not self._notebooks.all and time.monotonic() < until:
                 self._ending.wait(0.01)
-            beginning = Beginning(self._spec.options, self._check, self._say_stage, OwnCluster)
+            beginning = Beginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
             hosts = beginning.hosts
             self._start(beginning)
             while not self._ending.wait(_LOOK_S):
@@ -112,6 +112,12 @@ class Keeper:
             if not isinstance(error, DDPNotebookError | KeyboardInterrupt):
                 traceback.print_exc()
         self._end(hosts)
+
+    def _with_lease(self) -> StartOptions:
+        """Other machines are waited for as long as notebooks are."""
+        options = self._spec.options
+        assert options.keep is not None
+        return replace(options, lease_s=max(options.lease_s, options.keep.alone_s))
 
     def _start(self, beginning: Beginning) -> None:
         keep, hosts = self._spec.options.keep, beginning.hosts
@@ -241,7 +247,7 @@ class Keeper:
             self._serve(notebook)
         finally:
             self._notebooks.remove(notebook)
-            if notebook.has_driven and self._cluster is not None:
+            if notebook.has_driven and self._notebooks.driver is None and self._cluster is not None:
                 self._cluster.hold_text(False)  # nobody reads what it has left
 
     def _serve(self, notebook: Notebook) -> None:

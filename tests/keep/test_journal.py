@@ -1,0 +1,124 @@
+"""What is kept of ranks that nobody hears, and what is left out of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddp_notebook.launch.keep.keeper.journal import Journal
+from ddp_notebook.launch.keep.recorded import Recorded, batches
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records.codec import Batch, decode, encode
+from ddp_notebook.records.schema import TABLES
+from ddp_notebook.run.output.text import Ordered, TextSplitter
+from ddp_notebook.wire.events import CellDone, Display, RunCell
+from ddp_notebook.wire.marks import CellEnd, Place
+
+TOKEN = "ab12"
+
+
+def told(journal: Journal, cell: int, ranks: list[int]) -> None:
+    journal.on_told(RunCell(cell=cell, code="", execution_count=cell), ranks)
+
+
+def display(cell: int, place: int, chars: int = 1) -> Display:
+    return Display(cell=cell, msg_type="display_data", content={"data": {"text/plain": "x" * chars}}, place=place)
+
+
+def pieces(journal: Journal) -> list[object]:
+    """What a notebook makes of it: text, displays and ends of one rank, in order."""
+    splitter, ordered, found = TextSplitter(TOKEN), Ordered(), []
+    for event in journal.events():
+        if event[0] == "text":
+            for piece in splitter.feed(event[3]):
+                found += [one for _, one in ordered.add(event[2], piece)]
+        elif isinstance(event[2], Display):
+            found += [one for _, one in ordered.arrived(event[2])]
+        else:
+            found.append(event[2])
+    return found
+
+
+def test_a_mark_that_came_in_two_pieces_is_whole_for_who_attaches_in_between():
+    journal = Journal(TOKEN, 1000)
+    told(journal, 1, [0])
+    whole = b"a\n" + CellEnd(1, 0.5).encode(TOKEN)
+    journal.on_text(0, "p", 1, whole[:6])
+    assert b"".join(event[3] for event in journal.events()) == whole[:6]
+    assert [cell.told.cell for cell in journal.running] == [1]
+    journal.on_text(0, "p", 1, whole[6:])
+    assert b"".join(event[3] for event in journal.events()) == whole
+    assert journal.running == []
+
+
+def test_of_a_flood_the_end_is_kept_and_the_rest_counted():
+    journal = Journal(TOKEN, 1000)
+    told(journal, 1, [0])
+    for number in range(500):
+        journal.on_text(0, "p", 1, b"line %03d\n" % number)
+    journal.on_message(0, CellDone(cell=1, status="error", duration_s=1.0, ename="E"))
+    journal.on_text(0, "p", 1, CellEnd(1).encode(TOKEN))
+    first, *lines, done, end = pieces(journal)
+    assert first == "... 3.5 kB before this were not kept ...\n"
+    assert (lines[0], lines[-1], len(lines)) == ("line 389\n", "line 499\n", 111)
+    assert done.ename == "E" and end == CellEnd(1)
+    assert journal.running == []
+
+
+def test_text_does_not_wait_for_a_display_that_was_left_out():
+    journal = Journal(TOKEN, 1000)
+    told(journal, 1, [0])
+    for place in range(1, 6):
+        journal.on_message(0, display(1, place, chars=400))
+        journal.on_text(0, "p", 1, Place(place).encode(TOKEN) + b"%d\n" % place)
+    kept = pieces(journal)
+    assert [one.place for one in kept if isinstance(one, Display)] == [4, 5]
+    assert kept[-2:] == [display(1, 5, chars=400), "5\n"]
+
+
+def test_a_cell_that_was_shown_is_forgotten_and_what_came_behind_it_is_not():
+    journal = Journal(TOKEN, 1000)
+    told(journal, 1, [0, 1])
+    for rank in (0, 1):
+        journal.on_text(rank, f"p{rank}", 1, b"one\n" + CellEnd(1, 0.1).encode(TOKEN) + b"behind\n")
+    journal.on_shown(1)
+    assert [event[3] for event in journal.events()] == [b"behind\n", b"behind\n"]
+    told(journal, 2, [0])
+    journal.on_text(0, "p0", 1, b"two\n")
+    journal.on_shown(2)
+    assert len(journal.running) == 1, "it has not ended"
+    journal.on_text(0, "p0", 1, CellEnd(2, 0.1).encode(TOKEN))
+    journal.on_shown(2)
+    assert list(journal.events()) == [] and journal.cells == {}, "rank 1's text was shown above the second cell"
+
+
+def losses(first: int, count: int) -> Batch:
+    rows = np.zeros(count, TABLES["metric"])
+    rows["name"], rows["step"], rows["value"] = 1, range(first, first + count), 1.0
+    return Batch(rank=0, stream=1, texts={1: "loss"} if first == 0 else {}, tables={"metric": rows})
+
+
+def fed(recorded: Recorded) -> Recording:
+    recording = Recording(world_size=1)
+    for _, data in [*recorded.left(), *batches(recorded.parts())]:
+        recording.feed(decode(data))
+    return recording
+
+
+def test_of_a_long_recording_the_end_is_kept_with_its_names_and_the_rest_counted(tmp_path):
+    recorded = Recorded(str(tmp_path), limit_bytes=100_000)
+    for number in range(500):
+        recorded.put(0, encode(losses(10 * number, 10)))
+    assert 50_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) < 110_000
+    recording = fed(recorded)
+    kept = recording.metrics["loss"].values
+    assert recording.dropped[0] + len(kept) == 5000 and len(kept) > 1000
+
+
+def test_a_disk_that_takes_nothing_loses_rows_and_no_names(tmp_path):
+    recorded = Recorded(str(tmp_path / "gone"), limit_bytes=100_000)
+    recorded.put(0, encode(losses(0, 10)))
+    assert recorded.trouble == f"{tmp_path / 'gone'}: No such file or directory"
+    (tmp_path / "gone").mkdir()
+    recorded.put(0, encode(losses(10, 10)))
+    recording = fed(recorded)
+    assert recording.dropped == {0: 10} and len(recording.metrics["loss"].values) == 10

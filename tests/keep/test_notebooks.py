@@ -1,0 +1,129 @@
+"""Two notebooks at one session, and who gets nothing: other users, other versions, other environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.keep import registry
+from tests.keep.conftest import kill
+
+AS_OTHER_USER = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+for path in sys.argv[2:]:
+    try:
+        print(open(path).read())
+    except PermissionError:
+        print("no")
+stream = socket.socket(socket.AF_UNIX)
+try:
+    stream.connect(sys.argv[1])
+    stream.sendall(b'{"want": "stop"}\\n')
+    print(stream.recv(100))
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_one_drives_and_the_other_looks(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.run("%%on_all_ranks\nfor _ in range(3): dist.all_reduce(torch.ones(1))")
+    second = notebook()
+    looks = second.run("%ddp_attach").stdout
+    assert "the notebook of process" in looks and "this one looks on" in looks and "--take-over" in looks
+    refused = second.run("%on_all_ranks 1")
+    assert refused.ename == "SessionBrokenError" and "drives this session" in refused.traceback
+    assert "idle" in second.run("%ddp_status").stdout
+    first.run("%%on_all_ranks\nfor _ in range(2): dist.all_reduce(torch.ones(1))")
+    count = "import ddp_notebook; len(ddp_notebook.current().recording.collectives())"
+    assert second.run(count).displays[0]["text/plain"] == "10"
+    assert second.run("%ddp_stop").status == "ok"
+    assert first.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n", "one that looks ends nothing"
+
+
+def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    busy = first.start("%%on_all_ranks\nimport time\nfor i in range(400):\n    print('step', i); time.sleep(0.01)")
+    first.wait_for_text("step 20")
+    second = notebook()
+    assert "still runs" in second.run("%ddp_attach --take-over").stdout
+    lost = first.finish(busy, 5)
+    assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
+    first.run("%ddp_stop")
+    first.run("import ddp_notebook; ddp_notebook.session.current()")
+    kill(first)
+    rest = second.run("%ddp_attach --wait")
+    assert rest.status == "ok" and "[0-1] step 399\n" in rest.stdout
+    assert second.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_gets_nothing(notebook, runtime):
+    kernel = notebook("%ddp_start 2 --keep 1")
+    [entry] = registry.everything()
+    file = registry.folder() / f"{entry.name}.json"
+    assert [path.stat().st_mode & 0o777 for path in (file.parent, file)] == [0o700, 0o600]
+    spool = [path for path in Path(entry.folder).iterdir() if path.is_file()]
+    assert Path(entry.folder).stat().st_mode & 0o777 == 0o700 and spool
+
+    def as_other_user() -> list[str]:
+        asked = [entry.socket, str(file), str(spool[0])]
+        done = subprocess.run([sys.executable, "-c", AS_OTHER_USER, *asked], capture_output=True, text=True, check=True)
+        return done.stdout.split("\n")[:-1]
+
+    assert as_other_user() == ["no", "no", "PermissionError"]
+    for folder in (runtime, file.parent):  # were the folder open by mistake, the socket would ask who is there
+        folder.chmod(0o755)
+    Path(entry.socket).chmod(0o666)
+    answer = as_other_user()[2]
+    assert answer in ("b''", "ConnectionResetError", "BrokenPipeError")
+    with pytest.raises(UsageError, match=r"is not a folder of yours alone \(mode 755"):
+        registry.everything()
+    file.parent.chmod(0o700)
+    assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
+def test_without_the_key_it_says_nothing(notebook):
+    notebook("%ddp_start 2 --keep 1")
+    [entry] = registry.everything()
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(entry.socket)
+        stream.sendall(b'{"want": "stop", "key": "guessed"}\n')
+        assert stream.recv(100) == b""
+    assert registry.everything() == [entry]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": "0.0.9"}, "kept-1 runs ddp_notebook 0.0.9, and this is"),
+        ({"environment": "/opt/other"}, "kept-1 runs in the environment /opt/other, and this kernel in"),
+        ({"kind": "other"}, "kept-1 is no session, but a other"),
+    ],
+)
+def test_files_of_others_are_refused_with_a_sentence(runtime, change, words):
+    from ddp_notebook import kept
+    from ddp_notebook.launch import processes
+
+    pid, started = processes.identity(os.getpid())
+    about = {"kind": registry.SESSION, "name": "kept-1", "socket": "/none", "key": "", "began_s": 0.0}
+    registry.write(registry.Entry(**{**about, "pid": pid, "started": started, **change}))
+    with pytest.raises(UsageError) as caught:
+        kept.attach()
+    assert words in str(caught.value)
+    (registry.folder() / "kept-1.json").chmod(0o644)
+    with pytest.raises(UsageError, match="is not a file of yours alone"):
+        kept.attach("kept-1")
+    (registry.folder() / "kept-1.json").write_text(json.dumps({"name": 3}))
+    (registry.folder() / "kept-1.json").chmod(0o600)
+    with pytest.raises(UsageError, match="cannot be read by version"):
+        kept.attach("kept-1")
+    (registry.folder() / "kept-1.json").unlink()
