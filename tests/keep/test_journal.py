@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
@@ -24,7 +26,7 @@ def display(cell: int, place: int, chars: int = 1) -> Display:
     return Display(cell=cell, msg_type="display_data", content={"data": {"text/plain": "x" * chars}}, place=place)
 
 
-def pieces(journal: Journal) -> list[object]:
+def pieces(journal: Journal) -> list[Any]:
     """What a notebook makes of it: text, displays and ends of one rank, in order."""
     splitter, ordered, found = TextSplitter(TOKEN), Ordered(), []
     for event in journal.events():
@@ -98,6 +100,7 @@ def losses(first: int, count: int) -> Batch:
 
 
 def fed(recorded: Recorded) -> Recording:
+    recorded.close()
     recording = Recording(world_size=1)
     for _, data in [*recorded.left(), *batches(recorded.parts())]:
         recording.feed(decode(data))

@@ -61,6 +61,10 @@ class Recorded:
         """What is left of batches that went, by rank; older than all that is kept."""
         return [(batch.rank, encode(batch)) for batch in self._left.values()]
 
+    def close(self) -> None:
+        """Nothing more is recorded. The files go with their folder."""
+        self._give_up_file()
+
     def _begin_file(self) -> None:
         self._give_up_file()
         while len(self._parts) >= _FILES:

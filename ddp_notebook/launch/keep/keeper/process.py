@@ -164,6 +164,8 @@ class Keeper:
                 healthy = self._cluster.stop()
         if hosts is not None:
             hosts.end(healthy=healthy)
+        if self._asked is not None:
+            self._recorded.close()
         self._server.close()
         registry.remove(self.entry)
         self._ended.set()
