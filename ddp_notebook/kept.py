@@ -22,9 +22,10 @@ def attach(name: str = "", *, take_over: bool = False, look: bool = False) -> Se
         UsageError: there is none of this name, or it is of another version or environment.
         SessionExistsError: this notebook has other ranks.
 
-    Example:
-        >>> session = ddp_notebook.attach("kept-1")
-        >>> session.show_unseen(wait=True)
+    Example: in a script, where `%ddp_attach --wait` is not there::
+
+        session = ddp_notebook.attach("kept-1")
+        session.show_unseen(wait=True)
     """
     if (running := current()) is not None:
         if not running.is_kept:

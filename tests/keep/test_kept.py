@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +150,53 @@ def test_bad_lines_say_what_to_write(runtime, line, words):
     with pytest.raises(UsageError) as caught:
         getattr(DDPMagics(), name)(rest)
     assert words in str(caught.value)
+
+
+def test_the_end_of_the_keeper_is_that_of_all_and_is_told(notebook):
+    before = marked_processes()
+    kernel = notebook("%ddp_start 2 --keep 1")
+    [entry] = registry.everything()
+    os.kill(entry.pid, signal.SIGKILL)
+    wait_until(lambda: "keeper of kept-1 has ended" in kernel.run("%on_all_ranks 1").traceback, what="it is told")
+    wait_until(lambda: len(marked_processes() - before) == 1, 5.0, "the kernel is left")
+    assert registry.everything() == [] and not Path(entry.folder).exists()
+    assert kernel.run("%ddp_restart").status == "ok"
+    assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
+def test_a_kernel_that_restarts_and_one_that_forks_leave_it_alone(notebook):
+    kernel = notebook("%ddp_start 2 --keep 1")
+    kernel.run("%%on_all_ranks\nx = rank")
+    forks = "import os, time\nchild = os.fork()\nif child == 0:\n    time.sleep(60); os._exit(0)\nchild"
+    forked = kernel.run(forks).displays
+    try:
+        kernel.manager.restart_kernel(now=False)
+        kernel.client.wait_for_ready(timeout=30)
+        kernel.run("%load_ext ddp_notebook")
+        assert "kept-1: <Session: 2 ranks" in kernel.run("%ddp_attach").stdout, (
+            "the child has the socket, and is nobody"
+        )
+        assert kernel.run("%on_all_ranks x").stdout == "[0] 0\n[1] 1\n"
+    finally:
+        os.kill(int(forked[0]["text/plain"]), signal.SIGKILL)
+
+
+def test_widgets_values_and_figures_of_one_that_is_attached(notebook):
+    kill(notebook("%ddp_start 2 --keep 1"))
+    kernel = notebook("%ddp_attach")
+    kernel.run("%%on_all_ranks\nbig = torch.arange(1_000_000) + rank")
+    kernel.run("%ddp_pull big")
+    assert kernel.run("int(big[1][0]), len(big[0])").displays[0]["text/plain"] == "(1, 1000000)"
+    kernel.run("import numpy; y = numpy.ones(500_000)")
+    kernel.run("%ddp_push y")
+    assert kernel.run("%on_all_ranks float(y.sum())").stdout == "[0-1] 500000.0\n"
+    assert kernel.run("%%on_ranks 1\nimport os; os._exit(3)").ename == "RankDiedError"
+    assert "rank 1 was replaced" in kernel.run("%ddp_heal").stdout
+    assert kernel.run("%%on_all_ranks\nt = torch.ones(1); dist.all_reduce(t); t.item()").stdout == "[0-1] 2.0\n"
+    assert kernel.run("import ddp_notebook; ddp_notebook.current().client.ids").displays[0]["text/plain"] == "[0, 1]"
+    stopped = kernel.start(
+        "%%on_all_ranks\nprint('in')\nif rank == 0: dist.barrier()\nelse: import time; time.sleep(60)"
+    )
+    kernel.wait_for_text("in")
+    kernel.interrupt()
+    assert kernel.finish(stopped).ename in ("KeyboardInterrupt", "RankError")
