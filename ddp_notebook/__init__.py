@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from ddp_notebook.run.agree.agreement import Agreement
     from ddp_notebook.run.cells.result import CellResult
     from ddp_notebook.run.values.values import RankValues
-    from ddp_notebook.session import Session, current, start
+    from ddp_notebook.session import Session, current
+    from ddp_notebook.starting import start
     from ddp_notebook.status import Status
     from ddp_notebook.wire.record_options import RecordOptions
 
@@ -104,7 +105,7 @@ _LAZY = {
     "current": "ddp_notebook.session",
     "load": "ddp_notebook.observe.files",
     "log": "ddp_notebook.record",
-    "start": "ddp_notebook.session",
+    "start": "ddp_notebook.starting",
 }
 
 

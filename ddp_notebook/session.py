@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Literal, overload
 
 from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.keep import reach
-from ddp_notebook.launch.keep.limits import OUTPUT_MB, RECORDING_MB
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.stand_in import Attached
 from ddp_notebook.launch.members.beginning import Beginning
-from ddp_notebook.launch.options import LEASE_S, Backend, LiveMode, StartOptions
+from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.cells.face import KeptFace
@@ -40,111 +37,11 @@ Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 _current: Session | None = None
 _current_lock = threading.Lock()
-_reusing = threading.Lock()
 
 
 def current() -> Session | None:
     """The running session, or None."""
     return _current
-
-
-def start(
-    world_size: int | None = None,
-    *,
-    backend: Backend = "auto",
-    gpus: str | Sequence[str | int] | None = None,
-    share_gpus: bool = False,
-    env: Mapping[str, str] | None = None,
-    timeout_s: float = 120.0,
-    grace_s: float | None = 3.0,
-    hang_after_s: float | None = 10.0,
-    guard: bool | None = None,
-    heal: bool = False,
-    live: LiveMode = "auto",
-    hosts: str | Sequence[str] | None = None,
-    slurm: str | None = None,
-    mpi: str | None = None,
-    profile: str | None = None,
-    client: str | None = None,
-    python: str | None = None,
-    sync: str | os.PathLike[str] | None = None,
-    sync_large: bool = False,
-    lease_s: float = LEASE_S,
-    ports: str | None = None,
-    keep_h: float | None = None,
-    keep_output_mb: float = OUTPUT_MB,
-    keep_recording_mb: float = RECORDING_MB,
-    reuse: bool = False,
-    report: Progress = lambda _: None,
-) -> Session:
-    """Start ranks: one process per GPU, or CPU ranks, in an initialised process group.
-
-    Args:
-        world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
-        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
-            client, python, sync, sync_large, lease_s, ports, keep_h, keep_output_mb, keep_recording_mb: see
-            `StartOptions`.
-        reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
-            again wants it. Any number of ranks will do where `world_size` is None.
-        report: told a line about each stage that is done, and behind a carriage return how far one is.
-
-    Raises:
-        UsageError: an option that cannot be, or does not fit this machine.
-        SessionExistsError: ranks are running already; with `reuse`, with other options.
-        StartError: the ranks did not come up; nothing of them is left.
-
-    Example:
-        >>> with ddp_notebook.start(2) as session:
-        ...     session.run("print(rank)")[1].stdout
-        [0] 0
-        [1] 1
-        '1\\n'
-    """
-    asked = StartOptions(
-        world_size=world_size,
-        backend=backend,
-        gpus=gpus,
-        share_gpus=share_gpus,
-        env={} if env is None else env,
-        timeout_s=timeout_s,
-        grace_s=grace_s,
-        hang_after_s=hang_after_s,
-        guard=guard,
-        heal=heal,
-        live=live,
-        hosts=hosts,
-        slurm=slurm,
-        mpi=mpi,
-        profile=profile,
-        client=client,
-        python=python,
-        sync=sync,
-        sync_large=sync_large,
-        lease_s=lease_s,
-        ports=ports,
-        keep_h=keep_h,
-        keep_output_mb=keep_output_mb,
-        keep_recording_mb=keep_recording_mb,
-    ).with_defaults()
-    if not reuse:
-        return Session(asked, report=report)
-    with _reusing:  # several viewers of one app of marimo ask in threads of one process
-        return _reusable(asked) or Session(asked, report=report)
-
-
-def _reusable(asked: StartOptions) -> Session | None:
-    running = _current
-    if running is None or not running._ready:  # one that starts is told of by who starts another
-        return None
-    if not running.is_running:
-        running.stop()
-        return None
-    if differences := asked.differences(replace(running.options, world_size=running.world_size)):
-        raise SessionExistsError(
-            f"{running!r} cannot be reused: its {', and its '.join(differences)}; ask for the same, or end it with "
-            "%ddp_stop (session.stop())"
-        )
-    return running
 
 
 class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):

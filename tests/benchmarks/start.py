@@ -74,7 +74,7 @@ def sample_warm_s() -> float:
 def sample_cold_s() -> float:
     """Ours, with whatever host server there is: none, unless one was started before."""
     from ddp_notebook.launch.cluster import Cluster
-    from ddp_notebook.session import start
+    from ddp_notebook.starting import start
 
     start_ranks = Cluster.start
 

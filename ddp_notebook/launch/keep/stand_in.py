@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.errors import HostError
+from ddp_notebook.errors import HostError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster, Listener
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
@@ -42,7 +42,6 @@ class KeptCluster(Cluster):
 
     def _take(self, state: State) -> None:
         take(state, self._hosts, self._processes)
-        self.placement = state.placement
         self._state = state
 
     def _on_text_of(self, name: str, fd: int, data: bytes) -> None:
@@ -77,7 +76,17 @@ class KeptCluster(Cluster):
         notes: list[str] = self._remote.ask("replace", check=check, ranks=ranks, deadline=deadline)
         return notes
 
+    def place(self, stay: Sequence[int], world_size: int, *, may_share: bool) -> Placement:
+        raise UsageError(
+            f"a kept session cannot get more or fewer ranks, so these stay {self.placement.world_size}: pull what is "
+            f"needed, %ddp_stop, and %ddp_start {world_size} --keep"
+        )
+
     # ---- the ranks
+
+    @property
+    def placement(self) -> Placement:
+        return self._state.placement
 
     @property
     def epoch(self) -> int:
