@@ -207,11 +207,12 @@ def make_session(waiting_host_server) -> Iterator[Any]:
     now, which takes 3 s more.
     """
     from ddp_notebook import session as sessions
+    from ddp_notebook import starting
     from ddp_notebook.launch import warm
 
     def make(world_size: int = 2, *, cold: bool = False, **options):
         warm.drop() if cold else waiting_host_server()
-        return sessions.start(world_size, **options)
+        return starting.start(world_size, **options)
 
     yield make
     if (running := sessions.current()) is not None:
@@ -235,10 +236,10 @@ def _current():
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
     """Two CPU ranks for all tests of a module."""
-    from ddp_notebook import session as sessions
+    from ddp_notebook import starting
 
     waiting_host_server()
-    with sessions.start(2) as running:
+    with starting.start(2) as running:
         yield running
 
 

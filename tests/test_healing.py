@@ -39,10 +39,10 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server):
-    from ddp_notebook import session as sessions
+    from ddp_notebook import starting
 
     waiting_host_server()
-    with sessions.start(3) as running:
+    with starting.start(3) as running:
         yield running
 
 

@@ -31,10 +31,10 @@ DEAF = "kept = rank\nif rank == 1: sum(range(10**11))  # one long call in C"
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server):
-    from ddp_notebook import session as sessions
+    from ddp_notebook import starting
 
     waiting_host_server()
-    with sessions.start(3) as running:
+    with starting.start(3) as running:
         yield running
 
 

@@ -11,10 +11,10 @@ import pytest
 @pytest.fixture(scope="package", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
 def ranks(request, waiting_host_server) -> Iterator[int]:
     """As many ranks as this number are running. (Among three there are groups of two.)"""
-    from ddp_notebook import session as sessions
+    from ddp_notebook import starting
 
     waiting_host_server()
-    with sessions.start(request.param):
+    with starting.start(request.param):
         yield request.param
 
 
@@ -22,9 +22,10 @@ def ranks(request, waiting_host_server) -> Iterator[int]:
 def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks, in place of those that other tests of the lessons may have left running."""
     from ddp_notebook import session as sessions
+    from ddp_notebook import starting
 
     if (running := sessions.current()) is not None:
         running.stop()
     waiting_host_server()
-    with sessions.start(2) as running:
+    with starting.start(2) as running:
         yield running

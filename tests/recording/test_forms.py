@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import session as sessions
+from ddp_notebook import starting
 from tests.recording import forms
 from tests.recording.witness import cell_of_last, expect_agreement, operations, operations_off
 
@@ -16,7 +16,7 @@ from tests.recording.witness import cell_of_last, expect_agreement, operations, 
 def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks without the guard, whose own comparisons the profiler would see too."""
     waiting_host_server()
-    with sessions.start(2, guard=False) as running:
+    with starting.start(2, guard=False) as running:
         running.run(forms.SET_UP, quiet=True)
         yield running
 

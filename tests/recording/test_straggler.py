@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import session as sessions
+from ddp_notebook import starting
 from tests.recording.slow import PHASES
 from tests.recording.witness import cell_of_last
 
@@ -16,7 +16,7 @@ from tests.recording.witness import cell_of_last
 def session(waiting_host_server) -> Iterator[Any]:
     """Four ranks."""
     waiting_host_server()
-    with sessions.start(4) as running:
+    with starting.start(4) as running:
         running.run("import time; from tests.recording.slow import train", quiet=True)
         yield running
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook import session as sessions
+from ddp_notebook import starting
 from ddp_notebook.observe.recording import Recording
 from tests.recording.witness import cell_of_last, expect_agreement, operations, operations_off, spans, spans_off
 
@@ -32,7 +32,7 @@ def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks without the guard, whose own comparisons the profiler would see too; and without values, as its ranges
     end only after what they have brought was looked at."""
     waiting_host_server()
-    with sessions.start(2, guard=False) as running:
+    with starting.start(2, guard=False) as running:
         running.record("meta")
         running.run(SET_UP, quiet=True)
         yield running
