@@ -11,6 +11,7 @@
     ├── RankError               a cell failed on at least one rank
     │   └── RankDiedError       ... because the rank's process ended
     ├── CellTimeoutError        a cell took longer than `--timeout` and was stopped
+    ├── JobCancelledError       a cell in the background was cancelled
     ├── CellFailedHereError     a cell failed in the notebook itself
     ├── RecordingError          a file holds no recording that can be read
     ├── MissingPackageError     something optional was asked for whose package is not installed: says which
@@ -36,6 +37,7 @@ __all__ = [
     "ClientError",
     "DDPNotebookError",
     "HostError",
+    "JobCancelledError",
     "MissingBuildError",
     "MissingPackageError",
     "NoSessionError",
@@ -190,3 +192,7 @@ class CellTimeoutError(DDPNotebookError, TimeoutError):
     def __init__(self, message: str, result: CellResult | None = None) -> None:
         self.result = result
         super().__init__(message)
+
+
+class JobCancelledError(DDPNotebookError):
+    """A cell in the background was cancelled: by `%ddp_cancel`, `%ddp_interrupt` or the end of the session."""

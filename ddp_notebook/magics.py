@@ -15,6 +15,8 @@ from ddp_notebook.launch.survey.check import survey
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import progress
 from ddp_notebook.run.cells import options as cell_options
+from ddp_notebook.run.jobs.job import Job
+from ddp_notebook.run.kernel import is_run_by_program
 from ddp_notebook.run.lines import LineParser
 from ddp_notebook.run.values.exchange import check_name
 
@@ -164,7 +166,7 @@ class DDPMagics(Magics):
 
     @line_cell_magic
     def on_all_ranks(self, line: str, cell: str | None = None) -> None:
-        """Run the cell on every rank: %%on_all_ranks [--ranks 0,2-3] [--timeout S] [--quiet] [--here]
+        """Run the cell on every rank: %%on_all_ranks [--ranks 0,2-3] [--timeout S] [--quiet] [--here | --background]
         or one line: %on_all_ranks x.sum()"""
         if cell is not None:
             self._run(cell_options.parse(line), cell)
@@ -177,8 +179,31 @@ class DDPMagics(Magics):
 
     @cell_magic
     def on_ranks(self, line: str, cell: str) -> None:
-        """Run the cell on some ranks: %%on_ranks 0,2-3 [--timeout S] [--quiet] [--here]"""
+        """Run the cell on some ranks: %%on_ranks 0,2-3 [--timeout S] [--quiet] [--here | --background]"""
         self._run(cell_options.parse(line, cell_options.ON_RANKS), cell)
+
+    @line_magic
+    def ddp_jobs(self, line: str) -> None:
+        """Show the cells that run in the background, wait for that, or have ended: %ddp_jobs"""
+        _refuse_arguments("%ddp_jobs", line)
+        print(_session().jobs)
+
+    @line_magic
+    def ddp_wait(self, line: str) -> None:
+        """Wait for cells in the background; one that has failed fails here too: %ddp_wait [N ...]"""
+        jobs = _session().jobs
+        if not jobs.wait(*_job_numbers("%ddp_wait [N ...]", line), report=print):
+            print("no job is left to wait for")
+
+    @line_magic
+    def ddp_cancel(self, line: str) -> None:
+        """End cells in the background, with every variable kept: %ddp_cancel N ...|all"""
+        usage = "%ddp_cancel N ...|all"
+        jobs = _session().jobs
+        if not line.strip():
+            raise UsageError(f"cancel which job? %ddp_jobs lists them\nusage: {usage}")
+        numbers = [] if line.strip() == "all" else _job_numbers(usage, line)
+        print("\n".join(jobs.cancel(*numbers)) or "no job is left to cancel")
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:
@@ -267,15 +292,19 @@ class DDPMagics(Magics):
         print(fetched)
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
-        _session().run(
+        session = _session()
+        done = session.run(
             code,
             options.ranks,
             options.timeout_s,
+            wait=not options.background,
             quiet=options.quiet,
             execution_count=self._cell_number(),
             file=self._cell_file(code),
             record=options.record,
         )
+        if isinstance(done, Job) and is_run_by_program():  # which shows nothing of a cell that has ended
+            session.jobs.wait(done.number)
         if options.here:
             self._run_here(code)
 
@@ -320,7 +349,16 @@ def _stop(session: sessions.Session) -> None:
     if session.is_running and session.trouble:
         pids = ", ".join(map(str, session.pids("host server")))
         print(f"the host server (pid {pids}) does not answer; its processes are ended all the same")
+    left = session.jobs.unended
     session.stop()
+    for job in left:
+        print(job)
+
+
+def _job_numbers(usage: str, line: str) -> list[int]:
+    parser = LineParser(usage)
+    parser.add_argument("numbers", metavar="N", nargs="*")
+    return [parser.number(int, "N", text, "number of a job") for text in parser.parse_line(line).numbers]
 
 
 def _session() -> sessions.Session:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Literal, overload
 
-from ddp_notebook.errors import SessionExistsError, UsageError
+from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.remote import Remote
@@ -17,15 +15,14 @@ from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts
-from ddp_notebook.run.cells.face import KeptFace
+from ddp_notebook.run.cells.face import CellFace
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
-from ddp_notebook.run.cells.options import check_timeout
-from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.watch import Beside
 from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.face import FileFace
-from ddp_notebook.run.foresee.warnings import foresee
 from ddp_notebook.run.groups.face import GroupFace
-from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.run.kept import KeptFace
+from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.record import baseline
 from ddp_notebook.run.record.face import RecordFace
 from ddp_notebook.run.values.face import ValueFace
@@ -44,7 +41,7 @@ def current() -> Session | None:
     return _current
 
 
-class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
+class Session(CellFace, KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 
     def __init__(
@@ -120,104 +117,6 @@ class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
         """Whether the ranks were started and not stopped, and their host server lives."""
         return self._cluster is not None and self._hosts.are_alive
 
-    @overload
-    def run(
-        self,
-        code: str,
-        ranks: RankSet = None,
-        timeout: float | None = None,
-        wait: Literal[True] = True,
-        *,
-        quiet: bool = False,
-        execution_count: int = 1,
-        file: str = "",
-        record: RecordOptions | None = None,
-    ) -> CellResult: ...
-    @overload
-    def run(
-        self,
-        code: str,
-        ranks: RankSet = None,
-        timeout: float | None = None,
-        *,
-        wait: Literal[False],
-        quiet: bool = False,
-        execution_count: int = 1,
-        file: str = "",
-        record: RecordOptions | None = None,
-    ) -> Future[CellResult]: ...
-    def run(
-        self,
-        code: str,
-        ranks: RankSet = None,
-        timeout: float | None = None,
-        wait: bool = True,
-        *,
-        quiet: bool = False,
-        execution_count: int = 1,
-        file: str = "",
-        record: RecordOptions | None = None,
-    ) -> CellResult | Future[CellResult]:
-        """Run code on ranks, as a cell of a notebook would.
-
-        In the main thread the output appears live, `input()` can be answered and the kernel's interrupt is passed on;
-        in another thread nothing is shown. A second call waits its turn.
-
-        Args:
-            code: what an IPython cell may hold, magics and top-level `await` included.
-            ranks: which of them: "all", "0,2-3", "-1", "::2", a rank or several; None: all.
-            timeout: seconds after which the cell is stopped as by the stop button; None: no limit.
-            wait: False returns a future of the result at once.
-            quiet: show nothing.
-            execution_count: the number in `In [n]` that tracebacks show.
-            file: the name of the cell's file that warnings show; "": one made from the code.
-            record: what to record of it; None: what is always recorded.
-
-        Raises:
-            UsageError: no such rank, or no such time.
-            RankError: it failed on at least one rank; holds the results of all.
-            RankDiedError: a rank's process ended.
-            CellTimeoutError: it took too long; says where each rank was.
-            KeyboardInterrupt: it was interrupted.
-            SessionBrokenError: a rank is gone, or still busy with an earlier cell.
-
-        Example:
-            >>> session.run("x = torch.ones(1) * rank; dist.all_reduce(x); x")[0].result
-            [0-1] tensor([1.])
-            'tensor([1.])'
-        """
-        if not isinstance(code, str):
-            raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
-        parts = self._parts
-        living = parts.living
-        is_healing = self.options.heal and living.check_host().gone and not self._cells.busy
-        healed = self.heal() if is_healing else []
-        chosen, notes = living.for_cell(ranks)
-        if not quiet:
-            notes += foresee(code, chosen, self.world_size, living.cluster.gone, self.placement.local_rank)
-        if timeout is not None:
-            check_timeout(timeout)
-        asked = parts.recordings.for_cell(record)
-
-        def run() -> CellResult:
-            parts.recordings.on_cell()
-            return self._cells.run(
-                code,
-                chosen,
-                timeout_s=timeout,
-                quiet=quiet,
-                execution_count=execution_count,
-                file=file,
-                notes=[*healed, *notes],
-                record=asked,
-                beside=None if quiet else self.views.beside(),
-            )
-
-        if wait:
-            return run()
-        living.check_host()  # now, not in a thread of its own
-        return self._cells.run_later(run)
-
     def baseline(self, steps: int = 30, seconds: float = 20.0) -> None:
         """Let rank 0 run the last training cell alone for some steps, which `%ddp_report` then compares with. Its
         models, optimizers, random state and variables are afterwards what they were.
@@ -239,6 +138,9 @@ class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
     def pids(self, kind: str = "rank") -> list[int]:
         """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
         return self._hosts.pids if kind == "host server" else self._parts.living.cluster.pids(kind)
+
+    def _beside(self, sink: Sink) -> Beside | None:
+        return self.views.beside(sink)
 
     def when_stopped(self, call: Callable[[], object]) -> None:
         """Have this called once when the session is stopped, before its ranks end; at once if it is stopped already.
@@ -269,6 +171,8 @@ class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
                 if _current is self:
                     _current = None
             try:
+                if self._cluster is not None and self._ready:
+                    self._parts.jobs.close("the session was stopped")
                 self._tell_of_the_end()
                 if self._cluster is not None:
                     self._parts.let_go()
@@ -295,4 +199,6 @@ class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
         elif done:
             return
         ended = cluster is None or cluster.stop()
+        if cluster is not None:
+            self._parts.jobs.join()
         self._hosts.end(healthy=ended)

@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
 
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
-from ddp_notebook.run.cells.turn import Turn
+from ddp_notebook.run.cells.turn import Place, Turn
 from ddp_notebook.run.cells.watch import Watch
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.wire.events import InputRequest
 
 
-def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time(monkeypatch):
+def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time():
     turn = Turn()
+    before, place = Place(turn), Place(turn)
 
-    class Lock:
-        """One that becomes free while the press comes."""
+    class Wait(threading.Event):
+        """One that is over while the press comes."""
 
-        def __init__(self) -> None:
-            self.is_held = False
-
-        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-            if not blocking:
-                return False
+        def wait(self, timeout: float | None = None) -> bool:
             os.kill(os.getpid(), signal.SIGINT)
-            self.is_held = True
-            return True
+            turn.leave(before)
+            return super().wait(timeout)
 
-        def release(self) -> None:
-            self.is_held = False
-
-    lock = Lock()
-    monkeypatch.setattr(turn, "_lock", lock)
-    with pytest.raises(KeyboardInterrupt, match="interrupted while it waited"), turn:
+    place.wait_is_over = Wait()
+    with pytest.raises(KeyboardInterrupt, match="interrupted while it waited"), place:
         pass
-    assert not lock.is_held
+    with turn.if_free() as is_free:
+        assert is_free
 
 
 def test_one_at_a_question_and_the_next_count_as_one(monkeypatch):

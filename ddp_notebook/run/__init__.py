@@ -1,6 +1,7 @@
 """Cells on the ranks, as the notebook's side runs them: sending, waiting, showing, and what follows when one fails.
 
 cells/      one cell after the other: sent, waited for, ended
+jobs/       cells in the background
 output/     what comes back, in the notebook: folded, labelled, live
 groups/     who waits for whom; ranks that died, and their group formed anew
 values/     variables there and back
@@ -9,6 +10,7 @@ foresee/    collectives that cannot work, found before a cell is sent
 agree/      whether ranks hold the same
 record/     what cells record, and the recording up to now
 
+kept        the public methods of `Session` where a keeper has the ranks
 assembly    the parts of a session, put together
 dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers

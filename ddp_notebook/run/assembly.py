@@ -25,6 +25,7 @@ from ddp_notebook.run.files.fetching import Fetching
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.resizing import Resizing
+from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.output.comms import Comms
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
@@ -71,6 +72,7 @@ class Parts:
         self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
         self.healing = Healing(cluster, cells, questions, transfers, living)
         self.unended = Unended(cluster, cells, living.check_host)
+        self.jobs = Jobs(cells, self.unended)
         self.checking = Checking(cells, questions, living)
         self.observer = Observer(
             world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines

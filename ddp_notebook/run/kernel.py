@@ -28,6 +28,20 @@ def has_front_end() -> bool:
     return bool(content.get("allow_stdin", True))
 
 
+def is_run_by_program() -> bool:
+    """Whether a program runs the notebook, which takes what a cell shows until the cell ends, and nothing later."""
+    return kernel() is not None and not has_front_end()
+
+
+def thread_of_this_cell(work: Callable[[], object], name: str) -> threading.Thread:
+    """A thread whose output belongs to the cell that makes it, as far as the front end sees to that: marimo does."""
+    marimo = sys.modules.get("marimo")
+    if marimo is not None and marimo.running_in_notebook():
+        thread: threading.Thread = marimo.Thread(target=work, name=name, daemon=True)
+        return thread
+    return threading.Thread(target=work, name=name, daemon=True)
+
+
 def before_next_cell(act: Callable[[], object]) -> None:
     """Do something once, in the main thread, before IPython runs the next cell; at once where there is no IPython."""
     if (shell := ipython()) is None:

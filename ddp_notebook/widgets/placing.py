@@ -24,11 +24,14 @@ from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.kernel import before_next_cell, has_front_end
+from ddp_notebook.run.output.outlet import new_id
+from ddp_notebook.run.output.sink import Handle, OfCell, Sink
 from ddp_notebook.widgets.answering import ANSWER_S, Answering
 from ddp_notebook.widgets.under_cell import UnderCell
 from ddp_notebook.widgets.views import StillView, View, WidgetView
 
 if TYPE_CHECKING:
+    from ddp_notebook.widgets.html.view import HtmlView
     from ddp_notebook.widgets.monitor import Monitor
     from ddp_notebook.widgets.publisher import Publisher
 
@@ -66,6 +69,8 @@ class Placing:
         self._under: View | None = None  # the cell that runs
         self._apart: dict[int | None, Publisher] = {}  # of monitors that the user has made, by cell
         self._replaced: list[Monitor] = []  # widgets that have not answered yet; when they do, widgets are shown again
+        self._lock = threading.RLock()  # a cell in the background looks in a thread of its own
+        self._loop: asyncio.AbstractEventLoop | None = None  # the kernel's own
         self._importing: threading.Thread | None = None  # what its picture will need
 
     def prepare(self) -> None:
@@ -81,22 +86,28 @@ class Placing:
 
     # ---- beside a running cell
 
-    def beside(self) -> UnderCell | None:
-        """What goes beside the output of a cell that begins now; None: nothing."""
+    def beside(self, sink: Sink) -> UnderCell | None:
+        """What goes beside the output of a cell that begins now; None: nothing.
+
+        Args:
+            sink: where the output goes.
+        """
         may_come = self._mode != "off" and not self._shows_what_comes()
         if not has_front_end() or not (may_come or self._shown is not None):
             return None
-        return UnderCell(self, self._recording, may_come=may_come)
+        elsewhere = sink if isinstance(sink, OfCell) else None
+        return UnderCell(self, self._recording, may_come=may_come, elsewhere=elsewhere)
 
     def look(self) -> None:
-        """Redraw what has changed, and replace a widget that does not answer. For the main thread."""
+        """Redraw what has changed, and replace a widget that does not answer."""
         now_s = time.monotonic()
-        if self._under is not None:
-            self._under = self._checked(self._under)
-            self._under.look(now_s)
-        if self._shown is not None:
-            self._shown = self._checked(self._shown)
-            self._shown.look(now_s)
+        with self._lock:
+            if self._under is not None:
+                self._under = self._checked(self._under)
+                self._under.look(now_s)
+            if self._shown is not None:
+                self._shown = self._checked(self._shown)
+                self._shown.look(now_s)
 
     def prepare_picture(self) -> None:
         """Import what a picture needs while the cell runs: its end, or the stop button, would wait for that for 0.5 s
@@ -104,21 +115,30 @@ class Placing:
         self._importing = threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True)
         self._importing.start()
 
-    def show_under(self, cell: int) -> None:
-        """Show a compact view under the cell that runs."""
-        self._under = self._view(cell, compact=True)
+    def show_under(self, cell: int, elsewhere: Sink | None) -> None:
+        """Show a compact view under the cell that runs.
+
+        Args:
+            elsewhere: where, for a cell in the background; that is HTML, which any thread can draw. None: here.
+        """
+        with self._lock:
+            if elsewhere is None:
+                self._under = self._view(cell, compact=True)
+            else:
+                self._under = self._html_view(cell, self._live_publisher(cell), Handle(elsewhere, new_id()))
 
     def end(self, cell: int) -> None:
         """The cell is over."""
-        view, self._under = self._under, None
-        if view is not None:
-            self._freeze(view, cell)
-        else:
-            self._close_publisher()  # there is one if a view could not be made
-            if self._importing is not None:
-                before_next_cell(self._await_import)
-        if self._shown is not None:
-            self._look_later(_SETTLE_S)
+        with self._lock:
+            view, self._under = self._under, None
+            if view is not None:
+                self._freeze(view, cell)
+            else:
+                self._close_publisher()  # there is one if a view could not be made
+                if self._importing is not None:
+                    before_next_cell(self._await_import)
+            if self._shown is not None:
+                self._look_later(_SETTLE_S)
 
     # ---- %ddp_monitor
 
@@ -134,36 +154,39 @@ class Placing:
         """
         if cell is not None and not self._knows(cell):
             raise UsageError(f"nothing is recorded of a cell {cell}; {self._known_cells()}")
-        if self._shown is not None:
-            self._freeze(self._shown, self._shown.cell)
-            self._shown = None
-        if has_front_end():
-            self._shown = self._view(cell, compact=False)
-            self._look_later(ANSWER_S)
-        else:
-            self._shown = StillView(self._recording_now(), cell)
+        with self._lock:
+            if self._shown is not None:
+                self._freeze(self._shown, self._shown.cell)
+                self._shown = None
+            if has_front_end():
+                self._shown = self._view(cell, compact=False)
+                self._look_later(ANSWER_S)
+            else:
+                self._shown = StillView(self._recording_now(), cell)
 
     def on_resized(self) -> None:
         """There are more or fewer ranks: what is shown becomes a picture, and a full view is made anew."""
-        shown, self._shown = self._shown, None
-        while self._apart:
-            self._apart.popitem()[1].close()
-        if shown is not None:
-            self._freeze(shown, shown.cell)
-            self.show(shown.cell)
+        with self._lock:
+            shown, self._shown = self._shown, None
+            while self._apart:
+                self._apart.popitem()[1].close()
+            if shown is not None:
+                self._freeze(shown, shown.cell)
+                self.show(shown.cell)
 
     def close(self) -> None:
         """The session ends: what is shown becomes static."""
-        views = [view for view in (self._under, self._shown) if view is not None]
-        self._under = self._shown = None
-        if self._publisher is not None:
-            self._publisher.close(session_ends=True)
-        while self._apart:
-            self._apart.popitem()[1].close(session_ends=True)
-        for view in views:
-            self._freeze(view, view.cell)
-        self._publisher = None
-        self._close_replaced()
+        with self._lock:
+            views = [view for view in (self._under, self._shown) if view is not None]
+            self._under = self._shown = None
+            if self._publisher is not None:
+                self._publisher.close(session_ends=True)
+            while self._apart:
+                self._apart.popitem()[1].close(session_ends=True)
+            for view in views:
+                self._freeze(view, view.cell)
+            self._publisher = None
+            self._close_replaced()
 
     def interrupt(self) -> str:
         """What the stop button of a view does. Returns what was done, in words."""
@@ -188,9 +211,7 @@ class Placing:
         publisher = self._live_publisher(cell) if is_live else None
         recording = self._recording if is_live else self._recording_now()
         if self.draws_html:
-            from ddp_notebook.widgets.html.view import HtmlView
-
-            return HtmlView(recording, cell, self._title(), publisher)
+            return self._html_view(cell, publisher, recording=recording)
         from ddp_notebook.widgets.monitor import Monitor
 
         self._close_replaced()
@@ -204,14 +225,22 @@ class Placing:
         )
         return WidgetView(monitor, cell, is_live=is_live)
 
+    def _html_view(
+        self,
+        cell: int | None,
+        publisher: Publisher | None,
+        handle: object = None,
+        recording: RecordedTables | None = None,
+    ) -> HtmlView:
+        from ddp_notebook.widgets.html.view import HtmlView
+
+        return HtmlView(recording or self._recording, cell, self._title(), publisher, handle)
+
     def _checked(self, view: View) -> View:
         """The same view, or HTML in the place of a widget that does not answer."""
         if not isinstance(view, WidgetView) or not self._answering.is_overdue(view.shown_s):
             return view
-        from ddp_notebook.widgets.html.view import HtmlView
-
-        publisher = self._publisher if view.is_live else None
-        instead = HtmlView(self._recording, view.cell, self._title(), publisher, view.handle)
+        instead = self._html_view(view.cell, self._publisher if view.is_live else None, view.handle)
         view.monitor.leave()
         self._replaced.append(view.monitor)  # open, so that it is heard if it answers after all
         return instead
@@ -222,8 +251,11 @@ class Placing:
 
     def _look_later(self, after_s: float) -> None:
         """Look again when no cell runs, in the kernel's own event loop and so in the main thread."""
-        with contextlib.suppress(RuntimeError):  # there is no loop: the next cell looks
-            asyncio.get_running_loop().call_later(after_s + 0.05, self._look_alone)
+        with contextlib.suppress(RuntimeError):  # there is none in this thread
+            self._loop = asyncio.get_running_loop()
+        with contextlib.suppress(RuntimeError):  # it was closed
+            if self._loop is not None:  # else the next cell looks
+                self._loop.call_soon_threadsafe(self._loop.call_later, after_s + 0.05, self._look_alone)
 
     def _look_alone(self) -> None:
         try:

@@ -13,6 +13,7 @@ from ddp_notebook.records.schema import ORIGINS
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.recorded import RecordedTables
+    from ddp_notebook.run.output.sink import Sink
     from ddp_notebook.widgets.placing import Placing
 
 _AFTER_S = 1.0  # a cell that is over sooner needs no view
@@ -29,10 +30,14 @@ class UnderCell:
         placing: has the views.
         recording: the session's.
         may_come: a compact view comes under the cell, once there is something to see.
+        elsewhere: where it comes, for a cell that another thread runs than the main one; None: here.
     """
 
-    def __init__(self, placing: Placing, recording: RecordedTables, *, may_come: bool) -> None:
+    def __init__(
+        self, placing: Placing, recording: RecordedTables, *, may_come: bool, elsewhere: Sink | None = None
+    ) -> None:
         self._placing = placing
+        self._elsewhere = elsewhere
         self._recording = recording
         self._began_s: float | None = None  # it has its turn: from the first look on
         self._looked_s = 0.0
@@ -67,11 +72,11 @@ class UnderCell:
     def _decide(self, cell: int, runs_s: float) -> None:
         if not self._is_wanted and self._has_something(cell):
             self._is_wanted = True
-            if not self._placing.draws_html:
+            if self._elsewhere is None and not self._placing.draws_html:
                 self._placing.prepare_picture()
         if self._is_wanted and runs_s > _AFTER_S:
             self._is_decided = True
-            self._placing.show_under(cell)
+            self._placing.show_under(cell, self._elsewhere)
 
     def _has_something(self, cell: int) -> bool:
         recording = self._recording

@@ -1,8 +1,8 @@
 """One cell after the other: sent to its ranks, waited for, and ended.
 
+face        the public methods of `Session` for cells
 cells       sends cells one after the other
 arrivals    what ranks say of them: to which cell it goes
-face        who has the ranks: `Session` of a keeper
 options     what a cell's magic line asks for
 turn        who has the ranks: one cell, transfer or healing at a time
 cell        one cell under way: collects what comes back

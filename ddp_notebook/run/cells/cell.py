@@ -47,6 +47,7 @@ class CellRun:
         self._hold_text = hold_text
         self._held = False
         self._unshown_chars = 0
+        self.name = "the cell"
         self.is_watched = True  # somebody waits for it
         self.is_patient = False  # nobody does now, but may later: what is shown then must not hold the ranks up
         self.left_out_chars = 0  # of what waited to be shown

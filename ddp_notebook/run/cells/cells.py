@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 
 from ddp_notebook.errors import DDPNotebookError, HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
@@ -19,13 +17,14 @@ from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.silence import Reached
-from ddp_notebook.run.cells.turn import Turn
-from ddp_notebook.run.cells.watch import Beside, Watch
+from ddp_notebook.run.cells.turn import Place, Turn
+from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
 from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.output.screen import Screen
+from ddp_notebook.run.output.sink import Here, Sink
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.wire.record_options import RecordOptions
@@ -86,31 +85,42 @@ class Cells:
     def run(
         self,
         code: str,
-        ranks: list[int],
+        choose: Callable[[], tuple[list[int], list[str]]],
         *,
         timeout_s: float | None = None,
-        quiet: bool = False,
+        sink: Sink | None = None,
         execution_count: int = 1,
         file: str = "",
-        notes: Sequence[str] = (),
         record: RecordOptions,
         beside: Beside | None = None,
+        place: Place | None = None,
+        waiter: Waiter = NOTEBOOK,
+        on_begin: Callable[[CellRun, Interrupts], object] = lambda run, interrupts: None,
     ) -> CellResult:
-        """Run a cell in its turn, after these notes. See `Session.run`.
+        """Run a cell in its turn. See `Session.run`.
 
         Args:
+            choose: returns the ranks that are to run it, and notes to show before; called when its turn has come.
+            sink: where its output goes; None: nowhere.
             beside: what is shown beside its output, where that is shown.
+            place: its place in the queue; None: the last one.
+            waiter: who waits for it.
+            on_begin: gets the cell, and how to press stop for it, before it is sent.
         """
-        notes = [*self._ends_of_adopted(), *notes]
-        with self.turn:
+        earlier = self._ends_of_adopted() if place is None else []  # in a turn of its own
+        with place or Place(self.turn):
+            ranks, notes = choose()
+            notes = [*earlier, *notes]
             self._check(ranks)
             self.check_idle(ranks)
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
+            run.name = waiter.name
             with Interrupts(run.wake) as interrupts:
+                on_begin(run, interrupts)
                 notes = [*notes, *self._form_what_was_left(interrupts)]
                 screen = None
-                if not quiet and is_users_thread():
-                    screen = Screen(ranks, is_stopped=lambda: bool(interrupts.count))
+                if sink is not None:
+                    screen = Screen(ranks, sink, waiter.ends, is_stopped=lambda: bool(interrupts.count))
                     self._arrivals.show_text_between_cells(screen)
                     for note in [*notes, *self.notices()]:
                         screen.note(note)
@@ -119,7 +129,8 @@ class Cells:
                 self._codes.pop(run.number - _CODES, None)
                 cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=record)
                 beside = beside if screen is not None else None
-                watch = Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside)
+                limits = timeout_s, self._grace_s, self._hang_after_s
+                watch = Watch(run, self, interrupts, screen, *limits, beside, waiter)
                 self._runs[run.number] = run
                 self._watched = run, interrupts
                 if self._closed:
@@ -244,7 +255,7 @@ class Cells:
             return None
         if run.number not in self._screens:
             is_stopped = lambda: self._watched is not None and bool(self._watched[1].count)  # noqa: E731
-            self._screens[run.number] = Screen(run.result.ranks, is_stopped=is_stopped)
+            self._screens[run.number] = Screen(run.result.ranks, Here(), is_stopped=is_stopped)
         screen = self._screens[run.number]
         run.note = screen.note
         if run.left_out_chars:
@@ -290,19 +301,6 @@ class Cells:
     def busy(self) -> list[int]:
         """Ranks on which a cell has not ended."""
         return sorted({rank for run in self.unended() for rank in run.pending})
-
-    def run_later(self, run: Callable[[], CellResult]) -> Future[CellResult]:
-        """Run a cell in a thread of its own."""
-        future: Future[CellResult] = Future()
-
-        def wait() -> None:
-            try:
-                future.set_result(run())
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=wait, name="ddp-cell", daemon=True).start()
-        return future
 
     def check_idle(self, ranks: Sequence[int] | None = None) -> None:
         """Check that no earlier cell is under way on these ranks.

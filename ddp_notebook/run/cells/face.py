@@ -1,60 +1,166 @@
-"""`Session` as it is used where a keeper has its ranks: the public methods for that."""
+"""`Session` as it is used to run cells: the public methods for that."""
 
 from __future__ import annotations
 
-from ddp_notebook.launch.keep.remote import Remote
+from typing import Literal, overload
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.run.assembly import Assembled
+from ddp_notebook.run.cells.options import check_timeout
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.watch import Beside
+from ddp_notebook.run.foresee.warnings import foresee
+from ddp_notebook.run.jobs.job import Job
+from ddp_notebook.run.jobs.jobs import Jobs
+from ddp_notebook.run.kernel import is_users_thread
+from ddp_notebook.run.output.sink import Here, Sink, of_this_cell
+from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.wire.record_options import RecordOptions
 
 
-class KeptFace(Assembled):
-    """The part of `Session` that is about who has its ranks."""
+class CellFace(Assembled):
+    """The part of `Session` that runs cells."""
 
-    _remote: Remote | None = None  # the keeper, if it has one
+    options: StartOptions
+
+    def _beside(self, sink: Sink) -> Beside | None:
+        """What is shown beside the output of a cell that begins now."""
+        raise NotImplementedError
 
     @property
-    def is_kept(self) -> bool:
-        """Whether its ranks outlive the notebook, see `keep_h`."""
-        return self._remote is not None
-
-    @property
-    def kept_as(self) -> str:
-        """The name of a kept session, which `attach` takes; "" of another."""
-        return "" if self._remote is None else self._remote.welcome.name
-
-    @property
-    def drives(self) -> bool:
-        """Whether this notebook runs the cells, and does not only look on."""
-        return self._remote is None or (self._remote.welcome.drives and not self._remote.gone)
-
-    def detach(self) -> None:
-        """Let the ranks of a kept session live on without this notebook, whose `stop` then ends nothing any more."""
-        if self._remote is not None:
-            self._remote.close("this notebook has left the session")
-
-    def show_unseen(self, *, wait: bool = False, timeout_s: float = 30.0) -> list[str]:
-        """Show what cells have printed and displayed that an earlier notebook has sent and not shown to their end.
-
-        Args:
-            wait: for the end of one that runs; the stop button ends it then.
-            timeout_s: how long what was kept may take to come.
-
-        Returns:
-            A line about each that still runs.
-
-        Raises:
-            what `run` raises: of the first one that has not ended well.
+    def jobs(self) -> Jobs:
+        """The cells in the background: those of `run(wait=False)` and of `%%on_all_ranks --background`.
 
         Example:
-            >>> session.show_unseen(wait=True)
-            []
+            >>> job = session.run("1", wait=False, quiet=True)
+            >>> session.jobs.wait(job.number)[0].state
+            'done'
         """
-        if self._remote is None or not self.drives:
-            return []
-        self._remote.told_all.wait(timeout_s)
-        numbers = {cell.cell: cell.execution_count for cell, *_ in self._remote.welcome.cells}
-        left = self._parts.cells.show_adopted(wait=wait)
-        return [
-            f"cell [{numbers[run.number]}] of the earlier notebook still runs: %ddp_attach --wait shows the rest, and "
-            "%ddp_interrupt ends it"
-            for run in left
-        ]
+        return self._parts.jobs
+
+    @overload
+    def run(
+        self,
+        code: str,
+        ranks: RankSet = None,
+        timeout: float | None = None,
+        wait: Literal[True] = True,
+        *,
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+        record: RecordOptions | None = None,
+    ) -> CellResult: ...
+    @overload
+    def run(
+        self,
+        code: str,
+        ranks: RankSet = None,
+        timeout: float | None = None,
+        *,
+        wait: Literal[False],
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+        record: RecordOptions | None = None,
+    ) -> Job: ...
+    @overload
+    def run(
+        self,
+        code: str,
+        ranks: RankSet = None,
+        timeout: float | None = None,
+        wait: bool = True,
+        *,
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+        record: RecordOptions | None = None,
+    ) -> CellResult | Job: ...
+    def run(
+        self,
+        code: str,
+        ranks: RankSet = None,
+        timeout: float | None = None,
+        wait: bool = True,
+        *,
+        quiet: bool = False,
+        execution_count: int = 1,
+        file: str = "",
+        record: RecordOptions | None = None,
+    ) -> CellResult | Job:
+        """Run code on ranks, as a cell of a notebook would.
+
+        In the main thread the output appears live, `input()` can be answered and the kernel's interrupt is passed on;
+        in another thread nothing is shown. A second call waits its turn. With `wait=False` the cell runs in the
+        background: its output goes on where the call was made, and whatever ends a wait of the notebook's leaves it
+        alone.
+
+        Args:
+            code: what an IPython cell may hold, magics and top-level `await` included.
+            ranks: which of them: "all", "0,2-3", "-1", "::2", a rank or several; None: all.
+            timeout: seconds after which the cell is stopped as by the stop button; None: no limit.
+            wait: False returns at once: a job, which is a future of the result.
+            quiet: show nothing.
+            execution_count: the number in `In [n]` that tracebacks show.
+            file: the name of the cell's file that warnings show; "": one made from the code.
+            record: what to record of it; None: what is always recorded.
+
+        Raises:
+            UsageError: no such rank, or no such time.
+            RankError: it failed on at least one rank; holds the results of all.
+            RankDiedError: a rank's process ended.
+            CellTimeoutError: it took too long; says where each rank was.
+            KeyboardInterrupt: it was interrupted.
+            SessionBrokenError: a rank is gone, or still busy with an earlier cell.
+
+        Example:
+            >>> session.run("x = torch.ones(1) * rank; dist.all_reduce(x); x")[0].result
+            [0-1] tensor([1.])
+            'tensor([1.])'
+        """
+        if not isinstance(code, str):
+            raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
+        parts = self._parts
+        living = parts.living
+        gone = [] if self.options.heal else living.check_host().gone
+        asked_for = living.parse(ranks)
+        warned: list[str] = []
+        if not quiet:
+            left = [rank for rank in asked_for if rank not in gone]
+            warned = foresee(code, left, self.world_size, gone, self.placement.local_rank)
+        if timeout is not None:
+            check_timeout(timeout)
+        asked = parts.recordings.for_cell(record)
+        sink: Sink | None = None
+        if not quiet and not wait:
+            sink = of_this_cell()
+        elif not quiet and is_users_thread():
+            sink = Here()
+        beside = None if sink is None else self._beside(sink)
+
+        def choose() -> tuple[list[int], list[str]]:
+            healed = parts.healing.before_cell() if self.options.heal else []
+            chosen, notes = living.for_cell(ranks)
+            parts.recordings.on_cell()
+            return chosen, [*healed, *notes, *warned]
+
+        def run(job: Job | None = None) -> CellResult:
+            as_job = {} if job is None else {"place": job.place, "waiter": job.waiter, "on_begin": job.on_begin}
+            return parts.cells.run(
+                code,
+                choose,
+                timeout_s=timeout,
+                sink=sink,
+                execution_count=execution_count,
+                file=file,
+                record=asked,
+                beside=beside,
+                **as_job,
+            )
+
+        if wait:
+            return run()
+        living.check_host()  # now, not in a thread of its own
+        return parts.jobs.start(asked_for, code, execution_count, sink, run)

@@ -9,8 +9,9 @@ from ddp_notebook.run.lines import LineParser
 from ddp_notebook.wire.record_options import RecordOptions
 
 _RECORD = "[--tensors full] [--watch NAME,...] [--gradient NAME] [--profile]"
-ON_ALL_RANKS = f"%%on_all_ranks [--ranks 0,2-3] [--timeout S] [--quiet] [--here] {_RECORD}"
-ON_RANKS = f"%%on_ranks 0,2-3 [--timeout S] [--quiet] [--here] {_RECORD}"
+_OPTIONS = f"[--timeout S] [--quiet] [--here | --background] {_RECORD}"
+ON_ALL_RANKS = f"%%on_all_ranks [--ranks 0,2-3] {_OPTIONS}"
+ON_RANKS = f"%%on_ranks 0,2-3 {_OPTIONS}"
 FULL_BYTES = 1 << 20  # of a tensor that `--tensors full` keeps whole
 
 
@@ -23,6 +24,7 @@ class CellOptions:
         timeout_s: seconds after which it is stopped; None: no limit.
         quiet: show nothing of what it prints and displays.
         here: run it in the notebook too, after the ranks.
+        background: do not wait for it.
         record: what to record of it; None: what is always recorded.
     """
 
@@ -30,6 +32,7 @@ class CellOptions:
     timeout_s: float | None = None
     quiet: bool = False
     here: bool = False
+    background: bool = False
     record: RecordOptions | None = None
 
 
@@ -56,11 +59,14 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
     parser.add_argument("--timeout")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--here", action="store_true")
+    parser.add_argument("--background", action="store_true")
     parser.add_argument("--tensors", choices=("preview", "full"))
     parser.add_argument("--watch")
     parser.add_argument("--gradient")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_line(line)
+    if given.here and given.background:
+        parser.error("--here runs the cell in the notebook after the ranks, and --background does not wait for them")
     timeout = given.timeout
     return CellOptions(
         ranks=given.ranks,
@@ -69,6 +75,7 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
         else check_timeout(parser.number(float, "--timeout", timeout, "number of seconds")),
         quiet=given.quiet,
         here=given.here,
+        background=given.background,
         record=what_to_record(given.tensors, given.watch, given.gradient, given.profile),
     )
 

@@ -1,51 +1,164 @@
-"""Whose turn it is: one cell, transfer or healing has the ranks at a time."""
+"""Whose turn it is: one cell, transfer or healing has the ranks at a time, in the order in which they came."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.kernel import is_users_thread
 
 _LOOK_S = 0.2
+_SAY_S = 0.5  # a wait that is over sooner needs no word
+
+
+class GivenUpError(Exception):
+    """A place was given up before its turn came."""
+
+
+class Place:
+    """A place in the queue, from when it is made. A block that is entered with it waits for its turn, and has it.
+
+    Args:
+        turn: the queue.
+        job: the number of the job that has it; None: a cell or a transfer that somebody waits for.
+    """
+
+    def __init__(self, turn: Turn, job: int | None = None) -> None:
+        self.job = job
+        self._turn = turn
+        self.wait_is_over = threading.Event()
+        self.is_given_up = False
+        turn.join(self)
+
+    def __enter__(self) -> Place:
+        """Wait for the turn. An interrupt ends the wait, with a message that says so.
+
+        Raises:
+            KeyboardInterrupt: nothing was done.
+            GivenUpError: likewise.
+        """
+        if not self.wait_is_over.is_set():
+            self._wait()
+        if self.is_given_up:
+            raise GivenUpError
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.leave(self)
+
+    def give_up(self) -> bool:
+        """Leave the queue, unless it has its turn. Returns whether it has left."""
+        return self._turn.give_up(self)
+
+    @property
+    def ahead(self) -> list[int]:
+        """The jobs that come before it."""
+        return self._turn.jobs_before(self)
+
+    def _wait(self) -> None:
+        say_at = time.monotonic() + _SAY_S if is_users_thread() else float("inf")
+        with Interrupts(lambda: None) as interrupts:
+            while not self.wait_is_over.wait(_LOOK_S if interrupts.takes_signals else None):
+                if interrupts.count:
+                    break
+                if time.monotonic() > say_at and (jobs := self.ahead):
+                    say_at = float("inf")
+                    print(f"waiting for {in_words(jobs)}, in order: stop ends the wait alone", file=sys.stderr)
+            if not interrupts.count:
+                return
+        jobs = self.ahead
+        self._turn.leave(self)
+        if jobs:
+            what = f"{in_words(jobs)} to end: nothing was done. %ddp_cancel ends {'it' if len(jobs) == 1 else 'them'}"
+        else:
+            what = "an earlier cell to end: nothing was done. %ddp_interrupt ends that cell"
+        raise keyboard_interrupt(f"interrupted while it waited for {what}")
 
 
 class Turn:
-    """A lock. An interrupt ends the wait for it, with a message that says so.
+    """A queue of places. As a context, it takes a place of a cell or a transfer that somebody waits for.
 
-    Raises:
-        KeyboardInterrupt: on entry; nothing was done.
+    Example:
+        >>> turn = Turn()
+        >>> job = Place(turn, job=1)
+        >>> other = Place(turn)
+        >>> other.ahead, other.give_up(), job.give_up()
+        ([1], True, False)
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._places: deque[Place] = deque()  # the first one has the turn
 
     def __enter__(self) -> None:
-        if self._lock.acquire(blocking=False):
-            return
-        with Interrupts(lambda: None) as interrupts:
-            while True:
-                is_ours = self._lock.acquire(timeout=_LOOK_S)
-                if interrupts.count:
-                    break
-                if is_ours:
-                    return
-            if is_ours:  # and somebody has pressed meanwhile
-                self._lock.release()
-        raise keyboard_interrupt(
-            "interrupted while it waited for an earlier cell to end: nothing was done. %ddp_interrupt ends that cell"
-        )
+        Place(self).__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.leave(self._places[0])
 
     @contextmanager
     def if_free(self) -> Iterator[bool]:
         """Take it without a wait. Yields whether that was possible."""
-        is_ours = self._lock.acquire(blocking=False)
-        try:
-            yield is_ours
-        finally:
-            if is_ours:
-                self._lock.release()
+        place = Place(self)
+        if place.wait_is_over.is_set():
+            with place:
+                yield True
+        else:
+            place.give_up()
+            yield False
+
+    def join(self, place: Place) -> None:
+        """Put a place at the end of the queue."""
+        with self._lock:
+            self._places.append(place)
+            self._tell_the_first()
+
+    def leave(self, place: Place) -> None:
+        """The turn of a place is over, or nobody waits for it any more."""
+        with self._lock:
+            self._places.remove(place)
+            self._tell_the_first()
+
+    def give_up(self, place: Place) -> bool:
+        """See `Place.give_up`."""
+        with self._lock:
+            if place not in self._places or place is self._places[0]:
+                return False
+            self._places.remove(place)
+            place.is_given_up = True
+            place.wait_is_over.set()
+            return True
+
+    def jobs_before(self, place: Place) -> list[int]:
+        """See `Place.ahead`."""
+        with self._lock:
+            if place not in self._places:
+                return []
+            before = list(self._places)[: self._places.index(place)]
+        return [one.job for one in before if one.job is not None]
+
+    @property
+    def waiting_jobs(self) -> list[int]:
+        """The jobs whose turn has not come."""
+        with self._lock:
+            return [place.job for place in list(self._places)[1:] if place.job is not None]
+
+    def _tell_the_first(self) -> None:
+        if self._places:
+            self._places[0].wait_is_over.set()
+
+
+def in_words(jobs: list[int]) -> str:
+    """`"jobs 1 and 2"`.
+
+    Example:
+        >>> in_words([3]), in_words([1, 2, 5])
+        ('job 3', 'jobs 1, 2 and 5')
+    """
+    *most, last = map(str, jobs)
+    return f"jobs {', '.join(most)} and {last}" if most else f"job {last}"

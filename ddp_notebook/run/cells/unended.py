@@ -13,6 +13,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.cells.turn import in_words
 from ddp_notebook.run.groups.mend import replaced_in_words
 
 _END_S = 2.0  # what ranks get to end a cell when they were told to; longer than presses of stop that count as one
@@ -34,18 +35,25 @@ class Unended:
         self._cells = cells
         self._check = check
 
-    def end(self, *, replace: bool) -> list[str]:
-        """See `Session.interrupt`."""
+    def end(self, *, replace: bool, only: CellRun | None = None) -> list[str]:
+        """See `Session.interrupt`.
+
+        Args:
+            only: this one; None: all that have not ended.
+        """
         self._check()
         with Interrupts(lambda: None) as interrupts:
             try:
-                return self._end(replace, interrupts)
+                runs = [run for run in self._cells.unended() if only in (None, run)]
+                said = self._end(runs, replace, interrupts)
+                if only is None and (jobs := self._cells.turn.waiting_jobs):
+                    said.append(f"{in_words(jobs)} come{'s' * (len(jobs) == 1)} next: %ddp_cancel all ends all jobs")
+                return said
             except KeyboardInterrupt:
                 pass  # told below, without our frames behind it
         raise keyboard_interrupt("interrupted: %ddp_status says which ranks are still in a cell")
 
-    def _end(self, replace: bool, interrupts: Interrupts) -> list[str]:
-        runs = self._cells.unended()
+    def _end(self, runs: list[CellRun], replace: bool, interrupts: Interrupts) -> list[str]:
         if not runs:
             return ["no cell is under way"]
         ranks = sorted({rank for run in runs for rank in run.pending})
@@ -55,7 +63,9 @@ class Unended:
         left = {rank for run in runs for rank in run.pending}
         said = []
         if ended := [rank for rank in ranks if rank not in left]:
-            said = [f"the cell was ended on {list_ranks(ended)}; all variables are kept"]
+            names = list(dict.fromkeys(run.name for run in runs))
+            were = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'}"
+            said = [f"{were} ended on {list_ranks(ended)}; all variables are kept"]
         if left and replace:
             return [*said, *self._replace(runs, interrupts)]
         if left:

@@ -15,12 +15,14 @@ import getpass
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ddp_notebook.run.cells.cell import CellRun, Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
 from ddp_notebook.run.cells.silence import Reached, Silence
 from ddp_notebook.run.groups.diagnosis import Views, stuck
+from ddp_notebook.run.output.card import STOP
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.wire.events import InputReply, InputRequest
 
@@ -59,6 +61,26 @@ class Beside(Protocol):
         """It is over, or left."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter:
+    """Who waits for a cell.
+
+    Args:
+        name: what the cell is called.
+        ends: what ends it, in words.
+        replaces: what replaces ranks that do not end it; words before "it" or "them".
+        can_answer: whether somebody is asked at `input()`.
+    """
+
+    name: str = "the cell"
+    ends: str = STOP
+    replaces: str = "press stop again to replace"
+    can_answer: bool = True
+
+
+NOTEBOOK = Waiter()
+
+
 class Watch:
     """Follows one cell to its end.
 
@@ -71,6 +93,7 @@ class Watch:
         grace_s: seconds that the others get when a rank has failed; None: no limit.
         hang_after_s: seconds that a rank waits in an operation before it is shown who waits for whom; None: never.
         beside: what is shown beside the cell's output.
+        waiter: who waits for it.
     """
 
     def __init__(
@@ -83,6 +106,7 @@ class Watch:
         grace_s: float | None = None,
         hang_after_s: float | None = None,
         beside: Beside | None = None,
+        waiter: Waiter = NOTEBOOK,
     ) -> None:
         self.views: Views = {}  # what the ranks were doing when the time was up
         self.timed_out = False
@@ -92,6 +116,7 @@ class Watch:
         self._interrupts = interrupts
         self._screen = screen
         self._beside = beside
+        self._waiter = waiter
         self._grace_s = grace_s
         self._end_s = max(_END_S, _END_EACH_S * len(run.result.ranks))
         self._hang_after_s = hang_after_s
@@ -245,7 +270,7 @@ class Watch:
         if not states:
             return
         them = "it, whose variables are lost" if len(states) == 1 else "them, whose variables are lost"
-        self._screen.note(f"not ended yet: {'; '.join(states)}. Wait, or press stop again to replace {them}")
+        self._screen.note(f"not ended yet: {'; '.join(states)}. Wait, or {self._waiter.replaces} {them}")
 
     def _on_no_progress(self) -> float:
         """Show who waits for whom, if somebody does for long enough. Returns the seconds until the next look."""
@@ -263,8 +288,8 @@ class Watch:
     def _answer(self, rank: int, ask: InputRequest) -> None:
         """Have the user answer a rank's `input()`."""
         text, error = "", ""
-        if self._screen is None:
-            error = "input() can be answered only while a cell of the notebook waits, without --quiet"
+        if self._screen is None or not self._waiter.can_answer:
+            error = "input() can be answered only while the notebook waits for its cell: no --background, no --quiet"
         else:
             self._screen.finish()
             read: Callable[[str], str] = getpass.getpass if ask.password else input

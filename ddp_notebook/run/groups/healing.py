@@ -60,30 +60,37 @@ class Healing:
         for name in names:
             check_name(name)
         with self._cells.turn:
-            self._living.check_host()
-            self._cluster.give_up("%ddp_heal did not wait for it")
-            self._cells.check_idle()
-            if trouble := self._cluster.trouble():
-                raise SessionBrokenError(trouble)
-            gone = self._cluster.gone
-            new = gone or self._cells.mend.replaced
-            self._check_source(from_rank, names, new)
-            done = "nothing was changed"
-            with Interrupts(lambda: None) as interrupts:
-                try:
-                    read = None if from_rank is None else self._read(from_rank, names, interrupts.check)
-                    if gone:
-                        done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
-                    notes = self._cells.mend.heal(interrupts.check) if gone else []
-                    if from_rank is None or read is None:
-                        return [replaced_in_words(gone), *notes] if gone else ["no rank has died"]
-                    replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
-                    not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
-                    done = ", ".join([*replaced, not_all])
-                    return [*replaced, *notes, *self._copy(from_rank, read, new, interrupts.check)]
-                except KeyboardInterrupt:
-                    pass  # told below, without our frames behind it
-            raise keyboard_interrupt(f"the healing was interrupted: {done}")
+            return self._heal(from_rank, names)
+
+    def before_cell(self) -> list[str]:
+        """In a cell's turn: replace the ranks that are gone. Returns what was done, in sentences."""
+        return self._heal(None, ()) if self._living.check_host().gone and not self._cells.busy else []
+
+    def _heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
+        self._living.check_host()
+        self._cluster.give_up("%ddp_heal did not wait for it")
+        self._cells.check_idle()
+        if trouble := self._cluster.trouble():
+            raise SessionBrokenError(trouble)
+        gone = self._cluster.gone
+        new = gone or self._cells.mend.replaced
+        self._check_source(from_rank, names, new)
+        done = "nothing was changed"
+        with Interrupts(lambda: None) as interrupts:
+            try:
+                read = None if from_rank is None else self._read(from_rank, names, interrupts.check)
+                if gone:
+                    done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
+                notes = self._cells.mend.heal(interrupts.check) if gone else []
+                if from_rank is None or read is None:
+                    return [replaced_in_words(gone), *notes] if gone else ["no rank has died"]
+                replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
+                not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
+                done = ", ".join([*replaced, not_all])
+                return [*replaced, *notes, *self._copy(from_rank, read, new, interrupts.check)]
+            except KeyboardInterrupt:
+                pass  # told below, without our frames behind it
+        raise keyboard_interrupt(f"the healing was interrupted: {done}")
 
     def _check_source(self, from_rank: int | None, names: Sequence[str], new: Sequence[int]) -> None:
         if from_rank is None:

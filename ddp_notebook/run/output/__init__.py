@@ -6,6 +6,7 @@ screen      output in the notebook ──► fold (equal lines of several ranks)
 fold        lines that several ranks wrote, shown once
 labels      the label of a line: the ranks that wrote it
 unfinished  bars, dots and other lines that change in their place
+sink        where output goes: as the main thread's own, or under one cell
 outlet      the way to the front end: batches, and no more than Jupyter takes
 card        the hang card: who waits where, and why
 log         all that a rank wrote, on disk

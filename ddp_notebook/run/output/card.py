@@ -6,8 +6,9 @@ import html
 
 from ddp_notebook.records.words import format_ranks, list_ranks
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host, verdict
-from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output.outlet import Outlet, new_id
 
+STOP = "The stop button ends the cell"
 _ROWS = 12  # at most
 
 
@@ -16,10 +17,12 @@ class Card:
 
     Args:
         outlet: the cell's.
+        ends: what ends the cell.
     """
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: Outlet, ends: str = STOP) -> None:
         self._outlet = outlet
+        self._ends = ends
         self._display_id = ""
         self._said = ""  # the last verdict in a terminal
 
@@ -39,14 +42,15 @@ class Card:
         if not self._outlet.can_update:
             if why != self._said:
                 self._said = why
-                self._outlet.write("stderr", _text(views, seconds, why) + "\n")
+                self._outlet.write("stderr", _text(views, seconds, why, self._ends) + "\n")
                 self._outlet.drain()
             return
-        data = {"text/plain": _text(views, seconds, why), "text/html": _html(views, seconds, why)}
+        said = seconds, why, self._ends
+        data = {"text/plain": _text(views, *said), "text/html": _html(views, *said)}
         if self._display_id:
             self._outlet.update(data, None, self._display_id)
         else:
-            self._display_id = self._outlet.new_id()
+            self._display_id = new_id()
             self._outlet.show(data, display_id=self._display_id)
         self._outlet.drain()
 
@@ -71,21 +75,21 @@ def _title(seconds: float, why: str) -> str:
     return f"no progress for {seconds:.0f} s" + (f": {why}" if why else "")
 
 
-def _text(views: Views, seconds: float, why: str) -> str:
+def _text(views: Views, seconds: float, why: str, ends: str) -> str:
     rows = [
         f"  {list_with_host(views, ranks)}: {doing}" + (f", for {since}" if since else "")
         for ranks, doing, since in _rows(views)
     ]
-    return "\n".join([_title(seconds, why), *rows, f"  {_what_to_do(views)}"])
+    return "\n".join([_title(seconds, why), *rows, f"  {_what_to_do(views, ends)}"])
 
 
-def _what_to_do(views: Views) -> str:
+def _what_to_do(views: Views, ends: str) -> str:
     if any(view.state == "silent" for view in views.values()):
-        return "The stop button ends the cell on ranks that answer, which keep every variable."
-    return "The stop button ends the cell; every variable is kept."
+        return f"{ends} on ranks that answer, which keep every variable."
+    return f"{ends}; every variable is kept."
 
 
-def _html(views: Views, seconds: float, why: str) -> str:
+def _html(views: Views, seconds: float, why: str, ends: str) -> str:
     cell = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
     rows = "".join(
         f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code>'
@@ -97,5 +101,5 @@ def _html(views: Views, seconds: float, why: str) -> str:
         '<div role="status" style="border-left:3px solid #d9822b;padding:4px 10px;margin:4px 0">'
         f"<div><b>{html.escape(_title(seconds, why))}</b></div>"
         f'<table style="border:none;margin:2px 0;font-size:inherit">{rows}</table>'
-        f'<div style="opacity:.75">{_what_to_do(views)}</div></div>'
+        f'<div style="opacity:.75">{_what_to_do(views, ends)}</div></div>'
     )

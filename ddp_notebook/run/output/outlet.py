@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_notebook.run.kernel import kernel
+from ddp_notebook.run.output.sink import Here, Sink
 
 FLUSH_S = 0.05
 _BURST_BYTES = 2_000_000
@@ -48,11 +47,21 @@ class _Data:
         return _FRAMING_BYTES + sum(len(str(value)) for value in self.data.values())
 
 
-class Outlet:
-    """Shows text and displays in order. For the main thread alone."""
+def new_id() -> str:
+    """An id that no display has."""
+    return f"ddp-{_PROCESS}-{next(_ids)}"
 
-    def __init__(self) -> None:
-        self.can_update = kernel() is not None  # a terminal cannot change what it has shown
+
+class Outlet:
+    """Shows text and displays in order. For one thread alone.
+
+    Args:
+        sink: where they go; None: where the output of the thread goes.
+    """
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        self.sink = Here() if sink is None else sink
+        self.can_update = self.sink.can_update
         self._waiting: deque[_Text | _Data] = deque()
         self._allowed = float(_BURST_BYTES)
         self._refilled_s = time.monotonic()
@@ -77,10 +86,6 @@ class Outlet:
                 part.data, part.metadata = data, metadata or {}
                 return
         self._waiting.append(_Data(data, metadata or {}, display_id, update=True))
-
-    def new_id(self) -> str:
-        """An id that no display has."""
-        return f"ddp-{_PROCESS}-{next(_ids)}"
 
     def flush(self, now: float) -> float | None:
         """Send what may go now. Returns seconds until the rest may go; None: nothing is left."""
@@ -120,19 +125,10 @@ class Outlet:
             part = self._waiting.popleft()
             self._allowed -= part.cost
             if isinstance(part, _Text):
-                getattr(sys, part.stream).write(part.text)
+                self.sink.write(part.stream, part.text)
                 written.add(part.stream)
             else:
-                _publish(part)
+                self.sink.publish(part.data, part.metadata, part.display_id, part.update)
         self._allowed -= _FRAMING_BYTES * len(written)
         for stream in written:
-            getattr(sys, stream).flush()
-
-
-def _publish(part: _Data) -> None:
-    from IPython.display import publish_display_data
-
-    more: dict[str, Any] = {}
-    if part.display_id is not None:
-        more = {"transient": {"display_id": part.display_id}, "update": part.update}
-    publish_display_data(part.data, part.metadata, **more)
+            self.sink.flush(stream)

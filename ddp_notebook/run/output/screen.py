@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.run.cells.cell import Shown
-from ddp_notebook.run.output.card import Card
+from ddp_notebook.run.output.card import STOP, Card
 from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
-from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output.outlet import Outlet, new_id
+from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.output.unfinished import UPDATE_S, Unfinished
 from ddp_notebook.wire.events import Display
 
@@ -39,13 +40,21 @@ class Screen:
 
     Args:
         ranks: the ranks that run it.
+        sink: where it goes; None: where the output of this thread goes.
+        ends: what ends the cell, for the hang card.
         is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
     """
 
-    def __init__(self, ranks: Sequence[int], is_stopped: Callable[[], bool] = lambda: False) -> None:
-        self._outlet = Outlet()
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        sink: Sink | None = None,
+        ends: str = STOP,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._outlet = Outlet(sink)
         self._is_stopped = is_stopped
-        self.card = Card(self._outlet)
+        self.card = Card(self._outlet, ends)
         self._fold = Fold()
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
         self._unfinished = Unfinished(self._outlet)
@@ -187,7 +196,7 @@ class Screen:
             else:
                 self._show_display(entry, entry.item.display)
         if tail:
-            self._tail, self._tail_id, self._tail_updated_s = Tail(), self._outlet.new_id(), now
+            self._tail, self._tail_id, self._tail_updated_s = Tail(), new_id(), now
             self._tail.extend(tail)
             self._tail_began_s = now
             self._outlet.show(_plain(tail), display_id=self._tail_id)
@@ -298,7 +307,7 @@ class Screen:
             self._hidden_displays += 1
             return
         else:
-            display_id = self._outlet.new_id() if handle is None else display_id_of(ranks[0], handle)
+            display_id = new_id() if handle is None else display_id_of(ranks[0], handle)
             self._display_chars += sum(len(str(value)) for value in data.values())
             if not is_labelled:
                 self._outlet.write("stdout", labelled(entry.ranks, entry.item.text) + "\n")

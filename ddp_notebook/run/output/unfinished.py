@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_notebook.run.output.labels import labelled
-from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output.outlet import Outlet, new_id
 
 UPDATE_S = 0.1  # between two changes of what is shown
 _MOST_CHARS = 4000  # of one update
@@ -102,7 +102,7 @@ class Unfinished:
 
     def _show(self, text: str) -> None:
         if not self._display_id:
-            self._display_id = self._outlet.new_id()
+            self._display_id = new_id()
             self._outlet.show({"text/plain": text}, display_id=self._display_id)
         else:
             self._outlet.update({"text/plain": text}, None, self._display_id)

@@ -91,7 +91,8 @@ class Recordings:
     def _catch_up(self) -> None:
         """A recording that is kept in a variable is asked again after a cell."""
         is_users = is_users_thread()
-        if is_users and self._has_news and self._cells.watched is None:
+        watched = self._cells.watched
+        if is_users and self._has_news and (watched is None or not watched[1].takes_signals):  # not beside a cell here
             _ = self.now
 
 

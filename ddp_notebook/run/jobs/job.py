@@ -1,0 +1,184 @@
+"""A cell in the background: a future of its result, and the line above its output that says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ddp_notebook.errors import DDPNotebookError, JobCancelledError
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.interrupt import Interrupts
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.turn import GivenUpError, Place, in_words
+from ddp_notebook.run.cells.watch import Waiter
+from ddp_notebook.run.output.outlet import new_id
+from ddp_notebook.run.output.sink import Handle, Sink
+
+_log = logging.getLogger(__name__)
+
+
+class Job(Future[CellResult]):
+    """A cell that the notebook does not wait for. `await job` waits for it too, and leaves it alone when that is
+    stopped.
+
+    Args:
+        number: by which `%ddp_jobs` names it.
+        ranks: that it is for.
+        code: of the cell.
+        prompt: the number in its cell's `In [n]`.
+        place: in the queue of cells.
+        sink: where its output goes; None: nowhere.
+        cancel: cancels it.
+
+    Attributes:
+        state: "waiting", "running", "done", "failed" or "cancelled".
+        seconds: for how long it has run.
+
+    Example:
+        >>> job = session.run("import time; time.sleep(0.1); rank", wait=False, quiet=True)
+        >>> job.result(timeout=10)[1].result, job.state
+        ('1', 'done')
+    """
+
+    def __init__(
+        self,
+        number: int,
+        ranks: Sequence[int],
+        code: str,
+        prompt: int,
+        place: Place,
+        sink: Sink | None,
+        cancel: Callable[[Job], object],
+    ) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()  # from now on it is cancelled by `cancel` alone
+        self.number = number
+        self.ranks = list(ranks)
+        self.code = code
+        self.prompt = prompt
+        self.state = "waiting"
+        self.waiter = Waiter(
+            name=f"job {number}",
+            ends=f"%ddp_cancel {number} ends the job",
+            replaces="%ddp_interrupt --replace gives a new process to",
+            can_answer=False,
+        )
+        self.place = place
+        self.run: CellRun | None = None  # its cell, once that has begun
+        self.reason = ""  # why it was cancelled, where not by the user
+        self._sink = sink
+        self._line: Handle | None = None
+        self._error: BaseException | None = None
+        self._interrupts: Interrupts | None = None
+        self._is_pressed = False
+        self._cancel = cancel
+        self._began_s = self._ended_s = 0.0
+
+    # ---- for its user
+
+    @property
+    def seconds(self) -> float:
+        return (self._ended_s or time.monotonic()) - self._began_s if self._began_s else 0.0
+
+    def cancel(self) -> bool:
+        """End it, or take it out of the queue. Returns whether it is cancelled; a rank that does not end it may still
+        be in it, and `session.interrupt(replace=True)` replaces that."""
+        self._cancel(self)
+        return self.state == "cancelled"
+
+    def __await__(self) -> Generator[Any, None, CellResult]:
+        return asyncio.shield(asyncio.wrap_future(self)).__await__()
+
+    def __repr__(self) -> str:
+        name, after = f"job {self.number}", f"after {self.seconds:.1f} s"
+        if self.state == "waiting":
+            ahead = self.place.ahead
+            return f"{name} waits for {in_words(ahead) if ahead else 'its turn'}"
+        if self.state == "running":
+            return f"{name} runs on {list_ranks(self.ranks)}, since {self.seconds:.1f} s"
+        if self.state == "failed":
+            return f"{name} failed {after}: {type(self._error).__name__}"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{name} is done {after}" if self.state == "done" else f"{name} was cancelled {after}{why}"
+
+    # ---- for its thread
+
+    def work(self, run: Callable[[], CellResult]) -> None:
+        """Run the cell, and tell how it ended."""
+        try:
+            result = run()
+        except BaseException as error:
+            self._end_badly(error)
+        else:
+            self._end("done")
+            self.set_result(result)
+
+    def on_begin(self, run: CellRun, interrupts: Interrupts) -> None:
+        """Its turn has come."""
+        self._began_s = time.monotonic()
+        self.run, self._interrupts = run, interrupts
+        self.ranks = run.result.ranks
+        self.state = "running"
+        if self._is_pressed:
+            interrupts.press()
+        self.tell()
+
+    def press(self) -> None:
+        """End it as the stop button ends a cell. Once only: a second press would replace ranks."""
+        self._is_pressed, was_pressed = True, self._is_pressed
+        if self._interrupts is not None and not was_pressed:
+            self._interrupts.press()
+
+    def tell(self) -> None:
+        """Say above its output how it is."""
+        if self._sink is None:
+            return
+        n = self.number
+        said = f"job {n} runs on {list_ranks(self.ranks)}" if self.state == "running" else repr(self)
+        if not self._ended_s:
+            said += f"; %ddp_wait {n} waits for it, %ddp_cancel {n} ends it"
+        if self._sink.can_update:
+            self._line = self._line or Handle(self._sink, new_id())
+            self._line.update({"text/plain": said})
+        else:
+            self._write(said)
+
+    def _end_badly(self, error: BaseException) -> None:
+        if self.reason or isinstance(error, KeyboardInterrupt | GivenUpError):
+            where = str(error).split("\n")[1:] if isinstance(error, KeyboardInterrupt) else []
+            self._end("cancelled", *where)
+            self.set_exception(JobCancelledError("\n".join([repr(self), *where])))
+            return
+        if isinstance(error, DDPNotebookError):
+            error.__traceback__ = None  # the frames of this thread, and the data in them
+        self._error = error
+        self._end("failed")
+        self.set_exception(error)
+
+    def _end(self, state: str, *where: str) -> None:
+        """Show how it has ended.
+
+        Args:
+            where: lines that say what its ranks were in.
+        """
+        self._ended_s = time.monotonic()
+        self._began_s = self._began_s or self._ended_s
+        self.state = state
+        try:
+            self.tell()
+            if where:
+                self._write("\n".join(where))
+            if self._error is not None and self._sink is not None:
+                self._sink.fail(self._error)
+        except Exception:  # who waits for it matters more
+            _log.exception("the end of job %s was not shown", self.number)
+
+    def _write(self, text: str) -> None:
+        if self._sink is not None:
+            self._sink.write("stderr", f"{text}\n")
+            self._sink.flush("stderr")

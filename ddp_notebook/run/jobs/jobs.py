@@ -1,0 +1,171 @@
+"""The cells of a session that run in the background: started, listed, waited for, cancelled."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.records.words import format_ranks
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.turn import Place, in_words
+from ddp_notebook.run.cells.unended import Unended
+from ddp_notebook.run.jobs.job import Job
+from ddp_notebook.run.kernel import thread_of_this_cell
+from ddp_notebook.run.output.sink import Sink
+
+_KEPT = 20  # of those that have ended; each holds what its cell has printed
+_LOOK_S = 0.2
+_END_S = 2.0  # what ranks get to end a cell when the session is stopped
+_MOST_CODE_CHARS = 50  # of the first line, in the table
+
+
+class Jobs:
+    """Numbered from 1, the oldest first. Its `repr` is the table that `%ddp_jobs` shows.
+
+    Args:
+        cells: theirs wait in one queue with all others.
+        unended: ends them.
+
+    Example:
+        >>> job = session.run("1", wait=False, quiet=True)
+        >>> session.jobs.wait() == [job], session.jobs[job.number] is job
+        (True, True)
+    """
+
+    def __init__(self, cells: Cells, unended: Unended) -> None:
+        self._cells = cells
+        self._unended = unended
+        self._jobs: dict[int, Job] = {}
+        self._last = 0
+        self._waited_for: set[int] = set()
+
+    def start(
+        self, ranks: Sequence[int], code: str, prompt: int, sink: Sink | None, run: Callable[[Job], CellResult]
+    ) -> Job:
+        """Take a place in the queue, and have the cell run in a thread of its own.
+
+        Args:
+            ranks: that it is for.
+            code: of the cell.
+            prompt: the number in its `In [n]`.
+            sink: where its output goes; None: nowhere.
+            run: runs the cell when its turn has come.
+        """
+        if not self._jobs:
+            atexit.register(self.close, "the program has ended")
+        self._last = number = self._last + 1
+        job = Job(number, ranks, code, prompt, Place(self._cells.turn, number), sink, self._cancel)
+        self._jobs[number] = job
+        for old in [one for one in self if one.done()][:-_KEPT]:
+            del self._jobs[old.number]
+        if job.place.ahead:
+            job.tell()
+        thread_of_this_cell(functools.partial(job.work, functools.partial(run, job)), f"ddp-job-{number}").start()
+        return job
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __getitem__(self, number: int) -> Job:
+        try:
+            return self._jobs[number]
+        except KeyError:
+            known = f"there are {in_words(list(self._jobs))}" if self._jobs else "there is none"
+            raise UsageError(f"there is no job {number}: {known}; of those that have ended {_KEPT} are kept") from None
+
+    def __repr__(self) -> str:
+        if not self._jobs:
+            return "no cell was run in the background: %%on_all_ranks --background runs one"
+        table = [("job", "cell", "ranks", "state", "s", "code"), *map(_row, self)]
+        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join(line.rstrip() for line in lines)
+
+    @property
+    def unended(self) -> list[Job]:
+        """Those that wait or run."""
+        return [job for job in self if not job.done()]
+
+    def wait(self, *numbers: int, report: Callable[[Job], object] = lambda job: None) -> list[Job]:
+        """Wait until jobs have ended. One that was cancelled is no error.
+
+        Args:
+            numbers: which; none: all that were not waited for yet.
+            report: told each one that has ended, in order.
+
+        Raises:
+            UsageError: there is no such job.
+            KeyboardInterrupt: the wait was interrupted; the jobs go on.
+            what the first one that has failed has raised.
+        """
+        chosen = [self[n] for n in numbers] or [job for job in self if job.number not in self._waited_for]
+        with Interrupts(lambda: None) as interrupts:
+            for job in chosen:
+                while not futures.wait([job], _LOOK_S).done and not interrupts.count:
+                    pass
+                if not job.done():
+                    break
+                self._waited_for.add(job.number)
+                report(job)
+        if left := [job.number for job in chosen if not job.done()]:
+            raise keyboard_interrupt(f"interrupted: {in_words(left)} {'goes' if len(left) == 1 else 'go'} on")
+        for job in chosen:
+            if job.state == "failed":
+                job.result()
+        return chosen
+
+    def cancel(self, *numbers: int) -> list[str]:
+        """End jobs, as the stop button ends a cell, and take those that wait out of the queue. Variables are kept.
+
+        Args:
+            numbers: which; none: all that have not ended.
+
+        Returns:
+            What was done, in sentences; where a rank does not end it, what that is in.
+
+        Raises:
+            UsageError: there is no such job.
+        """
+        chosen = [self[n] for n in numbers] or self.unended
+        said = {job.number: self._cancel(job) for job in reversed(chosen)}  # none is to begin for a moment
+        return [line for job in chosen for line in said[job.number]]
+
+    def _cancel(self, job: Job) -> list[str]:
+        said = []
+        if not job.done() and not job.place.give_up():
+            job.press()
+            if job.run is not None:
+                said = self._unended.end(replace=False, only=job.run)
+                if not job.run.is_over:
+                    return said
+        futures.wait([job], _END_S)
+        return [repr(job)]
+
+    def close(self, why: str) -> None:
+        """The session ends: none is to begin any more, and the one that runs gets a moment to end."""
+        atexit.unregister(self.close)
+        for job in reversed(left := self.unended):
+            job.reason = why
+            if not job.place.give_up():
+                job.press()
+        futures.wait(left, _END_S)
+
+    def join(self) -> None:
+        """Nothing comes from the ranks any more: let all be said of the jobs."""
+        futures.wait(self.unended, _END_S)
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    first = next((line.strip() for line in job.code.splitlines() if line.strip()), "")
+    code = first if len(first) <= _MOST_CODE_CHARS else f"{first[: _MOST_CODE_CHARS - 3]}..."
+    state = repr(job).removeprefix(f"job {job.number} ") if job.state == "waiting" else job.state
+    seconds = f"{job.seconds:.1f}" if job.seconds else ""
+    return str(job.number), f"In [{job.prompt}]", format_ranks(job.ranks), state, seconds, code

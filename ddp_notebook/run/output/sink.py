@@ -1,0 +1,125 @@
+"""Where output goes: where the main thread's own goes, or under one cell, also when that has ended."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+from ddp_notebook.run.kernel import has_front_end, ipython, kernel
+
+
+class Sink(Protocol):
+    """Takes text and displays to somebody who reads."""
+
+    can_update: bool  # a display that is shown can be changed
+
+    def write(self, stream: str, text: str) -> None:
+        """Show text of "stdout" or "stderr"."""
+
+    def flush(self, stream: str) -> None:
+        """Let go what was written."""
+
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
+        """Show a MIME bundle, or change the one with this id."""
+
+    def fail(self, error: BaseException) -> None:
+        """Show an error as a cell does that ends with it."""
+
+
+class Here:
+    """Where the output of this thread goes: under the cell that runs, to the terminal, to whatever captures it."""
+
+    def __init__(self) -> None:
+        self.can_update = kernel() is not None  # a terminal cannot change what it has shown
+
+    def write(self, stream: str, text: str) -> None:
+        getattr(sys, stream).write(text)
+
+    def flush(self, stream: str) -> None:
+        getattr(sys, stream).flush()
+
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
+        from IPython.display import publish_display_data
+
+        more: dict[str, Any] = {}
+        if display_id is not None:
+            more = {"transient": {"display_id": display_id}, "update": update}
+        publish_display_data(data, metadata, **more)
+
+    def fail(self, error: BaseException) -> None:
+        self.write("stderr", "\n".join(_traceback_of(error)) + "\n")
+        self.flush("stderr")
+
+
+class OfCell:
+    """Under the cell that has made it, from any thread, also when it has ended: messages name the request that they
+    belong to, and front ends put them there. (nbclient takes them only until the cell ends.)
+
+    Args:
+        running: the kernel.
+    """
+
+    can_update = True
+
+    def __init__(self, running: Any) -> None:
+        self._kernel = running
+        self._parent = running.get_parent()
+        self._lasts = has_front_end()
+
+    def write(self, stream: str, text: str) -> None:
+        self._send("stream", {"name": stream, "text": text}, f"stream.{stream}")
+
+    def flush(self, stream: str) -> None:
+        """Nothing was kept back."""
+
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
+        kind = "update_display_data" if update else "display_data"
+        transient = {} if display_id is None else {"display_id": display_id}
+        self._send(kind, {"data": data, "metadata": metadata, "transient": transient}, "display_data")
+
+    def fail(self, error: BaseException) -> None:
+        if not self._lasts:  # the cell waits, and raises it itself
+            return
+        content = {"ename": type(error).__name__, "evalue": str(error), "traceback": _traceback_of(error)}
+        self._send("error", content, "error")
+
+    def _send(self, kind: str, content: dict[str, Any], topic: str) -> None:
+        socket = self._kernel.iopub_socket  # sends in a thread of its own
+        self._kernel.session.send(socket, kind, content, parent=self._parent, ident=topic.encode())
+
+
+class Handle:
+    """A display of a sink, shown at the first update; as IPython's handles are, as far as they are needed.
+
+    Args:
+        sink: where it is shown.
+        display_id: that no other display has.
+    """
+
+    def __init__(self, sink: Sink, display_id: str) -> None:
+        self._sink = sink
+        self._display_id = display_id
+        self._is_shown = False
+
+    def update(self, data: dict[str, Any], *, raw: bool = True) -> None:
+        """Show this MIME bundle instead of what is there."""
+        assert raw
+        self._sink.publish(data, {}, self._display_id, update=self._is_shown)
+        self._is_shown = True
+
+
+def of_this_cell() -> Sink:
+    """Where output goes that comes later, from another thread."""
+    running = kernel()
+    return Here() if running is None else OfCell(running)
+
+
+def _traceback_of(error: BaseException) -> list[str]:
+    """The lines that a notebook shows for it."""
+    render = getattr(error, "_render_traceback_", None)
+    if render is not None:
+        return list(render())
+    if (shell := ipython()) is None:
+        return [f"{type(error).__name__}: {error}"]
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+    return lines
