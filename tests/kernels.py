@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,7 @@ class NotebookKernel:
     ) -> None:
         self._python = python
         self._cwd = cwd
+        self._replies: dict[str, Reply] = {}  # of cells, by their message ids
         self.manager: KernelManager | None = None
         self.pid = pid
 
@@ -141,13 +142,15 @@ class NotebookKernel:
 
     def finish(self, message_id: str, timeout_s: float = 60.0) -> Reply:
         """Wait until a cell has ended, and read all that it showed."""
-        reply, started, until = Reply(), time.monotonic(), time.monotonic() + timeout_s
+        reply = self._replies.setdefault(message_id, Reply())
+        started, until = time.monotonic(), time.monotonic() + timeout_s
         while True:
             try:
                 message = self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
             except queue.Empty:
                 raise TimeoutError(f"the cell did not end in {timeout_s:g} s; so far: {reply}") from None
             if message["parent_header"].get("msg_id") != message_id:
+                self._read_of_another(message)
                 continue
             reply.read(message)
             if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
@@ -159,6 +162,19 @@ class NotebookKernel:
         reply.status = answer["content"]["status"]
         reply.ename, reply.evalue = answer["content"].get("ename", ""), answer["content"].get("evalue", "")
         reply.duration_s = time.monotonic() - started
+        return reply
+
+    def _read_of_another(self, message: dict[str, Any]) -> None:
+        self._replies.setdefault(message["parent_header"].get("msg_id", ""), Reply()).read(message)
+
+    def wait_under(self, message_id: str, is_there: Callable[[Reply], bool], timeout_s: float = 30.0) -> Reply:
+        """Read what comes under a cell that has ended, until that is there. Returns all that it has shown."""
+        reply, until = self._replies[message_id], time.monotonic() + timeout_s
+        while not is_there(reply):
+            try:
+                self._read_of_another(self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic())))
+            except queue.Empty:
+                raise TimeoutError(f"not within {timeout_s:g} s; under that cell is {reply}") from None
         return reply
 
     def run(self, code: str, timeout_s: float = 60.0) -> Reply:

@@ -62,6 +62,36 @@ def test_nbclient(monkeypatch):
     check(ran.cells)
 
 
+JOBS = [
+    "%load_ext ddp_notebook",
+    "%ddp_start 2",
+    "%%on_all_ranks --background\n%matplotlib inline\nimport sys, time, matplotlib.pyplot as plt\nfor i in range(4):\n"
+    "    print(f'\\r{i} of 3', end='', file=sys.stderr)\n    time.sleep(0.15)\nplt.plot([1, 2]); plt.show()\nprint('rest')",
+    "print('of the notebook')",
+    "%%on_all_ranks --background\nif rank: raise ValueError('no')",
+    "%ddp_wait 1",
+    "%%on_all_ranks --background\ntime.sleep(0.3); print('the last word')",
+]
+
+
+def test_nbclient_and_cells_in_the_background(monkeypatch):
+    """It takes what a cell shows until that ends: so there each waits for its job."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    made = notebook()
+    made.cells = [new_code_cell(source) for source in JOBS]
+    made.cells[4].metadata["tags"] = ["raises-exception"]
+    cells = NotebookClient(made, timeout=120).execute().cells
+    lines = texts(cells[2]).splitlines()
+    assert lines[0].startswith("job 1 is done after ")
+    assert lines[1:] == ["[0-1] 3 of 3", "[0-1]", "<Figure size 640x480 with 1 Axes>", "[0-1] rest"]
+    assert any("image/png" in output.get("data", {}) for output in cells[2].outputs)
+    assert texts(cells[3]) == "of the notebook\n"
+    assert texts(cells[4]).startswith("job 2 failed after ")
+    assert texts(cells[4]).count("RankError: ValueError: no (rank 1)") == 1
+    assert texts(cells[5]).startswith("job 1 is done after ")
+    assert texts(cells[6]).splitlines()[1:] == ["[0-1] the last word"]
+
+
 def test_papermill(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     nbformat.write(notebook(), tmp_path / "in.ipynb")

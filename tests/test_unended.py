@@ -133,13 +133,12 @@ def test_a_cell_of_another_thread(session):
     wait_until(lambda: session._cells.watched is not None)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
-    with pytest.raises(
-        KeyboardInterrupt, match=r"^interrupted while it waited for an earlier cell to end: nothing was"
-    ):
+    told = rf"^interrupted while it waited for job {future.number} to end: nothing was done. %ddp_cancel ends it"
+    with pytest.raises(KeyboardInterrupt, match=told):
         session.run("done = True")
     assert time.monotonic() - began < 1.3
     assert not future.done()
-    assert session.interrupt() == ["the cell was ended on ranks 0-2; all variables are kept"]
+    assert session.interrupt() == [f"job {future.number} was ended on ranks 0-2; all variables are kept"]
     with pytest.raises(JobCancelledError, match="was cancelled"):
         future.result(5)
     assert session.run("'done' in globals()")[0].result == "False"
@@ -158,9 +157,11 @@ def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
     """They begin; nobody waits for them to end."""
     monkeypatch.setattr(unended, "_END_S", 10.0)  # how soon they end on a busy machine is not asked here
     futures = [session.run("import time; time.sleep(60)", wait=False) for _ in range(2)]
-    for ended in (1, 2):
+    for ended, job in enumerate(futures, 1):
         wait_until(lambda: session._cells.watched is not None)
-        assert session.interrupt() == ["the cell was ended on ranks 0-2; all variables are kept"]
+        said = session.interrupt()
+        assert said.pop(0) == f"job {job.number} was ended on ranks 0-2; all variables are kept"
+        assert ended == 2 or said == [f"job {job.number + 1} comes next: %ddp_cancel all ends all jobs"]
         wait_until(lambda ended=ended: sum(future.done() for future in futures) == ended, 10)
     for future in futures:
         with pytest.raises(JobCancelledError, match="was cancelled"):

@@ -147,6 +147,17 @@ def test_a_cell_that_nobody_waits_for_goes_on_when_a_local_one_is_stopped(kernel
         assert "whole" in kernel.run("print(result[0].stdout)").stdout
 
 
+def test_a_cell_in_the_background_goes_on_when_a_local_one_is_stopped(kernel, in_order):
+    job = kernel.start("%%on_all_ranks --background\nfor batch in range(40): time.sleep(0.05); dist.barrier()\n'whole'")
+    assert "job " in kernel.finish(job).stdout
+    message = kernel.start("import time\nprint('there')\ntime.sleep(600)")
+    kernel.wait_for_text("there")
+    kernel.interrupt_in_vscode()
+    assert kernel.finish(message).ename == "KeyboardInterrupt"
+    assert "is done after" in kernel.run("%ddp_wait").stdout
+    assert "[0-1] 'whole'" in kernel.wait_under(job, lambda reply: "whole" in reply.stdout).stdout
+
+
 def test_a_cell_of_its_client_goes_on_when_a_local_one_is_stopped(kernel, in_order):
     sent = "view = session.client[:]\njob = view.execute('time.sleep(1.5); done = rank', block=False)"
     message = kernel.start(f"{sent}\ntime.sleep(0.5)\nprint('there', flush=True)\ntime.sleep(600)")

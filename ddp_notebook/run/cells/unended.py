@@ -45,8 +45,9 @@ class Unended:
         with Interrupts(lambda: None) as interrupts:
             try:
                 runs = [run for run in self._cells.unended() if only in (None, run)]
+                jobs = self._cells.turn.waiting_jobs
                 said = self._end(runs, replace, interrupts)
-                if only is None and (jobs := self._cells.turn.waiting_jobs):
+                if only is None and jobs:
                     said.append(f"{in_words(jobs)} come{'s' * (len(jobs) == 1)} next: %ddp_cancel all ends all jobs")
                 return said
             except KeyboardInterrupt:

@@ -57,7 +57,7 @@ class Jobs:
             run: runs the cell when its turn has come.
         """
         if not self._jobs:
-            atexit.register(self.close, "the program has ended")
+            atexit.register(self._at_exit)
         self._last = number = self._last + 1
         job = Job(number, ranks, code, prompt, Place(self._cells.turn, number), sink, self._cancel)
         self._jobs[number] = job
@@ -151,12 +151,18 @@ class Jobs:
 
     def close(self, why: str) -> None:
         """The session ends: none is to begin any more, and the one that runs gets a moment to end."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         for job in reversed(left := self.unended):
             job.reason = why
             if not job.place.give_up():
                 job.press()
         futures.wait(left, _END_S)
+
+    def _at_exit(self) -> None:
+        """The ranks end with this process: say so of those that do not end before."""
+        self.close("the program has ended")
+        self._cells.close()
+        self.join()
 
     def join(self) -> None:
         """Nothing comes from the ranks any more: let all be said of the jobs."""

@@ -1,0 +1,199 @@
+"""Cells in the background, as a front end sees them: their output under their own cell, the notebook's cells
+meanwhile, and how they end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.kernels import NotebookKernel, Reply
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel):
+    assert kernel.run("%ddp_start 2 --hang-after 0.5").status == "ok"
+    assert kernel.run("%%on_all_ranks\nimport os, time, ipywidgets\nkept = rank").status == "ok"
+    kernel.run("import os, tempfile, ddp_notebook\nsession = ddp_notebook.current()")
+    return kernel  # the last test stops them
+
+
+class Job:
+    """One that was started by `%%on_all_ranks --background`."""
+
+    def __init__(self, kernel: NotebookKernel, code: str, options: str = "") -> None:
+        self._kernel = kernel
+        self._message = kernel.start(f"%%on_all_ranks --background{options}\n{code}")
+        self.began = kernel.finish(self._message)
+        assert self.began.status == "ok", self.began
+        self.number = int(kernel.run("print([*session.jobs][-1].number)").stdout)
+
+    def wait_for(self, text: str) -> Reply:
+        """Until this stands under its cell. Returns all that stands there."""
+        return self.wait_until(lambda reply: text in reply.stdout + reply.stderr + reply.traceback)
+
+    def wait_until(self, is_there) -> Reply:
+        return self._kernel.wait_under(self._message, is_there)
+
+    @property
+    def line(self) -> str:
+        """What it says of itself, now."""
+        [said] = [line for line in self.began.stdout.splitlines() if line.startswith(f"job {self.number} ")]
+        return said
+
+
+def test_the_prompt_is_back_and_output_goes_on_under_the_cell(ranks):
+    job = Job(ranks, "for step in range(4):\n    print('step', step); time.sleep(0.3)")
+    assert "step 3" not in job.began.stdout
+    local = ranks.run("import time; time.sleep(0.5); print('here')")
+    assert (local.stdout, local.stderr) == ("here\n", "")
+    assert job.line == f"job {job.number} runs on ranks 0,1; %ddp_wait {job.number} waits for it, " + (
+        f"%ddp_cancel {job.number} ends it"
+    )
+    reply = job.wait_for("is done")
+    assert re.fullmatch(rf"job {job.number} is done after \d\.\d s", job.line)
+    assert reply.stdout.splitlines() == [job.line, *(f"[0-1] step {step}" for step in range(4))]
+
+
+def test_figures_bars_displays_and_widgets_of_a_job(ranks):
+    job = Job(
+        ranks,
+        "from IPython.display import HTML\nimport matplotlib.pyplot as plt\n%matplotlib inline\ntime.sleep(0.5)\n"
+        "for i in range(4):\n    print(f'\\r{i} of 3', end='', flush=True); time.sleep(0.15)\nprint()\n"
+        "handle = display(HTML('first'), display_id=True)\nplt.plot([1, 2]); plt.show()\nhandle.update(HTML('last'))\n"
+        "bar = ipywidgets.IntProgress(value=3)\ndisplay(bar)",
+    )
+    reply = job.wait_for("is done")
+    kinds = [kind for data in reply.displays for kind in data]
+    assert kinds.count("image/png") == 1, "equal figures are shown once"
+    assert kinds.count("application/vnd.jupyter.widget-view+json") == 2
+    assert [data["text/html"] for data in reply.displays if "text/html" in data] == ["last", "last"]
+    assert "[0-1] 3 of 3" in reply.stdout and "2 of 3" not in reply.stdout
+
+
+def test_cells_and_transfers_wait_in_order_and_say_so(ranks):
+    first = Job(ranks, "time.sleep(0.8)\nx = 1\nprint('first')")
+    second = Job(ranks, "x += 1\nprint('second')", " --ranks 1")
+    assert f"job {second.number} waits for job {first.number}; %ddp_wait" in second.began.stdout
+    table = ranks.run("%ddp_jobs").stdout
+    assert re.search(rf"{first.number} +In \[\d+\] +0-1 +running +\d\.\d +time.sleep\(0.8\)", table)
+    assert re.search(rf"{second.number} +In \[\d+\] +1 +waits for job {first.number} ", table)
+    reply = ranks.run("print(session['x'])")
+    assert reply.stdout == "[0] 1\n[1] 2\n"
+    assert reply.stderr == (
+        f"waiting for jobs {first.number} and {second.number}, in order: stop ends the wait alone\n"
+    )
+    first.wait_for("[0-1] first")
+    second.wait_for("[1] second")
+
+
+def test_a_stop_of_the_notebooks_own_cell_or_of_a_wait_leaves_a_job_alone(ranks):
+    job = Job(ranks, "time.sleep(2)\nprint('whole')")
+    for code, words in (
+        ("import time\nprint('there')\ntime.sleep(60)", ""),
+        ("print('there')\n%ddp_wait", f"interrupted: job {job.number} goes on"),
+        ("print('there')\nsession['kept']", "the transfer was dropped, the ranks go on"),
+    ):
+        message = ranks.client.execute(code, stop_on_error=False)
+        ranks.wait_for_text("there")
+        ranks.interrupt()
+        stopped = ranks.finish(message)
+        assert stopped.ename == "KeyboardInterrupt" and words in stopped.evalue, stopped
+    result = ranks.run(f"result = await session.jobs[{job.number}]\nprint(result[1].stdout)")  # `%autoawait` is on
+    assert result.stdout == "whole\n\n"
+    job.wait_for("[0-1] whole")
+    assert ranks.run("%ddp_wait").stdout.endswith("done after 2.0 s\n")
+    assert ranks.run("%ddp_wait").stdout == "no job is left to wait for\n"
+
+
+def test_a_failure_is_shown_under_the_cell_and_raised_by_a_wait(ranks):
+    job = Job(ranks, "if rank: raise ValueError('no')\ndist.barrier()")
+    reply = job.wait_until(lambda reply: reply.traceback)
+    assert "--- rank 1 ---" in reply.traceback and "ValueError: no" in reply.traceback
+    assert "rank 0 waited in barrier #" in reply.traceback
+    job.wait_for("failed after")
+    assert job.line.endswith(": RankError")
+    waited = ranks.run("%ddp_wait")
+    assert waited.ename == "RankError" and "ValueError: no (rank 1)" in waited.evalue
+    assert ranks.run(f"%ddp_wait {job.number}").ename == "RankError", "whoever asks is told"
+    assert ranks.run("%%on_all_ranks\ndist.barrier(); kept").stdout == "[0] 0\n[1] 1\n"
+
+
+def test_a_deadlock_is_noticed_and_cancelled_with_everything_kept(ranks):
+    job = Job(ranks, "if rank == 0: dist.barrier()\nelse: time.sleep(60)")
+    reply = job.wait_until(lambda reply: any("no progress" in str(data) for data in reply.displays))
+    [card] = [data["text/plain"] for data in reply.displays if "no progress" in str(data)]
+    assert f"%ddp_cancel {job.number} ends the job; every variable is kept" in card
+    assert ranks.run(f"%ddp_cancel {job.number}").stdout.startswith(f"job {job.number} was cancelled after ")
+    reply = job.wait_for("rank 0 waited in barrier")
+    assert "rank 1 was interrupted at cell line 2" in reply.stderr
+    assert "was cancelled after" in job.line
+    assert ranks.run("%%on_all_ranks\ndist.barrier(); kept").stdout == "[0] 0\n[1] 1\n"
+    assert ranks.run("%ddp_wait").stdout.startswith(f"job {job.number} was cancelled after"), "which is no error"
+
+
+def test_interrupt_ends_the_one_that_runs_and_cancel_all_the_others(ranks):
+    jobs = [Job(ranks, "time.sleep(60)") for _ in range(4)]
+    first, second, third, last = (job.number for job in jobs)
+    said = ranks.run("%ddp_interrupt").stdout
+    assert said == (
+        f"job {first} was ended on ranks 0,1; all variables are kept\n"
+        f"jobs {second}, {third} and {last} come next: %ddp_cancel all ends all jobs\n"
+    )
+    assert ranks.run(f"%ddp_cancel {last}").stdout == f"job {last} was cancelled after 0.0 s\n"
+    assert "was cancelled" in ranks.run("%ddp_cancel all").stdout
+    assert ranks.run("print({job.state for job in session.jobs if job.number >= " + str(first) + "})").stdout == (
+        "{'cancelled'}\n"
+    )
+    assert ranks.run("%ddp_cancel all").stdout == "no job is left to cancel\n"
+    assert ranks.run("%%on_all_ranks\ndist.barrier(); kept").stdout == "[0] 0\n[1] 1\n"
+
+
+def test_input_in_a_job_is_an_error_that_says_what_to_do(ranks):
+    job = Job(ranks, "input('name? ')")
+    reply = job.wait_until(lambda reply: reply.traceback)
+    assert "input() can be answered only while the notebook waits for its cell: no --background" in reply.traceback
+
+
+def test_the_monitor_comes_under_a_job(ranks):
+    job = Job(ranks, "for step in range(30):\n    log(loss=1 / (step + 1)); time.sleep(0.1)")
+    reply = job.wait_for("is done")
+    pages = [data["text/html"] for data in reply.displays if "text/html" in data]
+    assert len(pages) == 1 and "<svg" in pages[0] and "loss" in pages[0]
+
+
+def test_a_recording_is_up_to_date_while_a_job_runs(ranks):
+    ranks.run("recording = session.recording")
+    job = Job(ranks, "log(early=1.0)\nprint('logged')\ntime.sleep(60)")
+    job.wait_for("logged")
+    assert ranks.run("print('early' in recording.metrics)").stdout == "True\n"
+    assert " runs " in job.line
+    ranks.run("%ddp_cancel all")
+
+
+def test_what_cannot_be_is_said(ranks):
+    for code, words in [
+        ("%%on_all_ranks --background --here\n1", "--background does not wait for them"),
+        ("%%on_ranks 5 --background\n1", "5"),
+        ("%ddp_wait 700", "there is no job 700: there are jobs"),
+        ("%ddp_wait one", "N is 'one', which is no number of a job"),
+        ("%ddp_cancel", "cancel which job? %ddp_jobs lists them"),
+        ("%ddp_jobs 1", "%ddp_jobs takes no '1'"),
+    ]:
+        reply = ranks.run(code)
+        assert reply.ename == "UsageError" and words in reply.evalue, reply
+
+
+def test_the_end_of_the_session_ends_every_job_with_a_sentence(ranks):
+    """Last, since it ends the module's ranks."""
+    jobs = [Job(ranks, "print('there')\ntry: time.sleep(60)\nfinally: print('tidy')") for _ in range(2)]
+    jobs[0].wait_for("there")
+    stopped = ranks.run("%ddp_stop")
+    first, second = (job.number for job in jobs)
+    assert re.fullmatch(
+        rf"job {first} was cancelled after \d\.\d s: the session was stopped\n"
+        rf"job {second} was cancelled after 0\.0 s: the session was stopped\nstopped 2 ranks\n",
+        stopped.stdout,
+    )
+    assert "[0-1] tidy" in jobs[0].wait_for("the session was stopped").stdout
+    jobs[1].wait_for("the session was stopped")

@@ -1,0 +1,149 @@
+"""Cells in the background, as a program has them: `session.run(wait=False)` and `session.jobs`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.errors import JobCancelledError, RankDiedError, RankError, UsageError
+from tests.conftest import wait_until
+
+ROOT = Path(__file__).parents[1]
+SLEEP = "import time; time.sleep(60)"
+
+
+def test_a_job_is_a_future_whose_output_is_shown(session, capsys):
+    job = session.run("print('hello'); rank", wait=False)
+    assert job.result(10)[1].result == "1"
+    assert (job.state, job.done(), job.ranks) == ("done", True, [0, 1])
+    assert capsys.readouterr().out == "[0-1] hello\n[0] 0\n[1] 1\n"
+    assert session.run("print('hello')", wait=False, quiet=True).result(10).ok
+    assert capsys.readouterr() == ("", "")
+
+
+def test_whoever_awaits_a_job_may_be_stopped_alone(session):
+    job = session.run("import time; time.sleep(0.5); rank", wait=False, quiet=True)
+
+    async def wait() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.ensure_future(_of(job)), 0.1)
+        assert (await job)[0].result == "0"
+
+    asyncio.run(wait())
+
+
+async def _of(job):
+    return await job
+
+
+def test_mistakes_are_told_at_once_and_not_by_the_job(session):
+    with pytest.raises(UsageError, match="7"):
+        session.run("1", ranks=7, wait=False)
+    with pytest.raises(UsageError, match="no time to wait"):
+        session.run("1", timeout=0, wait=False)
+    with pytest.raises(UsageError, match=r"there is no job 99999: there (are|is) "):
+        session.jobs[99999]
+
+
+def test_the_wait_raises_what_the_first_that_failed_has_raised(session):
+    session.jobs.wait()
+    jobs = [session.run(code, wait=False, quiet=True) for code in ("1/0", "rank", "[][1]")]
+    told: list[str] = []
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        session.jobs.wait(report=lambda job: told.append(job.state))
+    assert told == ["failed", "done", "failed"]
+    with pytest.raises(RankError, match="IndexError"):
+        jobs[2].result()
+    assert session.jobs.wait() == [], "each is told of once"
+
+
+def test_one_that_waits_is_cancelled_without_having_begun(session):
+    first = session.run(SLEEP, wait=False, quiet=True)
+    second = session.run("began = True", wait=False, quiet=True)
+    third = session.run("rank", wait=False, quiet=True)
+    assert repr(third) == f"job {third.number} waits for jobs {first.number} and {second.number}"
+    assert second.cancel() and not first.done()
+    with pytest.raises(JobCancelledError, match=f"job {second.number} was cancelled after 0.0 s"):
+        second.result(5)
+    wait_until(lambda: first.state == "running")
+    assert session.jobs.cancel(first.number) == [repr(first)]
+    with pytest.raises(JobCancelledError, match=r"(?s)was cancelled after .*interrupted at cell line 1"):
+        first.result(5)
+    assert third.result(10)[0].result == "0"
+    assert session.run("'began' in globals()")[0].result == "False"
+    assert not third.cancel(), "it has ended"
+
+
+def test_one_that_is_cancelled_as_it_begins_ends(session):
+    for _ in range(20):
+        job = session.run(SLEEP, wait=False, quiet=True)
+        session.jobs.cancel(job.number)
+        wait_until(job.done)
+        assert job.state == "cancelled"
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"
+
+
+def test_only_the_last_jobs_are_kept(session):
+    jobs = [session.run("1", wait=False, quiet=True) for _ in range(30)]
+    assert all(job.result(20).ok for job in jobs)
+    session.run("1", wait=False, quiet=True).result(10)
+    assert len(session.jobs) == 21 and jobs[0] not in list(session.jobs)
+
+
+def test_a_timeout_counts_from_its_turn(session):
+    first = session.run("import time; time.sleep(0.6)", wait=False, quiet=True)
+    second = session.run("rank", timeout=0.4, wait=False, quiet=True)
+    assert first.result(10).ok and second.result(10).ok
+
+
+def test_a_rank_that_dies_ends_its_job_and_the_next_one_runs_on_the_others(session):
+    job = session.run("dist.barrier()\nimport time; time.sleep(60)", wait=False, quiet=True)
+    after = session.run("rank", wait=False, quiet=True)
+    wait_until(lambda: job.state == "running")
+    os.kill(session.pids()[1], signal.SIGKILL)
+    with pytest.raises(RankDiedError):
+        job.result(10)
+    assert after.result(10).ranks == [0]
+    assert session.heal()[0].startswith("rank 1 was replaced")
+
+
+def test_with_heal_the_next_job_begins_with_it(make_session_alone):
+    session = make_session_alone(2, heal=True)
+    job = session.run("import os, time\nif rank: os._exit(3)\ntime.sleep(60)", wait=False, quiet=True)
+    after = session.run("rank", wait=False, quiet=True)
+    with pytest.raises(RankDiedError):
+        job.result(20)
+    assert after.result(20).ranks == [0, 1]
+
+
+def test_the_end_of_the_session_cancels_what_runs_and_what_waits(make_session_alone, capsys):
+    """Behind the module's session."""
+    session = make_session_alone(2)
+    jobs = [session.run(SLEEP, wait=False) for _ in range(2)]
+    wait_until(lambda: jobs[0].state == "running")
+    session.stop()
+    for job in jobs:
+        with pytest.raises(JobCancelledError, match=r"was cancelled after \d\.\d s: the session was stopped"):
+            job.result(0)
+    assert capsys.readouterr().err.count("the session was stopped") == 2
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_the_end_of_the_program_cancels_with_a_sentence(is_deaf):
+    code = "sum(range(10**11))" if is_deaf else "import time\ntime.sleep(60)"
+    script = (
+        f"import ddp_notebook\nsession = ddp_notebook.start(2)\njob = session.run({code!r}, wait=False)\n"
+        "import time\nwhile job.state == 'waiting': time.sleep(0.01)\ntime.sleep(0.2)\nprint('last')"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "last\n"), done
+    assert time.monotonic() - began < 30
+    assert "job 1 was cancelled after" in done.stderr and ": the program has ended" in done.stderr

@@ -1,0 +1,65 @@
+"""Who has the ranks: one after the other, in the order in which they came."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ddp_notebook.run.cells.turn import GivenUpError, Place, Turn
+from tests.conftest import wait_until
+
+
+def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
+    turn, had = Turn(), []
+    places = [Place(turn, job=number) for number in range(4)]
+
+    def use(place: Place) -> None:
+        with place:
+            had.append(place.job)
+
+    threads = [threading.Thread(target=use, args=(place,)) for place in reversed(places)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert had == [0, 1, 2, 3]
+    with turn.if_free() as is_free:
+        assert is_free
+
+
+def test_one_that_is_given_up_lets_the_next_one_through():
+    turn = Turn()
+    first, second, third = (Place(turn, job=number) for number in (1, 2, 3))
+    ended: list[str] = []
+
+    def wait() -> None:
+        try:
+            with second:
+                ended.append("had its turn")
+        except GivenUpError:
+            ended.append("given up")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert (third.ahead, turn.waiting_jobs) == ([1, 2], [2, 3])
+    assert second.give_up() and not second.give_up() and not first.give_up()
+    thread.join(5)
+    assert ended == ["given up"] and third.ahead == [1]
+    with first, turn.if_free() as is_free:
+        assert not is_free
+    assert third.wait_is_over.is_set() and turn.waiting_jobs == []
+
+
+def test_a_turn_that_raises_is_over():
+    turn = Turn()
+    with pytest.raises(ZeroDivisionError), turn:
+        1 / 0  # noqa: B018
+    done = threading.Event()
+
+    def use() -> None:
+        with turn:
+            done.set()
+
+    threading.Thread(target=use).start()
+    wait_until(done.is_set)
