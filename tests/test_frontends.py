@@ -65,8 +65,9 @@ def test_nbclient(monkeypatch):
 JOBS = [
     "%load_ext ddp_notebook",
     "%ddp_start 2",
-    "%%on_all_ranks --background\n%matplotlib inline\nimport sys, time, matplotlib.pyplot as plt\nfor i in range(4):\n"
-    "    print(f'\\r{i} of 3', end='', file=sys.stderr)\n    time.sleep(0.15)\nplt.plot([1, 2]); plt.show()\nprint('rest')",
+    "%%on_all_ranks --background\n%matplotlib inline\nimport sys, time, matplotlib.pyplot as plt\n"
+    "for i in range(4):\n    print(f'\\r{i} of 3', end='', file=sys.stderr)\n    time.sleep(0.15)\n"
+    "plt.plot([1, 2]); plt.show()\nprint('rest')",
     "print('of the notebook')",
     "%%on_all_ranks --background\nif rank: raise ValueError('no')",
     "%ddp_wait 1",
