@@ -51,6 +51,16 @@ def test_one_that_is_given_up_lets_the_next_one_through():
     assert third.wait_is_over.is_set() and turn.waiting_jobs == []
 
 
+def test_one_that_is_next_is_before_all_who_wait():
+    turn = Turn()
+    first, second = Place(turn, job=1), Place(turn, job=2)
+    urgent = Place(turn, is_next=True)
+    assert (urgent.ahead, second.ahead) == ([1], [1])
+    with first:
+        assert not urgent.wait_is_over.is_set()
+    assert urgent.wait_is_over.is_set() and not second.wait_is_over.is_set()
+
+
 def test_a_turn_that_raises_is_over():
     turn = Turn()
     with pytest.raises(ZeroDivisionError), turn:

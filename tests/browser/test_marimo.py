@@ -40,6 +40,12 @@ SHOW = """
 with mo.redirect_stdout():
     session.run("x = torch.full((2,), float(rank))\\ndist.all_reduce(x)\\nprint('sum', x.tolist())")
 """
+JOB = """
+job = session.run("import time\\nfor step in range(12): print('step', step); time.sleep(0.25)", wait=False)
+"""
+MEANWHILE = """
+print("meanwhile", job.state)
+"""
 PIDS = 'mo.md(f"ranks {session.pids()}")'
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(600)]
@@ -82,6 +88,15 @@ def test_its_stop_button_ends_a_cell_and_the_ranks_stay(tmp_path):
         marimo.wait_for_text("This cell was interrupted", timeout_s=10)
         marimo.run_cell(2)
         marimo.wait_for_text("[0-1] tensor([1., 1.])")
+
+
+def test_a_job_goes_on_while_other_cells_run(tmp_path):
+    with open_marimo(write_notebook(tmp_path / "job.py", [START, JOB, MEANWHILE])) as marimo:
+        marimo.run_all()
+        marimo.wait_for_text("meanwhile running")
+        assert "step 11" not in marimo.text()
+        marimo.wait_for_text("[0-1] step 11")
+        marimo.wait_for_text("job 1 is done after")
 
 
 def test_viewers_of_an_app_share_the_ranks_and_see_what_is_shown_to_them(tmp_path):

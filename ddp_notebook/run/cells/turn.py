@@ -26,14 +26,15 @@ class Place:
     Args:
         turn: the queue.
         job: the number of the job that has it; None: a cell or a transfer that somebody waits for.
+        is_next: it is before all others that wait.
     """
 
-    def __init__(self, turn: Turn, job: int | None = None) -> None:
+    def __init__(self, turn: Turn, job: int | None = None, *, is_next: bool = False) -> None:
         self.job = job
         self._turn = turn
         self.wait_is_over = threading.Event()
         self.is_given_up = False
-        turn.join(self)
+        turn.join(self, is_next=is_next)
 
     def __enter__(self) -> Place:
         """Wait for the turn. An interrupt ends the wait, with a message that says so.
@@ -112,10 +113,10 @@ class Turn:
             place.give_up()
             yield False
 
-    def join(self, place: Place) -> None:
-        """Put a place at the end of the queue."""
+    def join(self, place: Place, *, is_next: bool) -> None:
+        """Put a place at the end of the queue, or behind the one that has its turn."""
         with self._lock:
-            self._places.append(place)
+            self._places.insert(1 if is_next else len(self._places), place)
             self._tell_the_first()
 
     def leave(self, place: Place) -> None:

@@ -13,7 +13,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.cells.turn import in_words
+from ddp_notebook.run.cells.turn import Place, in_words
 from ddp_notebook.run.groups.mend import replaced_in_words
 
 _END_S = 2.0  # what ranks get to end a cell when they were told to; longer than presses of stop that count as one
@@ -112,7 +112,7 @@ class Unended:
             with contextlib.suppress(HostError):  # `_check` says so below
                 self._cluster.signal(left, signal.SIGKILL)
         self._wait_for(runs, _REPLACE_S, interrupts)
-        with self._cells.turn:
+        with Place(self._cells.turn, is_next=True):  # a cell that waits would begin without these ranks
             self._check()
             notes = []
             if self._cluster.gone:
