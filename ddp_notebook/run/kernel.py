@@ -28,6 +28,12 @@ def has_front_end() -> bool:
     return bool(content.get("allow_stdin", True))
 
 
+def is_marimo() -> bool:
+    """Whether this process runs a notebook or an app of marimo's."""
+    marimo = sys.modules.get("marimo")
+    return marimo is not None and marimo.running_in_notebook()
+
+
 def is_run_by_program() -> bool:
     """Whether a program runs the notebook, which takes what a cell shows until the cell ends, and nothing later."""
     return kernel() is not None and not has_front_end()
@@ -35,9 +41,8 @@ def is_run_by_program() -> bool:
 
 def thread_of_this_cell(work: Callable[[], object], name: str) -> threading.Thread:
     """A thread whose output belongs to the cell that makes it, as far as the front end sees to that: marimo does."""
-    marimo = sys.modules.get("marimo")
-    if marimo is not None and marimo.running_in_notebook():
-        thread: threading.Thread = marimo.Thread(target=work, name=name, daemon=True)
+    if is_marimo():
+        thread: threading.Thread = sys.modules["marimo"].Thread(target=work, name=name, daemon=True)
         return thread
     return threading.Thread(target=work, name=name, daemon=True)
 
@@ -61,5 +66,4 @@ def is_users_thread() -> bool:
     here = threading.current_thread()
     if here is threading.main_thread():
         return True
-    marimo = sys.modules.get("marimo")
-    return marimo is not None and marimo.running_in_notebook() and not isinstance(here, marimo.Thread)
+    return is_marimo() and not isinstance(here, sys.modules["marimo"].Thread)

@@ -95,7 +95,7 @@ class Cells:
         beside: Beside | None = None,
         place: Place | None = None,
         waiter: Waiter = NOTEBOOK,
-        on_begin: Callable[[CellRun, Interrupts], object] = lambda run, interrupts: None,
+        on_begin: Callable[[CellRun, Interrupts], object] | None = None,
     ) -> CellResult:
         """Run a cell in its turn. See `Session.run`.
 
@@ -116,7 +116,8 @@ class Cells:
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
             run.name = waiter.name
             with Interrupts(run.wake) as interrupts:
-                on_begin(run, interrupts)
+                if on_begin is not None:
+                    on_begin(run, interrupts)
                 notes = [*notes, *self._form_what_was_left(interrupts)]
                 screen = None
                 if sink is not None:

@@ -9,7 +9,7 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.watch import Beside
+from ddp_notebook.run.cells.watch import NOTEBOOK, Beside
 from ddp_notebook.run.foresee.warnings import foresee
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.jobs.jobs import Jobs
@@ -147,7 +147,6 @@ class CellFace(Assembled):
             return chosen, [*healed, *notes, *warned]
 
         def run(job: Job | None = None) -> CellResult:
-            as_job = {} if job is None else {"place": job.place, "waiter": job.waiter, "on_begin": job.on_begin}
             return parts.cells.run(
                 code,
                 choose,
@@ -157,7 +156,9 @@ class CellFace(Assembled):
                 file=file,
                 record=asked,
                 beside=beside,
-                **as_job,
+                place=None if job is None else job.place,
+                waiter=NOTEBOOK if job is None else job.waiter,
+                on_begin=None if job is None else job.on_begin,
             )
 
         if wait:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-from ddp_notebook.run.kernel import has_front_end, ipython, kernel
+from ddp_notebook.run.kernel import has_front_end, ipython, is_marimo, kernel
 
 
 class Sink(Protocol):
@@ -49,6 +49,14 @@ class Here:
     def fail(self, error: BaseException) -> None:
         self.write("stderr", "\n".join(_traceback_of(error)) + "\n")
         self.flush("stderr")
+
+
+class OfMarimo(Here):
+    """Under the cell of marimo's that has made the thread. There that is what the notebook's own `print` does, which
+    marimo replaces, and not what is written to `sys.stdout`."""
+
+    def write(self, stream: str, text: str) -> None:
+        vars(sys.modules["__main__"]).get("print", print)(text, end="", flush=True)
 
 
 class OfCell:
@@ -110,8 +118,9 @@ class Handle:
 
 def of_this_cell() -> Sink:
     """Where output goes that comes later, from another thread."""
-    running = kernel()
-    return Here() if running is None else OfCell(running)
+    if (running := kernel()) is not None:
+        return OfCell(running)
+    return OfMarimo() if is_marimo() else Here()
 
 
 def _traceback_of(error: BaseException) -> list[str]:
