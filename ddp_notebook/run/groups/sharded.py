@@ -55,4 +55,4 @@ class Sharded:
         return [f"{build}() has built what is in shards anew, with the state of before"]
 
     def _run(self, code: str) -> None:
-        self._cells.run(code, self._cluster.ranks, quiet=True, record=_NOTHING)
+        self._cells.run(code, lambda: (self._cluster.ranks, []), record=_NOTHING)

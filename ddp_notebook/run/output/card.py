@@ -75,7 +75,7 @@ def _title(seconds: float, why: str) -> str:
     return f"no progress for {seconds:.0f} s" + (f": {why}" if why else "")
 
 
-def _text(views: Views, seconds: float, why: str, ends: str) -> str:
+def _text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
     rows = [
         f"  {list_with_host(views, ranks)}: {doing}" + (f", for {since}" if since else "")
         for ranks, doing, since in _rows(views)
@@ -89,7 +89,7 @@ def _what_to_do(views: Views, ends: str) -> str:
     return f"{ends}; every variable is kept."
 
 
-def _html(views: Views, seconds: float, why: str, ends: str) -> str:
+def _html(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
     cell = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
     rows = "".join(
         f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code>'
