@@ -15,6 +15,7 @@ from ddp_notebook.launch.survey.check import survey
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import progress
 from ddp_notebook.run.cells import options as cell_options
+from ddp_notebook.run.groups.faults import USAGE as FAULT_USAGE
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import is_run_by_program
 from ddp_notebook.run.lines import LineParser
@@ -108,6 +109,20 @@ class DDPMagics(Magics):
         given = parser.parse_line(line)
         world_size = parser.number(int, "N", given.world_size, "number of ranks")
         print("\n".join(_session().resize(world_size, build=given.build, without=given.without)))
+
+    @line_magic
+    def ddp_fault(self, line: str) -> None:
+        """Let ranks fail, to see what follows: %ddp_fault kill|hang|slow|raise|off --ranks 0,2-3 [--after S] [--by S]
+        --after counts from the beginning of the cell that runs, or of the next one. slow makes steps S (0.1) longer."""
+        parser = LineParser(FAULT_USAGE)
+        parser.add_argument("kind", metavar="FAULT")
+        parser.add_argument("--ranks")
+        parser.add_argument("--after")
+        parser.add_argument("--by", default="0.1")
+        given = parser.parse_line(line)
+        after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
+        by_s = parser.number(float, "--by", given.by, "number of seconds")
+        print(_session().fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
 
     @line_magic
     def ddp_check(self, line: str) -> None:

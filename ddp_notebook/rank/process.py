@@ -54,6 +54,7 @@ from ddp_notebook.wire.events import (
     Registered,
     RunCell,
 )
+from ddp_notebook.wire.faults import Fault
 from ddp_notebook.wire.files import ListFiles, ReadFiles
 from ddp_notebook.wire.resizing import Inspect, Resized
 from ddp_notebook.wire.signals import STACK
@@ -138,6 +139,9 @@ class Rank:
         """What the main thread cannot do, which may be stuck, is done here; the rest it does in its turn."""
         if isinstance(message, Lost):
             self._network.on_message(message)
+        elif isinstance(message, Fault):
+            self._network.faults.take(message)
+            self.agent.send(Pushed(request=message.request))
         elif isinstance(message, Interrupt | InputReply):
             if self.runner is not None:
                 self.runner.on_message(message)

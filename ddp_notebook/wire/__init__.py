@@ -3,6 +3,9 @@
     events      every message but those of `files` and `resizing`, and their binary form
     files       messages about files of ranks
     resizing    messages about more or fewer ranks
+    events      every message but those of `files` and `faults`, and their binary form
+    files       messages about files of ranks
+    faults      the message that makes something go wrong on a rank
     endpoint    one end of the wire: the thread that owns the sockets
     link        counts messages, acknowledges and resends them
     keys        who may speak on the wire

@@ -25,6 +25,7 @@ INTERRUPT: int = signal.SIGINT if _FIRST is None else _FIRST + 7  # do what SIGI
 # The same once more, from the rank's own threads: it ends nothing but a wait where the main thread has noticed already.
 AGAIN: int = signal.SIGURG if _FIRST is None else _FIRST + 9
 END: int = signal.SIGTERM if _FIRST is None else _FIRST + 8  # end, in order: a rank
+FAULT: int = signal.SIGUSR2 if _FIRST is None else _FIRST + 10  # fail here: from the rank's own thread, `rank.faults`
 
 
 STRANGERS = (signal.SIGINT, signal.SIGTERM)

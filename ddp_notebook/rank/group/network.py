@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.faults import Faults
 from ddp_notebook.rank.group import join, waiting
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.connections.cutting import Connections
@@ -55,6 +56,7 @@ class Network:
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
         self._guard = Guard()
         self._progress = Progress(self.recorder)
+        self.faults = Faults(self.recorder, self.where)
         self._cell: int | None = None
         self._store = ("", 0)  # where the session's store listens
         self._is_broken = False  # an operation has failed in a way that breaks its group
@@ -140,11 +142,13 @@ class Network:
         self._cell = cell
         self._progress.begin()
         self.release.begin()
+        self.faults.begin()
 
     def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
         """The cell has ended. Returns fields of `CellDone`: none after a cell that ended well by itself, unless its
         ranks train apart."""
         self._cell = None
+        self.faults.end()
         apart = {"trains_apart": True} if self._progress.trains_apart else {}
         release = self.release
         release.end()

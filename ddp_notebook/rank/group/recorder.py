@@ -71,6 +71,8 @@ class Kernel(Operator):
             group = groups.get(id(process_group))
             if group is None or group.reference() is not process_group:
                 group = recorder.group(process_group)
+            if (pause := recorder.pause) is not None:
+                pause()
             if (refuse := recorder.refusal) is not None:
                 raise refuse(group)
             if group.retired:
@@ -145,8 +147,9 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        # Four hooks, set from outside and looked at in every call.
+        # Five hooks, set from outside and looked at in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
+        self.pause: Callable[[], None] | None = None  # called before each one
         self.guard: Callable[[Call], None] | None = None  # called before each one begins; may raise
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called in place of every operation
         self.tape: Tape | None = None  # where calls are left for the recording

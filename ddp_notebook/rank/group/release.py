@@ -123,8 +123,8 @@ class Release:
         """
         if self._has_interrupted and is_again:
             return self._where.waits(frame) is not None  # else it has gone on to the user's own clean-up
-        is_lost = _is_in_finalizer(frame)
-        if self._resent < _MOST_PUT_OFF and (is_lost or _may_hold_a_lock(frame)):
+        is_lost = is_in_finalizer(frame)
+        if self._resent < _MOST_PUT_OFF and (is_lost or may_hold_a_lock(frame)):
             return False  # `go` sends it again
         self._has_interrupted = not is_lost
         if self.doing is None:
@@ -290,14 +290,14 @@ class Release:
                 _log.exception("a cell could not be freed")
 
 
-def _may_hold_a_lock(frame: FrameType | None) -> bool:
+def may_hold_a_lock(frame: FrameType | None) -> bool:
     """Whether this is the code by which a `with` takes a lock or gives it back. What is raised after the one and before
     the other leaves the lock taken for ever: seen once in some thousand stops, in the queue of a DataLoader, which the
     next cell then waited for. Code that waits there for a lock is there for long, and is interrupted in the end."""
     return frame is not None and frame.f_code.co_name in ("__enter__", "__exit__")
 
 
-def _is_in_finalizer(frame: FrameType | None) -> bool:
+def is_in_finalizer(frame: FrameType | None) -> bool:
     """Whether this is in a `__del__`, such as that of a DataLoader, which joins its workers. What is raised there is
     printed by Python, and goes no further."""
     while frame is not None and frame.f_code.co_name != "__del__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.run.agree.agreement import Agreement
 from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.groups import states
+from ddp_notebook.run.groups.faults import Faults
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.status import Status
 
@@ -119,6 +120,29 @@ class GroupFace(Assembled):
             ['2 ranks now: rank 2 has left']
         """
         return self._parts.resizing.resize(world_size, build, without)
+
+    def fault(self, kind: str, ranks: RankSet = None, *, after_s: float | None = None, by_s: float = 0.1) -> str:
+        """Let something go wrong on ranks, to see what your code and this session make of it.
+
+        Args:
+            kind: "kill": the process ends, at once or `after_s`. "hang": the code of a cell stands still until a stop
+                or a grace frees it. "raise": it raises. "slow": each optimizer step, and each collective that is no
+                backward's, takes `by_s` longer. "off": what was asked for and has not happened is forgotten.
+            ranks: which of them.
+            after_s: seconds into the cell that runs, or the next one; None: at its beginning.
+
+        Returns:
+            What will happen, in a sentence.
+
+        Raises:
+            UsageError: no such fault, rank or time.
+            SessionBrokenError: one of the ranks is gone.
+
+        Example:
+            >>> session.fault("slow", 1, by_s=0.05)
+            'rank 1 will take 0.05 s longer for each step and each collective until %ddp_fault off: in ...'
+        """
+        return Faults(self._parts.living, self._parts.questions).make(kind, ranks, after_s, by_s)
 
     def check(self, *names: str) -> Agreement:
         """Whether ranks agree: in parameters, buffers, optimizer state, data length, random state and versions, or in

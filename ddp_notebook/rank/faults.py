@@ -1,0 +1,133 @@
+"""What goes wrong on a rank because somebody has asked for it, to see what follows: `%ddp_fault`.
+
+A rank strikes itself, so the moment does not depend on the notebook. What happens to the main thread happens in the
+code of a cell, where a stop can end it: never between the lines of this package, nor where a lock would stay taken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ddp_notebook.rank.cell.where import OURS, Where
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
+from ddp_notebook.wire.faults import OFF, Fault
+from ddp_notebook.wire.signals import FAULT
+
+_LOOK_S = 0.02
+
+
+class InjectedFaultError(RuntimeError):
+    """`%ddp_fault raise` has asked for it."""
+
+
+class Faults:
+    """The faults of one rank. Made in its main thread.
+
+    Args:
+        recorder: tells of each operation before it begins.
+        where: knows which code is a cell's.
+    """
+
+    def __init__(self, recorder: Recorder, where: Where) -> None:
+        self._recorder = recorder
+        self._where = where
+        self._lock = threading.Lock()
+        self._waiting: list[Fault] = []  # for a cell
+        self._clocks: list[threading.Timer] = []
+        self._runs = threading.Event()  # a cell does
+        self._due: Fault | None = None  # for the main thread, as soon as it is in a cell
+        self._by_s = 0.0  # what each step takes longer
+        self._main = threading.main_thread().ident or 0
+        signal.signal(FAULT, self._on_signal)
+        register_optimizer_step_pre_hook(lambda *_: self._sleep())
+
+    # ---- the agent's thread
+
+    def take(self, fault: Fault) -> None:
+        """Let this happen in the cell that runs, or in the next one."""
+        with self._lock:
+            if fault.kind == OFF:
+                self._forget()
+            elif self._runs.is_set():
+                self._start_clock(fault)
+            else:
+                self._waiting.append(fault)
+
+    def _forget(self) -> None:
+        for clock in self._clocks:
+            clock.cancel()
+        self._clocks.clear()
+        self._waiting.clear()
+        self._due, self._by_s, self._recorder.pause = None, 0.0, None
+
+    def _start_clock(self, fault: Fault) -> None:
+        clock = threading.Timer(fault.after_s, self._strike, [fault])
+        clock.daemon = True
+        self._clocks.append(clock)
+        clock.start()
+
+    # ---- the main thread
+
+    def begin(self) -> None:
+        """A cell begins."""
+        self._runs.set()
+        if self._waiting:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+                for fault in waiting:
+                    self._start_clock(fault)
+
+    def end(self) -> None:
+        """It has ended."""
+        self._runs.clear()
+
+    def _sleep(self) -> None:
+        if self._by_s and threading.get_ident() == self._main:
+            time.sleep(self._by_s)
+
+    def _before_operation(self) -> None:
+        """Those of a backward are no steps of their own: there may be one or fifty of them."""
+        if torch._C._current_graph_task_id() == -1:
+            self._sleep()
+
+    def _on_signal(self, _: int, frame: FrameType | None) -> None:
+        fault = self._due
+        if fault is None or not self._is_in_cell(frame):
+            return  # it comes again
+        self._due = None
+        if fault.kind == "raise":
+            raise InjectedFaultError(f"rank {os.environ.get('RANK', '?')} fails, as %ddp_fault has asked for")
+        while True:  # until a stop raises here, or a grace ends
+            time.sleep(_LOOK_S)
+
+    def _is_in_cell(self, innermost: FrameType | None) -> bool:
+        if innermost is None or innermost.f_code.co_filename.startswith(OURS):
+            return False
+        if may_hold_a_lock(innermost) or is_in_finalizer(innermost):
+            return False
+        frame: FrameType | None = innermost
+        while frame is not None and frame.f_code.co_filename not in self._where.cells:
+            frame = frame.f_back
+        return frame is not None
+
+    # ---- a thread of each fault
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "slow":
+            self._by_s, self._recorder.pause = fault.by_s, self._before_operation
+        else:
+            self._due = fault
+            while self._due is fault:
+                self._runs.wait()
+                signal.pthread_kill(self._main, FAULT)
+                time.sleep(_LOOK_S)

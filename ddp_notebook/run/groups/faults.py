@@ -1,0 +1,65 @@
+"""Makes something go wrong on ranks because the user has asked for it: `%ddp_fault`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+
+from ddp_notebook.errors import HostError, UsageError
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.wire.faults import KINDS, OFF, Fault
+
+_MOST_S = 3600.0
+_DEATH_S = 5.0  # what the end of a process that was killed takes to be known, at most
+_LOOK_S = 0.005
+USAGE = "%ddp_fault kill|hang|slow|raise|off --ranks 0,2-3 [--after S] [--by S]"
+
+
+class Faults:
+    """Makes ranks fail.
+
+    Args:
+        living: the ranks.
+        questions: to tell them.
+    """
+
+    def __init__(self, living: Living, questions: Questions) -> None:
+        self._living = living
+        self._questions = questions
+
+    def make(self, kind: str, ranks: RankSet, after_s: float | None, by_s: float) -> str:
+        """See `Session.fault`."""
+        if kind not in (*KINDS, OFF):
+            raise UsageError(f"{kind!r} is no fault; there are {', '.join(KINDS)}, and {OFF}\nusage: {USAGE}")
+        for name, seconds in (("after", after_s), ("by", by_s)):
+            if seconds is not None and not 0 <= seconds <= _MOST_S:
+                raise UsageError(f"--{name} is {seconds:g}; give seconds from 0 to {_MOST_S:g}")
+        if ranks is None and kind != OFF:
+            raise UsageError(f"{kind} on which ranks? Name them, as in --ranks 1\nusage: {USAGE}")
+        chosen = self._living.parse(ranks)
+        if kind == OFF:
+            chosen = [rank for rank in chosen if rank in self._living.check_host().alive]
+        cluster = self._living.check(chosen)
+        whose = list_ranks(chosen)
+        if kind == "kill" and after_s is None:
+            with contextlib.suppress(HostError):  # it has ended, and they with it
+                cluster.signal(chosen, signal.SIGKILL)
+            until = time.monotonic() + _DEATH_S
+            while set(chosen) & set(cluster.alive) and time.monotonic() < until:
+                time.sleep(_LOOK_S)
+            return f"{whose} {'was' if len(chosen) == 1 else 'were'} killed"
+        self._questions.ask_all(chosen, lambda n: Fault(request=n, kind=kind, after_s=after_s or 0.0, by_s=by_s))
+        if kind == OFF:
+            return f"no more faults on {whose}"
+        will = {
+            "kill": "will be killed",
+            "hang": "will hang until a stop frees it" if len(chosen) == 1 else "will hang until a stop frees them",
+            "slow": f"will take {by_s:g} s longer for each step and each collective until %ddp_fault off",
+            "raise": "will raise an error",
+        }
+        when = f"{after_s:g} s into" if after_s else "in"
+        return f"{whose} {will[kind]}: {when} the cell that runs, or the next one"

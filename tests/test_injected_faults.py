@@ -1,0 +1,88 @@
+"""Faults that somebody asks for: what `%ddp_fault` makes of a rank, and what a stop still does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError, SessionBrokenError, UsageError
+
+LOOP = "import time\nfor n in range(2000): time.sleep(0.005)"
+STEPS = """
+import time
+w = torch.nn.Parameter(torch.zeros(2)); opt = torch.optim.SGD([w], 0.1)
+def took_s(step):
+    began = time.monotonic()
+    step()
+    return time.monotonic() - began
+def step(): w.grad = torch.ones(2); opt.step()
+def reduce(): dist.all_reduce(torch.ones(1), async_op=True).wait()
+"""
+
+
+def test_one_that_raises(session):
+    session.run("kept = rank")
+    said = session.fault("raise", 1, after_s=0.1)
+    assert said == "rank 1 will raise an error: 0.1 s into the cell that runs, or the next one"
+    with pytest.raises(RankError, match=r"InjectedFaultError: rank 1 fails, as %ddp_fault has asked for \(rank 1\)"):
+        session.run(f"{LOOP}\ndist.barrier()", timeout=20)
+    assert session.run("kept")[1].result == "1"
+    session.run(LOOP[: LOOP.index("2000")] + "20): time.sleep(0.005)")  # it happens once
+
+
+def test_one_that_hangs_until_its_time_is_up(session):
+    session.fault("hang", 0)
+    with pytest.raises(CellTimeoutError, match=r"rank 0: running, at cell line 2(.|\n)*rank 1: waits in barrier|rank"):
+        session.run(f"{LOOP}\ndist.barrier()", timeout=1)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"
+
+
+def test_a_slow_one_and_off(session):
+    session.run(STEPS)
+    assert "longer for each step and each collective until %ddp_fault off" in session.fault("slow", 1, by_s=0.2)
+    result = session.run("import time; time.sleep(0.1); took_s(step), took_s(reduce)")
+    of_0, of_1 = (eval(result[rank].result) for rank in (0, 1))
+    assert of_0[0] < 0.15 and min(of_1) > 0.2
+    assert of_0[1] > 0.1  # it waits for the slow one
+    assert session.fault("off") == "no more faults on ranks 0,1"
+    assert max(eval(session.run("took_s(step), took_s(reduce)")[1].result)) < 0.15
+
+
+def test_what_was_asked_for_is_forgotten(session):
+    session.fault("kill", 1, after_s=0.0)
+    session.fault("off", 1)
+    session.run("import time; time.sleep(0.2)")
+
+
+def test_in_a_cell_that_runs(session):
+    later = session.run(LOOP, wait=False)
+    began = time.monotonic()
+    session.fault("raise", 0)
+    with pytest.raises(RankError, match="InjectedFaultError"):
+        later.result(timeout=10)
+    assert time.monotonic() - began < 6  # the other one has a grace
+
+
+def test_what_cannot_be(session):
+    for arguments, words in {
+        ("melt", 0): "'melt' is no fault; there are kill, hang, slow, raise, and off",
+        ("kill",): "kill on which ranks",
+        ("hang", 7): "rank",
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            session.fault(*arguments)
+    with pytest.raises(UsageError, match=r"--after is -1; give seconds from 0 to 3600"):
+        session.fault("kill", 0, after_s=-1)
+
+
+def test_one_that_is_killed_in_a_cell_and_between_two(session):
+    session.fault("kill", 1, after_s=0.1)
+    with pytest.raises(RankDiedError, match="SIGKILL"):
+        session.run(f"{LOOP}\ndist.barrier()", timeout=20)
+    with pytest.raises(SessionBrokenError, match="rank 1 died"):
+        session.fault("hang", 1)
+    session.heal()
+    assert session.fault("kill", 0) == "rank 0 was killed"
+    assert "rank 0 died" in repr(session) or "0 died" in repr(session)
+    assert session.heal()[0].startswith("rank 0 was replaced")
