@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session import Session, current
     from ddp_notebook.starting import start
     from ddp_notebook.status import Status
+    from ddp_notebook.surviving import survive
     from ddp_notebook.wire.record_options import RecordOptions
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "load",
     "log",
     "start",
+    "survive",
 ]
 
 # The ranks import this package too: they must not pay for the notebook's side.
@@ -108,6 +110,7 @@ _LAZY = {
     "load": "ddp_notebook.observe.files",
     "log": "ddp_notebook.record",
     "start": "ddp_notebook.starting",
+    "survive": "ddp_notebook.surviving",
 }
 
 

@@ -27,7 +27,7 @@ from ddp_notebook.launch.ways.ports import LOOPBACK_ONLY, Listening
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Comm, Formed, Hello, Lost, Message, Ready, Registered, RunCell
+from ddp_notebook.wire.events import Formed, Hello, Lost, Message, Ready, Registered
 from ddp_notebook.wire.keys import Keyring
 
 __all__ = ["Check", "Cluster", "Listener"]
@@ -247,7 +247,7 @@ class Cluster:
         """Send a message to a rank, from any thread."""
         self._endpoint.send(message, self.process(rank).name)
 
-    def tell(self, message: RunCell | Comm, ranks: list[int]) -> None:
+    def tell(self, message: Message, ranks: list[int]) -> None:
         """Put a message into inboxes of ranks; their main threads take it in this order, see `launch.host.pipes`."""
         [line] = message.encode()
         for host, those in self._processes.by_host(ranks).items():

@@ -10,6 +10,7 @@ unseen      what is ours does not show in the user's profiles and traces
 cell/       one cell, with everything that ipykernel does around one
 group/      process groups: their operations seen, compared, freed, formed anew
 resize/     what is done where the ranks get more or fewer
+survive/    training that goes on when a rank dies
 record/     what the rank does, as rows
 variables/  its variables: as bytes, compared, copied
 """

@@ -29,6 +29,7 @@ from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.resize import resized
+from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, values
 from ddp_notebook.records import logs
@@ -58,6 +59,7 @@ from ddp_notebook.wire.faults import Fault
 from ddp_notebook.wire.files import ListFiles, ReadFiles
 from ddp_notebook.wire.resizing import Inspect, Resized
 from ddp_notebook.wire.signals import STACK
+from ddp_notebook.wire.survival import Resume
 
 _FEW_WAITING = 3  # messages that the notebook has not acknowledged: it keeps up
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
@@ -76,6 +78,7 @@ class Rank:
         self._calling = threading.Lock()
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._survival: Survival | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
         self.agent = Agent(
             spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, flush=self._flush
@@ -125,6 +128,16 @@ class Rank:
             is_behind=lambda: waiting() > _FEW_WAITING,
         )
         runner = self.runner
+        self._survival = Survival(
+            self._network,
+            app.kernel.shell,
+            self.agent.send,
+            place=lambda: self.place,  # type: ignore[arg-type, return-value]  # by now it has one
+            take=self._take,
+            cell=lambda: (runner.running or (0, 0.0))[0],
+            hand_on=self._on_message,
+        )
+        runner.prepare = self._survival.prepare
         tutorials.install(lambda: self.place, lambda: runner.running)
         self._loop = asyncio.get_running_loop()
         self._name_place()
@@ -139,6 +152,10 @@ class Rank:
         """What the main thread cannot do, which may be stuck, is done here; the rest it does in its turn."""
         if isinstance(message, Lost):
             self._network.on_message(message)
+            if self._survival is not None:
+                self._survival.on_lost()
+        elif self._survival is not None and self._survival.takes(message):
+            pass
         elif isinstance(message, Fault):
             self._network.faults.take(message)
             self.agent.send(Pushed(request=message.request))
@@ -188,6 +205,8 @@ class Rank:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
         elif isinstance(message, Resized) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._settle, message)
+        elif isinstance(message, Resume) and self._survival is not None:
+            self._survival.rejoin(message)
         elif isinstance(message, Register):
             RankEngine.instance().enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
             self.agent.send(Registered())

@@ -89,6 +89,7 @@ class Parts:
         dispatch.add(self.observer.handlers)
         dispatch.add(questions.handlers)
         dispatch.add(self.arrivals.handlers)
+        dispatch.add(cells.survival.handlers)
         dispatch.add({Comm: self.comms.on_message})
         dispatch.connect(self.arrivals, self.client.on_controller_ended)
 

@@ -56,6 +56,7 @@ class Runner:
     ) -> None:
         self.running: tuple[int, float] | None = None  # the cell's number, and since when (monotonic seconds)
         self._pid = os.getpid()
+        self.prepare: Callable[[str], str] = str  # makes of a cell's code what is to run
         self.names: dict[str, Any] = {}  # rank, local_rank, world_size and whatever else every cell finds
         self._kernel = kernel
         self._shell: Any = kernel.shell
@@ -184,7 +185,7 @@ class Runner:
             )
             if self._stopped == cell.cell:
                 raise KeyboardInterrupt
-            result = await self._execute(cell.code)
+            result = await self._execute(self.prepare(cell.code))
         except BaseException as error:  # IPython has not caught it; the notebook must hear of it all the same
             self._may_raise = False  # from here on an exception would end the rank's loop
             failure = error

@@ -164,7 +164,7 @@ class Network:
         self._is_broken |= recorder.is_cut
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return apart
-        was_freed = failure is not None and self._is_for_lack_of_others(failure)
+        was_freed = failure is not None and self.is_for_lack_of_others(failure)
         doing = release.doing or self._failed_in(failure, failed_call if was_freed else None)
         recorder.forget_failure()
         return {
@@ -208,7 +208,21 @@ class Network:
     def _place_of(self, failure: BaseException | None) -> str:
         return self.where.of_traceback(None if failure is None else failure.__traceback__)
 
-    def _is_for_lack_of_others(self, failure: BaseException) -> bool:
+    def is_broken_off(self, failure: BaseException, *, in_our_own_wait: bool) -> bool:
+        """Whether code failed because others are gone, and not by a stop.
+
+        Args:
+            in_our_own_wait: no code of the user's has failed.
+        """
+        if self.release.is_under_way:
+            return False
+        if in_our_own_wait and self.release.has_lost:
+            return True
+        return self.is_for_lack_of_others(failure) or any(
+            isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in chain(failure)
+        )
+
+    def is_for_lack_of_others(self, failure: BaseException) -> bool:
         """Whether the cell failed in an operation because other ranks did not take part."""
         if self.release.doing is not None:
             return True

@@ -176,6 +176,11 @@ class Release:
         self._recorder.cut_boards()  # who waits there waits in vain; gloo tells by itself
 
     @property
+    def has_lost(self) -> bool:
+        """Whether ranks have died since the connections were made."""
+        return self._lost is not None
+
+    @property
     def is_under_way(self) -> bool:
         return self._recorder.refusal is _stop
 

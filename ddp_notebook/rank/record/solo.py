@@ -28,6 +28,25 @@ class EnoughStepsError(BaseException):
     """The cell has taken as many steps as were wanted. An `except Exception` of the user's does not catch it."""
 
 
+class Alone:
+    """Answers operations without other ranks."""
+
+    def __init__(self) -> None:
+        # According to torch's stub its constructor needs a timeout, and its methods are those of `ProcessGroup`.
+        self._group: Any = ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=60))
+
+    def run(self, kernel: Operator, arguments: tuple[Any, ...]) -> Any:
+        """Run an operator that sends nothing, and return what it would."""
+        _answer_oneself(kernel, arguments)
+        out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
+        # In a group of one rank, so the value of this work is the result.
+        work = self._group.allreduce([(out or [torch.zeros(1)])[0].detach()])
+        work.wait()
+        boxed = work.boxed()
+        first = arguments[0]
+        return {0: None, 1: boxed}.get(kernel.returns, (first, boxed))
+
+
 class Solo:
     """One cell alone. Made in the main thread, before the cell begins.
 
@@ -46,10 +65,9 @@ class Solo:
             *_keep_optimizers(namespace),
             *_keep_random_state(namespace),
         ]
+        self.run = Alone().run
         self._steps = steps
         self._until = time.monotonic() + seconds
-        # According to torch's stub its constructor needs a timeout, and its methods are those of `ProcessGroup`.
-        self._group: Any = ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=60))
 
     def on_step(self) -> None:
         """An optimizer has stepped.
@@ -60,17 +78,6 @@ class Solo:
         self._steps -= 1
         if self._steps <= 0 or time.monotonic() > self._until:
             raise EnoughStepsError
-
-    def run(self, kernel: Operator, arguments: tuple[Any, ...]) -> Any:
-        """Run an operator that sends nothing, and return what it would."""
-        _answer_oneself(kernel, arguments)
-        out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
-        # In a group of one rank, so the value of this work is the result.
-        work = self._group.allreduce([(out or [torch.zeros(1)])[0].detach()])
-        work.wait()
-        boxed = work.boxed()
-        first = arguments[0]
-        return {0: None, 1: boxed}.get(kernel.returns, (first, boxed))
 
     def end(self) -> None:
         """Put everything back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.records.operation import Operation
@@ -186,6 +186,14 @@ class CellRun:
             self._close(rank, what)
         self.wake()
         return is_told
+
+    def revive(self, ranks: Sequence[int]) -> None:
+        """Ranks that have died have new processes, which run this cell too: it goes on."""
+        with self._lock:
+            for rank in ranks:
+                self.result.by_rank[rank] = RankResult(text=self.result[rank].text)
+                self._open[rank] = {"text", "done"}
+            self.has_failed = any(one.status not in ("ok", "running") for one in self.result.by_rank.values())
 
     def _close(self, rank: int, what: str) -> None:
         with self._lock:

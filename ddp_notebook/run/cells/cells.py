@@ -22,6 +22,7 @@ from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
+from ddp_notebook.run.groups.survival import Survival
 from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Here, Sink
@@ -66,6 +67,7 @@ class Cells:
         self._questions = questions
         self.looks = Looks(cluster, questions)
         self.mend = Mend(cluster, questions, arrivals.on_replaced, heals=heals)
+        self.survival = Survival(cluster, self.mend)
         self._check = check
         self.notices = notices
         self._grace_s = grace_s
@@ -133,6 +135,7 @@ class Cells:
                 limits = timeout_s, self._grace_s, self._hang_after_s
                 watch = Watch(run, self, interrupts, screen, *limits, beside, waiter)
                 self._runs[run.number] = run
+                self.survival.begin(cell)
                 self._watched = run, interrupts
                 if self._closed:
                     self.close()
@@ -343,6 +346,10 @@ class Cells:
     def hosts(self) -> Sequence[Reached]:
         """Those of the ranks that were not lost."""
         return self._cluster.hosts
+
+    def survive(self, run: CellRun, check: Callable[[], None]) -> bool:
+        """Whether the cell goes on though ranks of it have died, because they are replaced."""
+        return self.survival.look(run, check)
 
     def interrupt(self, run: CellRun) -> None:
         """Interrupt the cell on every rank that has not ended it.

@@ -8,6 +8,7 @@ mend        after a cell that failed: must the group be formed anew?
 healing     replacing ranks that died, with the variables of a living one; forming the group when the user asks
 resizing    more or fewer ranks
 sharded     what is in shards meanwhile: gathered before, built anew after
+survival    replacing ranks that died while their cell runs, where that survives it
 faults      makes something go wrong on ranks, to see what follows
 face        the public methods of `Session` for all that
 """

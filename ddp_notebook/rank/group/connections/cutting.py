@@ -6,9 +6,10 @@ moment.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ class Connections:
         self._connecting: dict[int, _Connecting] = {}  # by thread
         self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: as `before`
         self._making = threading.RLock()
+        self._unseen = 0  # waits that the recorder does not see
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
         self.makes_boards = False  # for the guard
@@ -143,10 +145,19 @@ class Connections:
 
         return of_successor
 
+    @contextlib.contextmanager
+    def waiting_unseen(self) -> Iterator[None]:
+        """The main thread waits in a group of ours, which the recorder does not see."""
+        self._unseen += 1
+        try:
+            yield
+        finally:
+            self._unseen -= 1
+
     @property
     def is_connecting(self) -> bool:
-        """Whether some thread is making a group."""
-        return bool(self._connecting)
+        """Whether some thread is making a group, or waits in one of ours."""
+        return bool(self._connecting or self._unseen)
 
     @property
     def is_making(self) -> bool:

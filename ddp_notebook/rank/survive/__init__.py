@@ -1,0 +1,8 @@
+"""A loop of training steps that goes on when a rank dies (`ddp_notebook.survive`).
+
+survival    what a rank does when others are gone: waits, is formed anew, goes back to the step that all redo
+loop        the steps as the user sees them
+members     what a step changes: kept before each step, put back, and sent
+batches     the batch of each step, also when the step is done again
+ring        what ranks send each other for that, on connections that nobody else sees
+"""

@@ -1,0 +1,89 @@
+"""The batch of each step of a loop: the same one when the step is done again, here or by a new process of the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Sampler
+
+_KEPT = 2  # batches: ranks may go back by one step
+
+
+def is_source(member: object) -> bool:
+    """Whether batches come from this: a loader or a sampler."""
+    return isinstance(member, DataLoader | Sampler)
+
+
+class Batches:
+    """Goes through a loader, epoch after epoch, and tells its samplers which.
+
+    Args:
+        source: a loader or a sampler.
+        read_random, set_random: the state of all random numbers of this process. Loaders and data sets draw from them,
+            so a batch that comes from here once more leaves them as it did the first time.
+    """
+
+    def __init__(self, source: Any, read_random: Callable[[], Any], set_random: Callable[[Any], None]) -> None:
+        self._source = source
+        self._read_random, self._set_random = read_random, set_random
+        self._iterator: Iterator[Any] | None = None
+        self._kept: dict[int, tuple[Any, Any]] = {}  # by step: the batch, and random numbers after it
+        # Where the iterator stands, and random numbers when it was made and before the last batch.
+        self._epoch = self._index = 0
+        self._of_epoch: Any = None
+        self._before: Any = None
+
+    def at(self, step: int) -> Any:
+        """The batch of a step: of the next one, or of one of the last.
+
+        Raises:
+            ValueError: the source is empty.
+        """
+        if step in self._kept:
+            batch, random = self._kept[step]
+            self._set_random(random)
+            return batch
+        if self._iterator is None:
+            self._begin()
+        self._before = self._read_random()
+        try:
+            batch = next(self._iterator)  # type: ignore[arg-type]
+        except StopIteration:
+            if not self._index:
+                raise ValueError(f"survive() got an empty {type(self._source).__name__}: it has no batch") from None
+            self._epoch, self._index = self._epoch + 1, 0
+            self._begin()
+            self._before = self._read_random()
+            batch = next(self._iterator)  # type: ignore[arg-type]
+        self._index += 1
+        self._kept[step] = batch, self._read_random()
+        self._kept.pop(step - _KEPT, None)
+        return batch
+
+    def _begin(self) -> None:
+        source = self._source
+        for one in (source, getattr(source, "sampler", None), getattr(source, "batch_sampler", None)):
+            if callable(set_epoch := getattr(one, "set_epoch", None)):
+                set_epoch(self._epoch)
+        self._of_epoch = self._read_random()
+        self._iterator = iter(source)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where it stands, for `go_to`."""
+        return {"epoch": self._epoch, "index": self._index, "of_epoch": self._of_epoch, "before": self._before}
+
+    def go_to(self, step: int, position: dict[str, Any]) -> None:
+        """Stand where another process stood after it had taken the batch of this step. What lies before it in its epoch
+        is read and thrown away."""
+        self._epoch, self._of_epoch = position["epoch"], position["of_epoch"]
+        self._set_random(self._of_epoch)
+        self._begin()
+        assert self._iterator is not None
+        for _ in range(position["index"] - 1):
+            next(self._iterator)
+        self._set_random(position["before"])
+        self._before = position["before"]
+        self._kept = {step: (next(self._iterator), self._read_random())}
+        self._index = position["index"]

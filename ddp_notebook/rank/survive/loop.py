@@ -1,0 +1,166 @@
+"""The steps of a survivable loop, as the user sees them.
+
+Before each step every rank keeps what the step changes and gives the next rank a copy of what is its own. When all have
+done that, the step begins, and when ranks die it begins again with what was kept. So a rank may be one step ahead of
+another, never two, and the step that all do again is the last one that any of them has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from ddp_notebook.rank.survive.members import Members
+from ddp_notebook.rank.survive.ring import Ring
+from ddp_notebook.rank.survive.survival import Survival
+from ddp_notebook.rank.unseen import unseen
+
+
+class Step:
+    """One step: put `with step:` around all that it does.
+
+    Attributes:
+        number: from 0 on.
+        batch: of the loader or sampler that `survive` got, the same one when the step is done again; None: it got none.
+    """
+
+    def __init__(self, number: int, batch: Any = None, survival: Survival | None = None) -> None:
+        self.number = number
+        self.batch = batch
+        self._survival = survival
+        self._was_entered = self._is_lost = False
+
+    def __enter__(self) -> Step:
+        self._was_entered = True
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        survival = self._survival
+        self._is_lost = error is not None and survival is not None and survival.is_loss(error, in_body=True)
+        return self._is_lost
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Step, (self.number, self.batch)
+
+    def __index__(self) -> int:
+        return self.number
+
+    def __repr__(self) -> str:
+        return f"<step {self.number}>"
+
+
+class Loop:
+    """One loop on one rank.
+
+    Args:
+        survival: this rank's.
+        members: what steps change.
+        steps: how many.
+    """
+
+    def __init__(self, survival: Survival, members: Members, steps: int) -> None:
+        self._survival = survival
+        self._members = members
+        self._steps = steps
+        self._ring: Ring | None = None
+        self._begun = -1  # the last step that all ranks have begun
+        self._own: dict[int, bytes] = {}  # by step: what was this rank's own before it
+        self._held: dict[int, bytes] = {}  # the same of the rank before this one
+
+    def __iter__(self) -> Iterator[Step]:
+        if not self._survival.enter():
+            return
+        try:
+            number = self._enter()
+            while (number := self._begin(number)) < self._steps:
+                batch = None if self._members.batches is None else self._members.batches.at(number)
+                step = Step(number, batch, self._survival)
+                yield step
+                if not step._was_entered:
+                    raise RuntimeError("survive() needs `with step:` around the body of its loop")
+                number = self._go_back() if step._is_lost else number + 1
+        finally:
+            self._survival.leave()
+
+    def _enter(self) -> int:
+        """Returns the first step: 0, or in a new process the one that the others do again."""
+        if (rejoining := self._survival.rejoining) is None:
+            self._ring = self._survival.make_ring()
+            self._share_names()
+            return 0
+        resume, self._ring, own = rejoining
+        try:
+            shared = self._ring.receive(resume.source)
+            unseen(self._members.take_shared, shared)
+            self._members.forget_gradients()
+            unseen(self._members.take_own, own, resume.step)
+            self._own[resume.step] = own
+            self._is_at(resume.step)
+            self._share_names()
+        except RuntimeError as error:
+            self._survival.end_if_lost(error)
+            raise
+        self._survival.is_there()
+        return resume.step
+
+    def _share_names(self) -> None:
+        """Let the next rank hold the variables, from which a new process begins."""
+        assert self._ring is not None
+        if self._ring.size > 1:
+            self._names_held = self._ring.pass_on(self._survival.names())
+
+    def _begin(self, number: int) -> int:
+        """All begin a step, or the one that they have gone back to meanwhile. Returns which."""
+        members, ring = self._members, self._ring
+        assert ring is not None
+        while True:
+            try:
+                if members.batches is not None and number < self._steps:
+                    members.batches.at(number)
+                members.forget_gradients()
+                own = self._own[number] = unseen(members.own)
+                if ring.size > 1:
+                    self._held[number] = ring.pass_on(own)
+                    if not ring.agree_on(number):
+                        raise ValueError(f"ranks are at different steps of survive(): this one at {number}")
+            except RuntimeError as error:
+                if not self._survival.is_loss(error):
+                    raise
+                number = self._go_back()
+                ring = self._ring
+                continue
+            self._is_at(number)
+            return number
+
+    def _is_at(self, number: int) -> None:
+        """All have begun this step, and nothing of it has happened."""
+        self._begun = number
+        unseen(self._members.keep)
+        for kept in (self._own, self._held):
+            for old in [one for one in kept if one < number - 1]:
+                del kept[old]
+
+    def _go_back(self) -> int:
+        """Others are gone: be as before the step that all do again. Returns which."""
+        while True:
+            resume = self._survival.wait(self._begun)
+            step = resume.step
+            if step == self._begun:
+                self._members.forget_gradients()
+                unseen(self._members.put_back)
+                unseen(self._members.take_own, self._own[step])
+            try:
+                ring = self._ring = self._survival.make_ring()
+                for newcomer in resume.newcomers:
+                    if (newcomer + 1) % ring.size == ring.rank:
+                        ring.send(newcomer, self._names_held)
+                        ring.send(newcomer, self._held[step])
+                    if resume.source == ring.rank:
+                        ring.send(newcomer, unseen(self._members.shared))
+                self._is_at(step)
+                self._share_names()
+                return step
+            except RuntimeError as error:
+                if not self._survival.is_loss(error):
+                    raise

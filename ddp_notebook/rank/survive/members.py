@@ -1,0 +1,172 @@
+"""What a step of training changes: kept before each step, put back, and sent to a new process.
+
+Parameters and optimizers are equal on all ranks, so each keeps them for itself, and a new process gets those of any
+other. The rest is a rank's own: random numbers, buffers, positions, whatever the user has named. Of that the next rank
+holds a copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.survive.batches import Batches, is_source
+from ddp_notebook.wire import bulk
+
+
+class Members:
+    """What was given to `survive`.
+
+    Args:
+        members: modules and optimizers, at most one loader or sampler, and what else changes: whatever has a
+            `state_dict`, lists, dicts, sets, tensors, arrays and generators of random numbers.
+
+    Raises:
+        TypeError: one of them cannot be put back.
+    """
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self._modules = [one for one in members if isinstance(one, torch.nn.Module)]
+        self.optimizers = [one for one in members if isinstance(one, torch.optim.Optimizer)]
+        sources = [one for one in members if is_source(one)]
+        if len(sources) > 1:
+            raise TypeError(f"survive() takes one loader or sampler, whose batches steps get, not {len(sources)}")
+        self.batches = Batches(sources[0], read_random, set_random) if sources else None
+        known = [*self._modules, *self.optimizers, *sources]
+        self._others = [one for one in members if not any(one is other for other in known)]
+        for one in self._others:
+            _putting_back(one)  # or the error now
+        self._kept: list[Any] = []  # of the modules and optimizers
+
+    # ---- the same on all ranks
+
+    def keep(self) -> None:
+        """Keep parameters and optimizers as they are."""
+        self._kept = _copied(self._shared(), self._kept)
+
+    def put_back(self) -> None:
+        """Make them what was kept."""
+        self._take(copy.deepcopy(self._kept))
+
+    def shared(self) -> bytes:
+        """Parameters and optimizers, for `take_shared` of another process."""
+        return bulk.dumps(self._shared())
+
+    def take_shared(self, data: bytes) -> None:
+        """Take those of another process."""
+        self._take(pickle.loads(data))
+
+    def _shared(self) -> list[Any]:
+        parameters = [[p.detach() for p in module.parameters()] for module in self._modules]
+        return [parameters, [optimizer.state_dict() for optimizer in self.optimizers]]
+
+    def _take(self, shared: list[Any]) -> None:
+        parameters, states = shared
+        with torch.no_grad():
+            for module, values in zip(self._modules, parameters, strict=True):
+                for parameter, value in zip(module.parameters(), values, strict=True):
+                    parameter.copy_(value)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+    def forget_gradients(self) -> None:
+        """A step begins without gradients: those of a step that was broken off are of no use."""
+        for one in (*self._modules, *self.optimizers):
+            one.zero_grad(set_to_none=True)
+
+    # ---- a rank's own
+
+    def own(self) -> bytes:
+        """What is this rank's own, for `take_own` of this process or of the one that replaces it."""
+        position = None if self.batches is None else self.batches.position
+        buffers = [[b.detach() for b in module.buffers()] for module in self._modules]
+        return bulk.dumps((read_random(), position, buffers, [_value_of(one) for one in self._others]))
+
+    def take_own(self, data: bytes, new_at: int | None = None) -> None:
+        """Be what `own` told.
+
+        Args:
+            new_at: this process is new, and begins at this step.
+        """
+        numbers, position, buffers, values = pickle.loads(data)
+        if new_at is not None and self.batches is not None:
+            self.batches.go_to(new_at, position)
+        with torch.no_grad():
+            for module, ones in zip(self._modules, buffers, strict=True):
+                for buffer, value in zip(module.buffers(), ones, strict=True):
+                    buffer.copy_(value)
+        for one, value in zip(self._others, values, strict=True):
+            _putting_back(one)(value)
+        set_random(numbers)
+
+
+def read_random() -> list[Any]:
+    """The state of the random numbers of this process."""
+    numpy = sys.modules.get("numpy")
+    version, words, gauss = random.getstate()
+    return [
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        (version, words, gauss),
+        None if numpy is None else numpy.random.get_state(),
+    ]
+
+
+def set_random(state: list[Any]) -> None:
+    """Make it what `read_random` has told."""
+    of_torch, of_cuda, of_python, of_numpy = state
+    torch.set_rng_state(of_torch)
+    if of_cuda is not None:
+        torch.cuda.set_rng_state(of_cuda)
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+
+
+def _copied(value: Any, into: Any = None) -> Any:
+    """A copy of nested lists, dicts and tensors, in the memory of an earlier one where that fits."""
+    if isinstance(value, torch.Tensor):
+        fits = isinstance(into, torch.Tensor) and into.shape == value.shape and into.dtype == value.dtype
+        if fits and into.device == value.device:
+            into.copy_(value)
+            return into
+        return value.detach().clone()
+    if isinstance(value, dict):
+        earlier = into if isinstance(into, dict) else {}
+        return {key: _copied(one, earlier.get(key)) for key, one in value.items()}
+    if isinstance(value, list):
+        earlier = into if isinstance(into, list) and len(into) == len(value) else [None] * len(value)
+        return [_copied(*pair) for pair in zip(value, earlier, strict=True)]
+    return value if isinstance(value, int | float | bool | str | tuple | type(None)) else copy.deepcopy(value)
+
+
+def _value_of(member: Any) -> Any:
+    if isinstance(member, torch.Generator):
+        return member.get_state()
+    return member.state_dict() if hasattr(member, "load_state_dict") else member
+
+
+def _putting_back(member: Any) -> Callable[[Any], object]:
+    """What gives a member an earlier value, in place: others may hold it."""
+    if hasattr(member, "state_dict") and hasattr(member, "load_state_dict"):
+        return member.load_state_dict  # type: ignore[no-any-return]
+    if isinstance(member, torch.Generator):
+        return member.set_state
+    if isinstance(member, torch.Tensor):
+        return lambda value: member.detach().copy_(value)
+    if isinstance(member, list):
+        return lambda value: member.__setitem__(slice(None), value)
+    if isinstance(member, dict | set):
+        return lambda value: (member.clear(), member.update(value))
+    if type(member).__module__ == "numpy" and hasattr(member, "dtype"):
+        return lambda value: member.__setitem__(..., value)
+    raise TypeError(
+        f"survive() cannot put back a {type(member).__name__}: it takes modules, optimizers, a loader or sampler, what "
+        "has a state_dict, and lists, dicts, sets, tensors, arrays and generators"
+    )

@@ -1,0 +1,101 @@
+"""What ranks in a survivable loop send each other: on connections of their own, which no recording shows.
+
+Each rank's copy goes to the next one, so a step costs as much on 64 ranks as on 2. A cut frees these waits too.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
+
+from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.wire.events import Form
+
+_TIMEOUT = timedelta(days=1)  # a slow step is none of ours; a stop or a death ends the wait
+_SIZE_TAG, _DATA_TAG = 1, 2
+
+
+class Ring:
+    """Connections between all ranks of a group. Made on all of them at the same time.
+
+    Args:
+        place: this rank's.
+        number: of the ring among those of this group.
+        connections: of this process, by which waits are ended.
+
+    Raises:
+        whatever torch raises when ranks do not meet.
+    """
+
+    def __init__(self, place: Form, number: int, connections: Connections) -> None:
+        self.rank, self.size = place.rank, place.world_size
+        self._connections = connections
+        with connections.waiting_unseen():
+            client = TCPStore(
+                place.store_host, place.store_port, world_size=None, is_master=False, wait_for_workers=False
+            )
+            store = PrefixStore(f"{place.store_prefix}/{place.epoch}/ring{number}", client)
+            self._group: Any = ProcessGroupGloo(store, self.rank, self.size, timeout=_TIMEOUT)
+        self._least = AllreduceOptions()
+        self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
+
+    def pass_on(self, data: bytes) -> bytes:
+        """Give the next rank these bytes. Returns those of the one before."""
+        return unseen(self._pass_on, data)
+
+    def _pass_on(self, data: bytes) -> bytes:
+        to, of = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        with self._connections.waiting_unseen():
+            coming = np.zeros(1, np.int64)
+            self._wait(
+                self._group.send([_as_tensor(np.array([len(data)]))], to, _SIZE_TAG),
+                self._group.recv([_as_tensor(coming)], of, _SIZE_TAG),
+            )
+            taken = np.empty(int(coming[0]), np.uint8)
+            self._wait(
+                self._group.send([_as_tensor(np.frombuffer(bytearray(data), np.uint8))], to, _DATA_TAG),
+                self._group.recv([_as_tensor(taken)], of, _DATA_TAG),
+            )
+        return taken.tobytes()
+
+    def send(self, to: int, data: bytes) -> None:
+        """Send bytes to one rank, which calls `receive`."""
+        with self._connections.waiting_unseen():
+            self._wait(self._group.send([_as_tensor(np.array([len(data)]))], to, _SIZE_TAG))
+            self._wait(self._group.send([_as_tensor(np.frombuffer(bytearray(data), np.uint8))], to, _DATA_TAG))
+
+    def receive(self, of: int) -> bytes:
+        """What one rank sends."""
+        with self._connections.waiting_unseen():
+            coming = np.zeros(1, np.int64)
+            self._wait(self._group.recv([_as_tensor(coming)], of, _SIZE_TAG))
+            taken = np.empty(int(coming[0]), np.uint8)
+            self._wait(self._group.recv([_as_tensor(taken)], of, _DATA_TAG))
+        return taken.tobytes()
+
+    def agree_on(self, number: int) -> bool:
+        """Returns when all ranks have called this: whether with the same number."""
+        return unseen(self._agree_on, number)
+
+    def _agree_on(self, number: int) -> bool:
+        least = np.array((number, -number))
+        with self._connections.waiting_unseen():
+            self._wait(self._group.allreduce([_as_tensor(least)], self._least))
+        return int(least[0]) == -int(least[1])
+
+    @staticmethod
+    def _wait(*works: Any) -> None:
+        for work in works:
+            work.wait()
+
+
+def _as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array)

@@ -1,0 +1,238 @@
+"""What a rank does in a survivable loop when others are gone: it waits until the notebook has formed the group anew
+with new processes for them, and goes back to the step that all do again.
+
+A new process has none of what earlier cells have made. It gets the variables that its rank had when the loop began,
+from the rank behind it, runs the cell from the statement with the loop on, and there gets the rest.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+import queue
+import re
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.rank.group.network import Network
+from ddp_notebook.rank.record.solo import Alone
+from ddp_notebook.rank.survive.ring import Ring
+from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.variables import copying
+from ddp_notebook.wire.events import Form, Message
+from ddp_notebook.wire.survival import Resume, Stalls, Survives
+
+_LOOK_S = 0.1
+_LOST_OTHERS = 1  # how a new process ends that has lost the others before it had its state: it is replaced once more
+_here: Survival | None = None
+
+
+def current() -> Survival | None:
+    """That of this process; None: it is no rank of a notebook's."""
+    return _here
+
+
+class Survival:
+    """The half of a rank in its survival. Made in its main thread; one per process.
+
+    Args:
+        network: what the rank does with the others.
+        shell: the engine's.
+        send: takes the messages for the notebook.
+        place: tells the rank's place.
+        take: takes another one, in the main thread.
+        cell: tells the number of the cell that runs.
+        hand_on: takes messages that came for nothing.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        shell: Any,
+        send: Callable[[Message], None],
+        place: Callable[[], Form],
+        take: Callable[[Form], None],
+        cell: Callable[[], int],
+        hand_on: Callable[[Message], None],
+    ) -> None:
+        global _here
+        _here = self
+        self._network = network
+        self._shell = shell
+        self._send = send
+        self._place = place
+        self._take = take
+        self._cell = cell
+        self._hand_on = hand_on
+        self._code = ""  # of the cell
+        self._is_in_loop = False
+        self._waits = False
+        self._came: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._rings = (0, 0)  # the epoch, and how many rings were made in it
+        self._loops: dict[int, int] = {}  # by line of the cell's statement: loops so far
+        self._resume: Resume | None = None  # this process is new, and the cell to come is to begin with that
+        self.rejoining: tuple[Resume, Ring, bytes] | None = None  # until it is in its loop
+
+    @property
+    def rank(self) -> int:
+        return self._place().rank
+
+    @property
+    def world_size(self) -> int:
+        return self._place().world_size
+
+    # ---- the agent's thread
+
+    def takes(self, message: Message) -> bool:
+        """Take a message that is for a rank in a loop. Returns whether it was."""
+        if isinstance(message, Resume) or (isinstance(message, Form) and self._waits):
+            self._came.put(message)
+            return True
+        return False
+
+    def on_lost(self) -> None:
+        """Ranks have died: whoever waits for one that waits for them is to notice too."""
+        if self._is_in_loop or self._resume is not None:
+            connections = self._network.connections
+            with quiet():
+                connections.cut_groups()
+                if connections.is_connecting:  # it may wait for the address of one that is gone
+                    connections.cut_stores()
+
+    # ---- a cell
+
+    def rejoin(self, resume: Resume) -> None:
+        """This process is new: the next cell begins in the middle."""
+        self._resume = resume
+
+    def prepare(self, code: str) -> str:
+        """A cell begins. Returns what is to run of it: all, or in a new process the statement with the loop and what
+        follows, once it has its variables. What that calls before its loop is answered by the rank itself."""
+        self._code, self._loops = code, {}
+        self._speak()
+        if (resume := self._resume) is None:
+            return code
+        try:
+            ring = self.make_ring()
+            behind = (self.rank + 1) % self.world_size
+            names, own = ring.receive(behind), ring.receive(behind)
+        except RuntimeError as error:
+            self.end_if_lost(error)
+            raise
+        self._shell.user_ns.update(unseen(pickle.loads, names))
+        self.rejoining = resume, ring, own
+        self._network.recorder.instead = self._alone = Alone().run
+        return _from_statement(self._shell.transform_cell(code), resume.line)
+
+    _alone: Callable[..., Any] | None = None
+
+    def _speak(self) -> None:
+        """Operations go to the others."""
+        if self._alone is not None and self._network.recorder.instead is self._alone:
+            self._network.recorder.instead = None
+        self._alone = None
+
+    # ---- a loop
+
+    def enter(self) -> bool:
+        """The main thread has come to a loop. False: one that a new process has to leave out."""
+        line = self._line_of_statement()
+        loop = self._loops[line] = self._loops.get(line, -1) + 1
+        if self.rejoining is not None and loop < self.rejoining[0].loop:
+            return False
+        self._speak()
+        self._is_in_loop = True
+        self._send(Survives(cell=self._cell(), line=line, loop=loop))
+        return True
+
+    def leave(self) -> None:
+        """The loop is over."""
+        self._is_in_loop, self._resume, self.rejoining = False, None, None
+        self._send(Survives(cell=self._cell(), line=0))
+
+    def is_there(self) -> None:
+        """This process is new, and has now all that its rank had."""
+        self._resume, self.rejoining = None, None
+
+    def is_loss(self, error: BaseException, *, in_body: bool = False) -> bool:
+        """Whether this was raised because others are gone, and not by a stop.
+
+        Args:
+            in_body: by the user's code.
+        """
+        return self._network.is_broken_off(error, in_our_own_wait=not in_body)
+
+    def end_if_lost(self, error: BaseException) -> None:
+        """Others are gone again, and this process, which is new, has not yet all that it needs: it ends, and is
+        replaced once more."""
+        if self.is_loss(error):
+            os._exit(_LOST_OTHERS)
+
+    def wait(self, step: int) -> Resume:
+        """Wait until all are there again, and do meanwhile what that needs.
+
+        Args:
+            step: the last one that all have begun, as far as this rank knows.
+        """
+        with quiet():
+            self._network.connections.cut_groups()  # who waits for this rank waits in vain
+        self._waits = True
+        try:
+            self._send(Stalls(cell=self._cell(), step=step))
+            while True:
+                try:
+                    message = self._came.get(timeout=_LOOK_S)
+                except queue.Empty:
+                    continue
+                if isinstance(message, Resume):
+                    return message
+                assert isinstance(message, Form)
+                self._take(message)
+        finally:
+            self._waits = False
+            while not self._came.empty():
+                self._hand_on(self._came.get())
+
+    def make_ring(self) -> Ring:
+        """Connections of all ranks, for a loop."""
+        place = self._place()
+        epoch, count = self._rings
+        self._rings = place.epoch, count + 1 if epoch == place.epoch else 1
+        return Ring(place, self._rings[1], self._network.connections)
+
+    def names(self) -> bytes:
+        """The user's variables, for the process that may come after this one. Says which are left out."""
+        data, _, left = unseen(copying.read, self._shell.user_ns, (), self._shell.user_ns_hidden)
+        words = set(re.findall(r"\w+", self._code)) if left else ()
+        for name, why in left.items():
+            if name in words:
+                print(f"survive: a rank that is replaced will be without {name!r}: {why}", file=sys.stderr)
+        return data
+
+    def _line_of_statement(self) -> int:
+        """Of the cell's own code, in which the loop is."""
+        line = 1
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename in self._network.where.cells and frame.f_code.co_name == "<module>":
+                line = frame.f_lineno
+            frame = frame.f_back
+        return line
+
+
+def _from_statement(code: str, line: int) -> str:
+    """The statement that has this line, and what follows, where they are.
+
+    Example:
+        >>> _from_statement("x = 1\\nfor _ in x:\\n    pass\\ny = 2", 3)
+        '\\nfor _ in x:\\n    pass\\ny = 2'
+    """
+    for node in ast.parse(code).body:
+        if (node.end_lineno or node.lineno) >= line:
+            rest = code.splitlines(keepends=True)[node.lineno - 1 :]
+            return "\n" * (node.lineno - 1) + "".join(rest).encode()[node.col_offset :].decode()
+    return code

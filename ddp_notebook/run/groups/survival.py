@@ -1,0 +1,154 @@
+"""A rank has died in a cell whose loop survives that (`ddp_notebook.survive`): it is replaced while the cell runs.
+
+The others come to a stop by themselves and say which step they have begun. When all have, the dead ones get new
+processes, the group forms anew, the new ones run the cell from its loop on, and all are told which step to do again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ddp_notebook.errors import StartError
+from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.run.groups.mend import Mend
+from ddp_notebook.wire.events import RunCell
+from ddp_notebook.wire.survival import Resume, Stalls, Survives
+
+_MOST_TRIES = 3
+_SETTLE_S = 0.5  # from when all wait and none is known to have died, until they are brought together as they are
+
+
+class Survival:
+    """What is known of the loops of the cell under way.
+
+    Args:
+        cluster: the ranks.
+        mend: replaces them.
+    """
+
+    def __init__(self, cluster: Cluster, mend: Mend) -> None:
+        self._cluster = cluster
+        self._mend = mend
+        self._begin: RunCell | None = None  # the cell
+        self._loops: dict[int, Survives] = {}  # by rank that is in one
+        self._stalled: dict[int, int] = {}  # by rank that waits: the step that it has begun
+        self._joining: set[int] = set()  # ranks with new processes that are not in their loop yet
+        self._stalled_s = 0.0
+        self._tries = 0
+        self._cannot = ""  # why the cell has to fail
+
+    def begin(self, cell: RunCell) -> None:
+        """A cell begins."""
+        self._begin, self._tries, self._cannot = cell, 0, ""
+        self._loops, self._stalled, self._joining = {}, {}, set()
+
+    # ---- I/O threads
+
+    @property
+    def handlers(self) -> Handlers:
+        """What takes each message of a rank in a loop."""
+        return {Survives: self._on_survives, Stalls: self._on_stalls}
+
+    def _on_survives(self, rank: int, message: Survives) -> None:
+        if self._begin is None or message.cell != self._begin.cell:
+            return
+        if message.line:
+            self._loops[rank] = message
+            self._joining.discard(rank)
+        else:
+            self._loops.pop(rank, None)
+
+    def _on_stalls(self, rank: int, message: Stalls) -> None:
+        if self._begin is not None and message.cell == self._begin.cell:
+            self._stalled[rank] = message.step
+            self._stalled_s = time.monotonic()
+
+    # ---- the thread that waits for the cell
+
+    def look(self, run: CellRun, check: Check) -> bool:
+        """Do what the cell needs to go on.
+
+        Args:
+            check: called often; a KeyboardInterrupt that it raises ends the healing.
+
+        Returns:
+            Whether it goes on, though ranks have died: it is not to be ended for that.
+        """
+        gone = [rank for rank in self._cluster.gone if rank in run.result.by_rank]
+        if not (gone or self._stalled) or self._cannot:
+            return False
+        loops, joining, stalled = dict(self._loops), set(self._joining), dict(self._stalled)
+        living = [rank for rank in run.pending if rank not in gone]
+        if not living or any(one.status in ("error", "interrupted") for one in run.result.by_rank.values()):
+            return False
+        if any(rank not in loops and rank not in joining for rank in living) or len(living) < len(
+            run.result.ranks
+        ) - len(gone):
+            return False
+        if any(rank not in stalled for rank in living):
+            return True  # they notice it at their next operation
+        if not gone and time.monotonic() - self._stalled_s < _SETTLE_S:
+            return True  # whose end they have seen is not known yet
+        self._cannot = self._why_not(gone, living, stalled)
+        if not self._cannot:
+            self._bring_together(run, gone, {rank: stalled[rank] for rank in living}, loops, check)
+        if self._cannot:
+            run.note(self._cannot)
+        return not self._cannot
+
+    def _why_not(self, gone: Sequence[int], living: Sequence[int], stalled: Mapping[int, int]) -> str:
+        size = len(self._cluster.ranks)
+        if len(gone) + len(living) < size:
+            return "the cell cannot go on without the ranks that it does not run on"
+        if max(stalled[rank] for rank in living) < 0:
+            return f"{list_ranks(list(gone))} died before the first step of the loop, and the cell ends"
+        if alone := [rank for rank in gone if (rank + 1) % size in gone]:
+            behind = [(rank + 1) % size for rank in alone]
+            return f"{list_ranks(alone)} died together with {list_ranks(behind)}, which held the copy: the cell ends"
+        return ""
+
+    def _bring_together(
+        self, run: CellRun, gone: list[int], stalled: dict[int, int], loops: dict[int, Survives], check: Check
+    ) -> None:
+        assert self._begin is not None
+        began = time.monotonic()
+        how = {rank: self._cluster.process(rank).how for rank in gone}
+        try:
+            notes = self._mend.heal(check) if gone else self._mend.form(check=check)
+        except StartError as error:
+            self._tries += 1
+            if self._tries >= _MOST_TRIES:
+                self._cannot = f"{error}. The cell ends"
+            return
+        except KeyboardInterrupt:
+            return  # the press is seen next
+        self._tries = 0
+        step = max(stalled.values())
+        source = min(rank for rank, its in stalled.items() if its == step)
+        at = loops[source]
+        resume = Resume(step=step, source=source, newcomers=gone, line=at.line, loop=at.loop)
+        for rank in stalled:
+            self._stalled.pop(rank, None)
+        for rank in gone:
+            self._stalled.pop(rank, None)
+            self._loops.pop(rank, None)
+        self._joining |= set(gone)
+        run.revive(gone)
+        if gone:
+            self._cluster.tell(resume, gone)
+            self._cluster.tell(self._begin, gone)
+        for rank in stalled:
+            self._cluster.send(rank, resume)
+        took = f"{time.monotonic() - began:.1f} s"
+        if gone:
+            what = f"{list_ranks(gone)} died ({'; '.join(dict.fromkeys(how.values()))}) and "
+            what += f"{'was' if len(gone) == 1 else 'were'} replaced in {took}"
+        else:
+            what = f"the ranks lost each other, and were brought together in {took}"
+        run.note(f"{what}: all do step {step} again")
+        for note in notes:
+            run.note(note)

@@ -1,0 +1,68 @@
+"""`survive`: training steps that go on when a rank dies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.survive.loop import Step
+
+_EXAMPLE = "for step in ddp_notebook.survive(model, optimizer, loader, steps=500):"
+
+
+def survive(*members: Any, steps: int) -> Iterable[Step]:
+    """Steps that survive the death of a rank: it gets a new process while the cell runs, and all do the step again that
+    was broken off. None is lost, none is done twice. In a cell on all ranks.
+
+    All that a step does stands in `with step:`, and all that it changes is named here. Each step begins without
+    gradients, and with the batch `step.batch`.
+
+    A new process begins with the variables that its rank had when the loop began, at the cell's statement with the
+    loop. What this calls before the loop is not sent to the others.
+
+    Args:
+        members: the model and the optimizer; the loader or sampler whose batches the steps get; what else the steps
+            change: schedulers and whatever has a `state_dict`, lists, dicts, sets, tensors, arrays, generators.
+        steps: how many.
+
+    Raises:
+        UsageError: not on a rank, or not with an optimizer and its model.
+
+    Example:
+        >>> for step in ddp_notebook.survive(model, optimizer, loader, losses, steps=500):  # doctest: +SKIP
+        ...     with step:
+        ...         inputs, targets = step.batch
+        ...         loss = loss_of(model(inputs), targets)
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         losses.append(float(loss))
+    """
+    module = sys.modules.get("ddp_notebook.rank.survive.survival")
+    here = None if module is None else module.current()
+    if here is None:
+        raise UsageError(
+            f"survive() is for ranks of a notebook: put the loop into a cell with %%on_all_ranks\n{_EXAMPLE}"
+        )
+    import torch
+
+    from ddp_notebook.rank.survive.loop import Loop
+    from ddp_notebook.rank.survive.members import Members
+
+    if not isinstance(steps, int) or steps < 0:
+        raise UsageError(f"steps is {steps!r}, which is no number of steps; {_EXAMPLE}")
+    optimizers = [one for one in members if isinstance(one, torch.optim.Optimizer)]
+    if not optimizers:
+        raise UsageError(f"survive() got no optimizer, without which no step could be done again: {_EXAMPLE}")
+    held = {id(p) for one in members if isinstance(one, torch.nn.Module) for p in one.parameters()}
+    for optimizer in optimizers:
+        if any(id(p) not in held for group in optimizer.param_groups for p in group["params"]):
+            kind = type(optimizer).__name__
+            raise UsageError(f"survive() got no model with the parameters that {kind} changes: {_EXAMPLE}")
+    try:
+        return Loop(here, Members(members), steps)
+    except TypeError as error:
+        raise UsageError(str(error)) from None
