@@ -15,7 +15,7 @@ from ddp_notebook.wire.events import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survives(Message):
-    """This rank has come to such a loop, or has left it."""
+    """This rank has begun a first step in such a loop, or has left it."""
 
     cell: int
     line: int  # of the cell's statement that the loop is in; 0: it has left it
@@ -28,6 +28,7 @@ class Stalls(Message):
 
     cell: int
     step: int  # the last one that all ranks have begun, as far as it knows; -1: none
+    holds: bool  # the copy of the rank before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

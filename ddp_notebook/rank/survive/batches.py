@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Sampler
 
@@ -13,6 +13,12 @@ _KEPT = 2  # batches: ranks may go back by one step
 def is_source(member: object) -> bool:
     """Whether batches come from this: a loader or a sampler."""
     return isinstance(member, DataLoader | Sampler)
+
+
+class _Kept(NamedTuple):
+    batch: Any
+    after: Any  # random numbers
+    position: tuple[Any, ...]
 
 
 class Batches:
@@ -28,11 +34,9 @@ class Batches:
         self._source = source
         self._read_random, self._set_random = read_random, set_random
         self._iterator: Iterator[Any] | None = None
-        self._kept: dict[int, tuple[Any, Any]] = {}  # by step: the batch, and random numbers after it
-        # Where the iterator stands, and random numbers when it was made and before the last batch.
-        self._epoch = self._index = 0
-        self._of_epoch: Any = None
-        self._before: Any = None
+        self._kept: dict[int, _Kept] = {}  # by step
+        self._epoch = self._index = 0  # where the iterator stands
+        self._of_epoch: Any = None  # random numbers when it was made
 
     def at(self, step: int) -> Any:
         """The batch of a step: of the next one, or of one of the last.
@@ -40,13 +44,12 @@ class Batches:
         Raises:
             ValueError: the source is empty.
         """
-        if step in self._kept:
-            batch, random = self._kept[step]
-            self._set_random(random)
-            return batch
+        if (kept := self._kept.get(step)) is not None:
+            self._set_random(kept.after)
+            return kept.batch
         if self._iterator is None:
             self._begin()
-        self._before = self._read_random()
+        before = self._read_random()
         try:
             batch = next(self._iterator)  # type: ignore[arg-type]
         except StopIteration:
@@ -54,12 +57,16 @@ class Batches:
                 raise ValueError(f"survive() got an empty {type(self._source).__name__}: it has no batch") from None
             self._epoch, self._index = self._epoch + 1, 0
             self._begin()
-            self._before = self._read_random()
+            before = self._read_random()
             batch = next(self._iterator)  # type: ignore[arg-type]
         self._index += 1
-        self._kept[step] = batch, self._read_random()
-        self._kept.pop(step - _KEPT, None)
+        self._keep(step, batch, before)
         return batch
+
+    def _keep(self, step: int, batch: Any, before: Any) -> None:
+        position = (self._epoch, self._index, self._of_epoch, before)
+        self._kept[step] = _Kept(batch, self._read_random(), position)
+        self._kept.pop(step - _KEPT, None)
 
     def _begin(self) -> None:
         source = self._source
@@ -69,21 +76,20 @@ class Batches:
         self._of_epoch = self._read_random()
         self._iterator = iter(source)
 
-    @property
-    def position(self) -> dict[str, Any]:
-        """Where it stands, for `go_to`."""
-        return {"epoch": self._epoch, "index": self._index, "of_epoch": self._of_epoch, "before": self._before}
+    def position(self, step: int) -> tuple[Any, ...] | None:
+        """Where it stood after it had given the batch of a step, for `go_to`; None: there is none."""
+        kept = self._kept.get(step)
+        return None if kept is None else kept.position
 
-    def go_to(self, step: int, position: dict[str, Any]) -> None:
-        """Stand where another process stood after it had taken the batch of this step. What lies before it in its epoch
+    def go_to(self, step: int, position: tuple[Any, ...]) -> None:
+        """Stand where another process stood after it had given the batch of this step. What lies before it in its epoch
         is read and thrown away."""
-        self._epoch, self._of_epoch = position["epoch"], position["of_epoch"]
-        self._set_random(self._of_epoch)
+        self._epoch, self._index, of_epoch, before = position
+        self._set_random(of_epoch)
         self._begin()
         assert self._iterator is not None
-        for _ in range(position["index"] - 1):
+        for _ in range(self._index - 1):
             next(self._iterator)
-        self._set_random(position["before"])
-        self._before = position["before"]
-        self._kept = {step: (next(self._iterator), self._read_random())}
-        self._index = position["index"]
+        self._set_random(before)
+        self._kept.clear()
+        self._keep(step, next(self._iterator), before)

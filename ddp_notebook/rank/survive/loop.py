@@ -64,6 +64,7 @@ class Loop:
         self._members = members
         self._steps = steps
         self._ring: Ring | None = None
+        self._is_told = False  # the notebook, that this rank may die
         self._begun = -1  # the last step that all ranks have begun
         self._own: dict[int, bytes] = {}  # by step: what was this rank's own before it
         self._held: dict[int, bytes] = {}  # the same of the rank before this one
@@ -101,7 +102,7 @@ class Loop:
         except RuntimeError as error:
             self._survival.end_if_lost(error)
             raise
-        self._survival.is_there()
+        self._survival.is_whole()
         return resume.step
 
     def _share_names(self) -> None:
@@ -119,7 +120,7 @@ class Loop:
                 if members.batches is not None and number < self._steps:
                     members.batches.at(number)
                 members.forget_gradients()
-                own = self._own[number] = unseen(members.own)
+                own = self._own[number] = unseen(members.own, number)
                 if ring.size > 1:
                     self._held[number] = ring.pass_on(own)
                     if not ring.agree_on(number):
@@ -131,6 +132,9 @@ class Loop:
                 ring = self._ring
                 continue
             self._is_at(number)
+            if not self._is_told:
+                self._survival.begins()
+                self._is_told = True
             return number
 
     def _is_at(self, number: int) -> None:
@@ -144,7 +148,7 @@ class Loop:
     def _go_back(self) -> int:
         """Others are gone: be as before the step that all do again. Returns which."""
         while True:
-            resume = self._survival.wait(self._begun)
+            resume = self._survival.wait(self._begun, bool(self._held))
             step = resume.step
             if step == self._begun:
                 self._members.forget_gradients()

@@ -82,9 +82,9 @@ class Members:
 
     # ---- a rank's own
 
-    def own(self) -> bytes:
-        """What is this rank's own, for `take_own` of this process or of the one that replaces it."""
-        position = None if self.batches is None else self.batches.position
+    def own(self, step: int) -> bytes:
+        """What is this rank's own before a step, for `take_own` of this process or of the one that replaces it."""
+        position = None if self.batches is None else self.batches.position(step)
         buffers = [[b.detach() for b in module.buffers()] for module in self._modules]
         return bulk.dumps((read_random(), position, buffers, [_value_of(one) for one in self._others]))
 
@@ -95,7 +95,7 @@ class Members:
             new_at: this process is new, and begins at this step.
         """
         numbers, position, buffers, values = pickle.loads(data)
-        if new_at is not None and self.batches is not None:
+        if new_at is not None and self.batches is not None and position is not None:
             self.batches.go_to(new_at, position)
         with torch.no_grad():
             for module, ones in zip(self._modules, buffers, strict=True):

@@ -146,17 +146,21 @@ class Survival:
             return False
         self._speak()
         self._is_in_loop = True
-        self._send(Survives(cell=self._cell(), line=line, loop=loop))
+        self._at = Survives(cell=self._cell(), line=line, loop=loop)
         return True
+
+    def is_whole(self) -> None:
+        """This process is new, and has now all that its rank had."""
+        self._resume, self.rejoining = None, None
+
+    def begins(self) -> None:
+        """All have begun a first step, and the next rank holds a copy: from now on this one may die."""
+        self._send(self._at)
 
     def leave(self) -> None:
         """The loop is over."""
         self._is_in_loop, self._resume, self.rejoining = False, None, None
         self._send(Survives(cell=self._cell(), line=0))
-
-    def is_there(self) -> None:
-        """This process is new, and has now all that its rank had."""
-        self._resume, self.rejoining = None, None
 
     def is_loss(self, error: BaseException, *, in_body: bool = False) -> bool:
         """Whether this was raised because others are gone, and not by a stop.
@@ -172,17 +176,18 @@ class Survival:
         if self.is_loss(error):
             os._exit(_LOST_OTHERS)
 
-    def wait(self, step: int) -> Resume:
+    def wait(self, step: int, holds: bool) -> Resume:
         """Wait until all are there again, and do meanwhile what that needs.
 
         Args:
             step: the last one that all have begun, as far as this rank knows.
+            holds: whether it holds the copy of the rank before it.
         """
         with quiet():
             self._network.connections.cut_groups()  # who waits for this rank waits in vain
         self._waits = True
         try:
-            self._send(Stalls(cell=self._cell(), step=step))
+            self._send(Stalls(cell=self._cell(), step=step, holds=holds))
             while True:
                 try:
                     message = self._came.get(timeout=_LOOK_S)

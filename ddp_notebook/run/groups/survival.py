@@ -34,8 +34,9 @@ class Survival:
         self._cluster = cluster
         self._mend = mend
         self._begin: RunCell | None = None  # the cell
-        self._loops: dict[int, Survives] = {}  # by rank that is in one
-        self._stalled: dict[int, int] = {}  # by rank that waits: the step that it has begun
+        self._at: Survives | None = None  # the loop that ranks are in
+        self._loops: set[int] = set()  # ranks that are in it
+        self._stalled: dict[int, Stalls] = {}  # by rank that waits
         self._joining: set[int] = set()  # ranks with new processes that are not in their loop yet
         self._stalled_s = 0.0
         self._tries = 0
@@ -44,7 +45,7 @@ class Survival:
     def begin(self, cell: RunCell) -> None:
         """A cell begins."""
         self._begin, self._tries, self._cannot = cell, 0, ""
-        self._loops, self._stalled, self._joining = {}, {}, set()
+        self._at, self._loops, self._stalled, self._joining = None, set(), {}, set()
 
     # ---- I/O threads
 
@@ -57,14 +58,15 @@ class Survival:
         if self._begin is None or message.cell != self._begin.cell:
             return
         if message.line:
-            self._loops[rank] = message
+            self._at = message
+            self._loops.add(rank)
             self._joining.discard(rank)
         else:
-            self._loops.pop(rank, None)
+            self._loops.discard(rank)
 
     def _on_stalls(self, rank: int, message: Stalls) -> None:
         if self._begin is not None and message.cell == self._begin.cell:
-            self._stalled[rank] = message.step
+            self._stalled[rank] = message
             self._stalled_s = time.monotonic()
 
     # ---- the thread that waits for the cell
@@ -81,40 +83,41 @@ class Survival:
         gone = [rank for rank in self._cluster.gone if rank in run.result.by_rank]
         if not (gone or self._stalled) or self._cannot:
             return False
-        loops, joining, stalled = dict(self._loops), set(self._joining), dict(self._stalled)
         living = [rank for rank in run.pending if rank not in gone]
         if not living or any(one.status in ("error", "interrupted") for one in run.result.by_rank.values()):
             return False
-        if any(rank not in loops and rank not in joining for rank in living) or len(living) < len(
-            run.result.ranks
-        ) - len(gone):
+        if len(living) + len(gone) < len(run.result.ranks):  # some have ended the cell
             return False
+        if not all(rank in self._loops or rank in self._joining for rank in living):
+            return False
+        stalled = dict(self._stalled)
         if any(rank not in stalled for rank in living):
             return True  # they notice it at their next operation
         if not gone and time.monotonic() - self._stalled_s < _SETTLE_S:
             return True  # whose end they have seen is not known yet
         self._cannot = self._why_not(gone, living, stalled)
         if not self._cannot:
-            self._bring_together(run, gone, {rank: stalled[rank] for rank in living}, loops, check)
+            self._bring_together(run, gone, {rank: stalled[rank] for rank in living}, check)
         if self._cannot:
             run.note(self._cannot)
         return not self._cannot
 
-    def _why_not(self, gone: Sequence[int], living: Sequence[int], stalled: Mapping[int, int]) -> str:
+    def _why_not(self, gone: Sequence[int], living: Sequence[int], stalled: Mapping[int, Stalls]) -> str:
         size = len(self._cluster.ranks)
         if len(gone) + len(living) < size:
             return "the cell cannot go on without the ranks that it does not run on"
-        if max(stalled[rank] for rank in living) < 0:
+        if max(stalled[rank].step for rank in living) < 0:
             return f"{list_ranks(list(gone))} died before the first step of the loop, and the cell ends"
-        if alone := [rank for rank in gone if (rank + 1) % size in gone]:
-            behind = [(rank + 1) % size for rank in alone]
-            return f"{list_ranks(alone)} died together with {list_ranks(behind)}, which held the copy: the cell ends"
+        for rank in gone:
+            behind = (rank + 1) % size
+            if behind in gone:
+                return f"rank {rank} died together with rank {behind}, which held its copy: the cell ends"
+            if not stalled[behind].holds:
+                return f"rank {rank} died before rank {behind}, which is new itself, had its copy: the cell ends"
         return ""
 
-    def _bring_together(
-        self, run: CellRun, gone: list[int], stalled: dict[int, int], loops: dict[int, Survives], check: Check
-    ) -> None:
-        assert self._begin is not None
+    def _bring_together(self, run: CellRun, gone: list[int], stalled: dict[int, Stalls], check: Check) -> None:
+        assert self._begin is not None and self._at is not None
         began = time.monotonic()
         how = {rank: self._cluster.process(rank).how for rank in gone}
         try:
@@ -127,15 +130,11 @@ class Survival:
         except KeyboardInterrupt:
             return  # the press is seen next
         self._tries = 0
-        step = max(stalled.values())
-        source = min(rank for rank, its in stalled.items() if its == step)
-        at = loops[source]
-        resume = Resume(step=step, source=source, newcomers=gone, line=at.line, loop=at.loop)
-        for rank in stalled:
-            self._stalled.pop(rank, None)
-        for rank in gone:
-            self._stalled.pop(rank, None)
-            self._loops.pop(rank, None)
+        step = max(one.step for one in stalled.values())
+        source = min(rank for rank, one in stalled.items() if one.step == step)
+        resume = Resume(step=step, source=source, newcomers=gone, line=self._at.line, loop=self._at.loop)
+        self._stalled.clear()  # all wait, so nothing new comes
+        self._loops -= set(gone)
         self._joining |= set(gone)
         run.revive(gone)
         if gone:
