@@ -13,6 +13,8 @@ import pickle
 import queue
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -27,6 +29,7 @@ from ddp_notebook.wire.events import Form, Message
 from ddp_notebook.wire.survival import Resume, Stalls, Survives
 
 _LOOK_S = 0.1
+_FREE_S = 0.02
 _LOST_OTHERS = 1  # how a new process ends that has lost the others before it had its state: it is replaced once more
 _here: Survival | None = None
 
@@ -96,12 +99,23 @@ class Survival:
 
     def on_lost(self) -> None:
         """Ranks have died: whoever waits for one that waits for them is to notice too."""
-        if self._is_in_loop or self._resume is not None:
-            connections = self._network.connections
-            with quiet():
-                connections.cut_groups()
+        if self._is_to_notice():
+            threading.Thread(target=self._free, name="ddp-survival", daemon=True).start()
+
+    def _is_to_notice(self) -> bool:
+        is_here = self._is_in_loop or self._resume is not None
+        return is_here and not self._waits and self._network.release.has_lost
+
+    def _free(self) -> None:
+        """Again and again, since an operation may be just about to begin."""
+        connections, recorder = self._network.connections, self._network.recorder
+        with quiet():
+            while self._is_to_notice():
+                if recorder.waiting or recorder.operations() or connections.is_connecting:
+                    connections.cut_groups()
                 if connections.is_connecting:  # it may wait for the address of one that is gone
                     connections.cut_stores()
+                time.sleep(_FREE_S)
 
     # ---- a cell
 
