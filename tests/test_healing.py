@@ -96,6 +96,15 @@ def test_a_model_and_its_optimizer_come_from_another_rank(session):
     assert session.run("opt.param_groups[0]['params'][0] is net[0].weight")[0].result == "True"
 
 
+def test_functions_of_another_rank_see_what_later_cells_change(session):
+    session.run("factor = 2\ndef times(x): return factor * x, rank")
+    kill(session, 1)
+    session.heal(from_rank=0)
+    session.run("factor = 3")
+    result = session.run("times(5)")
+    assert [result[rank].result for rank in range(3)] == ["(15, 0)", "(15, 1)", "(15, 2)"]
+
+
 def test_named_variables_only_and_afterwards(session):
     session.run("a, b = 1, 2")
     kill(session, 2)

@@ -1,0 +1,228 @@
+"""Training that goes on when a rank dies: it ends as if none had died, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import RankDiedError, RankError, UsageError
+from tests.conftest import wait_until
+
+SETUP = """
+import ddp_notebook, os, pathlib, signal, time
+torch.manual_seed(0)
+layers = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 4)
+net = torch.nn.Sequential(*layers)
+model = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.Adam(model.parameters())
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
+data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
+sampler = torch.utils.data.DistributedSampler(data, world_size, rank)
+loader = torch.utils.data.DataLoader(data, 4, sampler=sampler)
+losses, mine = [], rank * 100
+_ = torch.manual_seed(rank)
+def train(loss_of=torch.nn.functional.cross_entropy):
+    inputs, targets = step.batch
+    loss = loss_of(model(inputs), targets)
+    loss.backward()
+    optimizer.step(); scheduler.step()
+    losses.append(loss.item() + mine)
+def die_once(flag):
+    if not os.path.exists(flag):
+        pathlib.Path(flag).touch(); os.kill(os.getpid(), signal.SIGKILL)
+"""
+LOOP = """
+before = "kept"
+for step in ddp_notebook.survive(model, optimizer, scheduler, loader, losses, steps={steps}):
+    with step:
+        {first}
+        train()
+        {last}
+print(len(losses), before)
+"""
+STATE = """
+tensors = [*model.parameters(), *model.buffers(), *(v for s in optimizer.state.values() for v in s.values())]
+[float(t.double().sum()).hex() for t in tensors], losses, scheduler.last_epoch, torch.rand(1).item()
+"""
+
+
+def run(session, steps: int, first: str = "pass", last: str = "pass", *, quiet: bool = True) -> list[str]:
+    """What a training leaves on each rank."""
+    session.run(SETUP, quiet=True)
+    session.run(LOOP.format(steps=steps, first=first, last=last), quiet=quiet, timeout=240)
+    result = session.run(STATE, quiet=True)
+    return [result[rank].result for rank in result.ranks]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session) -> list[str]:
+    return run(session, 20)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_rank_that_dies_in_a_step(session, undisturbed, tmp_path, capsys, victim, where):
+    """At its beginning nobody has the step, and at its end others may have begun the next one."""
+    others = [pid for rank, pid in enumerate(session.pids()) if rank != victim]
+    die = f"if int(step) == 11 and rank == {victim}: die_once({str(tmp_path / 'died')!r})"
+    assert run(session, 20, **{where: die}, quiet=False) == undisturbed
+    said = capsys.readouterr()
+    assert re.search(
+        rf"rank {victim} died \(killed by SIGKILL\) and was replaced in \d\.\d s: all do step 11 again", said.err
+    ), said
+    assert "[0-1] 20 kept" in said.out
+    assert [pid for rank, pid in enumerate(session.pids()) if rank != victim] == others
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[victim].result == "2"
+
+
+def test_with_a_fault_that_is_asked_for(session, undisturbed):
+    session.run(SETUP, quiet=True)
+    before = session.pids()
+    session.fault("kill", 1, after_s=0.2)
+    session.run(LOOP.format(steps=20, first="time.sleep(0.02)", last="pass"), quiet=True, timeout=60)
+    result = session.run(STATE, quiet=True)
+    assert [result[rank].result for rank in (0, 1)] == undisturbed
+    assert session.pids()[0] == before[0] and session.pids()[1] != before[1]
+
+
+IN_A_FUNCTION = """
+def run(steps):
+    torch.manual_seed(1)
+    local = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    its = torch.optim.SGD(local.parameters(), 0.1, momentum=0.9)
+    for n in (0, 1):
+        for step in ddp_notebook.survive(local, its, steps=steps):
+            with step:
+                if n == 1 and int(step) == 2 and rank == 1 and kill: die_once(flag)
+                local(torch.full((2, 3), 1.0 + rank + int(step))).sum().backward()
+                its.step()
+    return [float(p.sum()).hex() for p in local.parameters()]
+"""
+
+
+def test_a_model_that_is_made_in_a_function_and_the_second_of_two_loops(session, tmp_path):
+    session.run(SETUP, quiet=True)
+    session.run(f"{IN_A_FUNCTION}\nflag, kill = {str(tmp_path / 'died')!r}, False\nfound = run(5)")
+    wanted = session.run("found")[0].result
+    session.run("found = 'lost'\nkill = True\nfound = run(5)\n1 if rank else found")
+    result = session.run("found")
+    assert (tmp_path / "died").exists()
+    assert result[0].result == result[1].result == wanted
+
+
+def test_an_error_of_the_users_ends_the_cell(session):
+    session.run(SETUP, quiet=True)
+    with pytest.raises(RankError, match=r"ValueError: no \(rank 1\)"):
+        session.run(
+            LOOP.format(steps=9, first="if rank and int(step) == 3: raise ValueError('no')", last=""), timeout=20
+        )
+    assert session.run("len(losses)")[1].result == "3"
+
+
+def test_a_death_outside_of_the_loop_ends_the_cell(session):
+    session.run(SETUP, quiet=True)
+    with pytest.raises(RankDiedError):
+        session.run(
+            LOOP.format(steps=3, first="pass", last="pass") + "if rank: os._exit(3)\ndist.barrier()", timeout=20
+        )
+    session.heal()
+
+
+def test_the_stop_button_while_all_wait_for_a_new_process(session):
+    """And as long as the group is not whole it can be pressed."""
+    session.run(SETUP, quiet=True)
+    running = session.run(LOOP.format(steps=2000, first="time.sleep(0.005)", last="pass"), wait=False, quiet=True)
+    wait_until(lambda: len(session._cells.survival._loops) == 2)
+    assert session.interrupt()[0] == "the cell was ended on ranks 0,1; all variables are kept"
+    with pytest.raises(KeyboardInterrupt):
+        running.result(20)
+    assert int(session.run("len(losses)")[0].result) < 2000
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("model, steps=3", "survive() got no optimizer"),
+        ("optimizer, steps=3", "survive() got no model with the parameters that Adam changes"),
+        ("model, optimizer, steps=-1", "steps is -1, which is no number of steps"),
+        ("model, optimizer, loader, sampler, steps=3", "takes one loader or sampler, whose batches steps get, not 2"),
+        ("model, optimizer, object(), steps=3", "survive() cannot put back a object"),
+    ],
+)
+def test_what_cannot_be(session, arguments, words):
+    session.run(SETUP, quiet=True)
+    with pytest.raises(RankError, match=re.escape(words)):
+        session.run(f"for step in ddp_notebook.survive({arguments}): pass", quiet=True)
+
+
+def test_a_body_without_with(session):
+    session.run(SETUP, quiet=True)
+    with pytest.raises(RankError, match="survive\\(\\) needs `with step:` around the body of its loop"):
+        session.run("for step in ddp_notebook.survive(model, optimizer, steps=3): pass", quiet=True)
+
+
+def test_outside_of_ranks():
+    with pytest.raises(UsageError, match=r"survive\(\) is for ranks of a notebook: put the loop into a cell with"):
+        ddp_notebook.survive(steps=3)
+
+
+def test_what_cannot_be_copied_is_said(session, capsys):
+    session.run(SETUP + "\nlock = __import__('threading').Lock()", quiet=True)
+    session.run(LOOP.format(steps=1, first="lock", last="pass"))
+    assert (
+        "survive: a rank that is replaced will be without 'lock': a lock cannot be pickled" in capsys.readouterr().err
+    )
+
+
+@contextmanager
+def killing(session, kills: int, steps: int, seed: int):
+    """Kill ranks at random moments of that many steps, each while it can be replaced."""
+    rng, over, killed = random.Random(seed), threading.Event(), []
+    survival = session._cells.survival
+
+    def can_be_replaced() -> bool:
+        size = session.world_size
+        return len(survival._loops) == size == len(session.pids()) and not survival._stalled
+
+    def kill() -> None:
+        for _ in range(kills):
+            if over.wait(rng.uniform(0.0, 2 * steps * 0.01 / kills)):
+                return
+            while not can_be_replaced():
+                if over.wait(0.002):
+                    return
+            pids = session.pids()
+            victim = rng.choice(pids)
+            os.kill(victim, signal.SIGKILL)
+            killed.append(pids.index(victim))
+            while victim in session.pids() and not over.wait(0.001):
+                pass
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.long
+def test_fifty_kills_at_random_moments_of_500_steps(session):
+    wanted = run(session, 500)
+    for seed in range(2):
+        began = time.monotonic()
+        with killing(session, 50, 500, seed) as killed:
+            found = run(session, 500, first="time.sleep(0.01)")
+        print(f"{len(killed)} kills, {time.monotonic() - began:.1f} s")
+        assert len(killed) == 50
+        assert found == wanted
