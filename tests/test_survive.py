@@ -136,8 +136,7 @@ def test_a_death_outside_of_the_loop_ends_the_cell(session):
     session.heal()
 
 
-def test_the_stop_button_while_all_wait_for_a_new_process(session):
-    """And as long as the group is not whole it can be pressed."""
+def test_the_stop_button(session):
     session.run(SETUP, quiet=True)
     running = session.run(LOOP.format(steps=2000, first="time.sleep(0.005)", last="pass"), wait=False, quiet=True)
     wait_until(lambda: len(session._cells.survival._loops) == 2)

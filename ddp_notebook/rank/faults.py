@@ -12,12 +12,12 @@ import threading
 import time
 from types import FrameType
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddp_notebook.rank.cell.where import OURS, Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
+from ddp_notebook.rank.record.training.stretches import is_in_backward
 from ddp_notebook.wire.faults import OFF, Fault
 from ddp_notebook.wire.signals import FAULT
 
@@ -95,7 +95,7 @@ class Faults:
 
     def _before_operation(self) -> None:
         """Those of a backward are no steps of their own: there may be one or fifty of them."""
-        if torch._C._current_graph_task_id() == -1:
+        if not is_in_backward():
             self._sleep()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:

@@ -113,9 +113,10 @@ class Loop:
 
     def _begin(self, number: int) -> int:
         """All begin a step, or the one that they have gone back to meanwhile. Returns which."""
-        members, ring = self._members, self._ring
-        assert ring is not None
+        members = self._members
         while True:
+            ring = self._ring
+            assert ring is not None
             try:
                 if members.batches is not None and number < self._steps:
                     members.batches.at(number)
@@ -129,7 +130,6 @@ class Loop:
                 if not self._survival.is_loss(error):
                     raise
                 number = self._go_back()
-                ring = self._ring
                 continue
             self._is_at(number)
             if not self._is_told:

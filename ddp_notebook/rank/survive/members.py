@@ -77,8 +77,10 @@ class Members:
 
     def forget_gradients(self) -> None:
         """A step begins without gradients: those of a step that was broken off are of no use."""
-        for one in (*self._modules, *self.optimizers):
-            one.zero_grad(set_to_none=True)
+        for module in self._modules:
+            module.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     # ---- a rank's own
 
@@ -141,8 +143,8 @@ def _copied(value: Any, into: Any = None) -> Any:
         earlier = into if isinstance(into, dict) else {}
         return {key: _copied(one, earlier.get(key)) for key, one in value.items()}
     if isinstance(value, list):
-        earlier = into if isinstance(into, list) and len(into) == len(value) else [None] * len(value)
-        return [_copied(*pair) for pair in zip(value, earlier, strict=True)]
+        fitting = into if isinstance(into, list) and len(into) == len(value) else [None] * len(value)
+        return [_copied(*pair) for pair in zip(value, fitting, strict=True)]
     return value if isinstance(value, int | float | bool | str | tuple | type(None)) else copy.deepcopy(value)
 
 
@@ -155,7 +157,7 @@ def _value_of(member: Any) -> Any:
 def _putting_back(member: Any) -> Callable[[Any], object]:
     """What gives a member an earlier value, in place: others may hold it."""
     if hasattr(member, "state_dict") and hasattr(member, "load_state_dict"):
-        return member.load_state_dict  # type: ignore[no-any-return]
+        return member.load_state_dict
     if isinstance(member, torch.Generator):
         return member.set_state
     if isinstance(member, torch.Tensor):

@@ -117,7 +117,7 @@ class Training:
         _around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
 
     def _look_at_backwards(self) -> None:
-        _is_in_backward()  # or an AttributeError now, not in the user's backward
+        is_in_backward()  # or an AttributeError now, not in the user's backward
         self._tape.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
         for module in (torch.autograd, torch.autograd.graph):
             _around(module, "_engine_run_backward", self._around_backward)
@@ -239,7 +239,7 @@ class Training:
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(*args: Any, **named: Any) -> Any:
             tape = self._tape
-            if tape.level == OFF or _is_in_backward():
+            if tape.level == OFF or is_in_backward():
                 return original(*args, **named)
             if tape.moment.backward is not None:  # another thread's backward takes the buckets: note only the time
                 return self._time_backward(original, *args, **named)
@@ -327,7 +327,7 @@ def _around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _is_in_backward() -> bool:
+def is_in_backward() -> bool:
     """Whether this thread runs a backward already, be it as one of autograd's own threads."""
     return torch._C._current_graph_task_id() != -1
 
