@@ -203,6 +203,8 @@ class Survival:
         try:
             self._send(Stalls(cell=self._cell(), step=step, holds=holds))
             while True:
+                if self._network.release.is_under_way:  # an interrupt while a loss was looked into may have been lost
+                    raise KeyboardInterrupt
                 try:
                     message = self._came.get(timeout=_LOOK_S)
                 except queue.Empty:
