@@ -12,5 +12,6 @@ metrics     `log`, and variables that are watched
 resources   memory and load
 gpu_times   when work on a GPU began and ended
 profile     torch's profiler around a cell
+alone       operations that are answered by the rank itself
 solo        a cell on one rank alone, to compare with
 """

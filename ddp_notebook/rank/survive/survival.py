@@ -21,7 +21,7 @@ from typing import Any
 
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.network import Network
-from ddp_notebook.rank.record.solo import Alone
+from ddp_notebook.rank.record.alone import Alone
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying
