@@ -19,7 +19,7 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
-from ddp_notebook.wire.events import Comm, Message, RunCell
+from ddp_notebook.wire.events import Message
 
 
 class KeptCluster(Cluster):
@@ -129,7 +129,7 @@ class KeptCluster(Cluster):
     def send(self, rank: int, message: Message) -> None:
         self._remote.tell("send", rank, message)
 
-    def tell(self, message: RunCell | Comm, ranks: list[int]) -> None:
+    def tell(self, message: Message, ranks: list[int]) -> None:
         self._remote.tell("tell", message, ranks)
 
     def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> bool:
