@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
+from contextlib import ExitStack
 
 import pytest
 
-from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.errors import ClientError, StartError, UsageError
+from ddp_notebook.launch import controller
 from ddp_notebook.launch.options import parse
 from ddp_notebook.launch.ways.ports import ANY, Listening, first_free
 from ddp_notebook.wire.bulk import BulkFetcher
@@ -84,3 +86,19 @@ def test_the_first_ports_that_nobody_has_are_taken_and_when_none_is_left_it_is_s
 def test_on_loopback_any_port_will_do():
     with first_free(lambda port: socket.create_server(("127.0.0.1", port)), "127.0.0.1", range(1, 2)) as listener:
         assert listener.getsockname()[1] > 1024
+
+
+def test_where_engines_call_the_controller_keeps_to_the_range_too(tmp_path):
+    at = Listening(_address(), _free(20))
+    spec = controller.make_spec(str(tmp_path), at)
+    connection, urls = controller.for_engines(str(tmp_path))
+    ports = {int(url.rpartition(":")[2]) for url in urls}
+    assert connection["interface"] == f"tcp://{at.host}" and len(ports) == 9 and ports <= set(at.ports)
+    assert ports == set(spec["ports"]["engine_ports"])
+    every_port = [port for pool in spec["ports"].values() for port in pool]
+    assert len(every_port) == len(set(every_port)), "no port is in two pools"
+    with ExitStack() as taken:
+        for port in (at.ports[-1], at.ports[-10]):  # of both nines
+            taken.enter_context(socket.create_server((at.host, port)))
+        with pytest.raises(ClientError, match=f"by 9 ports in a row, and of ports {at.ports[0]}-{at.ports[-1]} no"):
+            controller.make_spec(str(tmp_path), at)

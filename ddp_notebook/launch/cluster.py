@@ -87,9 +87,7 @@ class Cluster:
         self._losses = Losses(self._hosts, self._processes, again, self._attach, self._admission.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
         self._forming = Forming(self._processes, wire, len(hosts) == 1, at.ports, store_prefix=token, guard=guard)
-        self._engines = Engines(
-            self.directory, at.host, self._processes, partial(self._start_controller, here), self.send
-        )
+        self._engines = Engines(self.directory, at, self._processes, partial(self._start_controller, here), self.send)
         members = self._admission, self._losses, self._forming, self._engines
         self._members = Members(self._processes, self._hosts, placement, *members, token)
         self._endpoint.start()

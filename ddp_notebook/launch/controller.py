@@ -4,8 +4,8 @@ It is started when somebody asks for it. It has its own CURVE keys and its own b
 engines and clients connect by hold from the session's start on. A controller that was killed is started again with the
 same ones: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
 
-It listens on loopback, and for engines of hosts that called the notebook at the address at which they did. Whoever
-knows its public key is let in: so that key travels to the ranks by the wire only.
+It listens on loopback, and for engines of hosts that called the notebook at the address at which they did, on ports of
+`--ports` if there are such. Whoever knows its public key is let in: so that key travels to the ranks by the wire only.
 """
 
 from __future__ import annotations
@@ -16,38 +16,48 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from traitlets.config import Config
 
+from ddp_notebook.errors import ClientError
 from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.ways.ports import ANY, LOOPBACK_ONLY, Listening, in_words
 
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3
 _POOLS = ("engine_ports", "client_ports", "ports")
 _OF_ENGINES = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong", "broadcast")  # the last has several
 _LEAVES = 2  # of ipyparallel's tree of broadcast schedulers
+_USED_BY_ENGINES = 9  # ports: registration, those, and the second one for broadcasts
 _OF_CLIENTS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 _PORTS_S = 10.0
 
 
-def make_spec(directory: str, address: str = LOOPBACK) -> dict[str, Any]:
+def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> dict[str, Any]:
     """The specification of a controller, for its first start and for later ones. Writes the files that engines and
     clients connect by: engines are ready before there is a controller.
 
     Args:
         directory: of its own (mode 700).
-        address: of this machine, for the engines.
+        at: where on this machine, for the engines.
+
+    Raises:
+        ClientError: engines cannot reach it there.
     """
     import zmq
 
+    if ":" in at.host:
+        raise ClientError(f"ranks reach this machine by IPv6, at {at.host}, and ipyparallel's controller needs IPv4")
     public, secret = zmq.curve_keypair()
-    first = find_ports(_BLOCK * len(_POOLS), address)
+    pools = _pools(at)
+    engines, clients = pools["engine_ports"], pools["client_ports"]
     everyone = {
         "ssh": "",
-        "registration": first,
+        "registration": engines[0],
         "key": "",  # nothing is signed where all is encrypted
         "curve_serverkey": public.decode(),
         "location": LOOPBACK,
@@ -56,12 +66,12 @@ def make_spec(directory: str, address: str = LOOPBACK) -> dict[str, Any]:
         "signature_scheme": "hmac-sha256",
     }
     sides: dict[str, dict[str, Any]] = {
-        "engine": dict(zip(_OF_ENGINES, range(first + 1, first + _BLOCK), strict=False)),
-        "client": dict(zip(_OF_CLIENTS, range(first + _BLOCK, first + 2 * _BLOCK), strict=False)),
+        "engine": dict(zip(_OF_ENGINES, engines[1:], strict=False)),
+        "client": dict(zip(_OF_CLIENTS, clients, strict=False)),
     }
-    sides["engine"]["broadcast"] = [first + len(_OF_ENGINES) + leaf for leaf in range(_LEAVES)]
+    sides["engine"]["broadcast"] = list(engines[_USED_BY_ENGINES - _LEAVES : _USED_BY_ENGINES])
     sides["client"]["task_scheme"] = "leastload"
-    sides["engine"]["interface"], sides["client"]["interface"] = f"tcp://{address}", f"tcp://{LOOPBACK}"
+    sides["engine"]["interface"], sides["client"]["interface"] = f"tcp://{at.host}", f"tcp://{LOOPBACK}"
     for side, ports in sides.items():
         file = connection_file(directory, side)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,7 +80,8 @@ def make_spec(directory: str, address: str = LOOPBACK) -> dict[str, Any]:
     curve = [public.decode(), secret.decode()]
     # restore: engines that an earlier one knew; waits: until that one's ports are free
     has_been = {"restore": False, "waits": False}
-    return {"directory": directory, "address": address, "first_port": first, "curve": curve, **has_been}
+    ports = {pool: list(ports) for pool, ports in pools.items()}
+    return {"directory": directory, "address": at.host, "ports": ports, "curve": curve, **has_been}
 
 
 def for_engines(directory: str) -> tuple[dict[str, Any], list[str]]:
@@ -79,6 +90,30 @@ def for_engines(directory: str) -> tuple[dict[str, Any], list[str]]:
     ports = [connection[name] for name in ("registration", *_OF_ENGINES)]
     flat = [port for one in ports for port in (one if isinstance(one, list) else [one])]
     return connection, [f"{connection['interface']}:{port}" for port in flat]
+
+
+def _pools(at: Listening) -> dict[str, range]:
+    """Ports for each of ipyparallel's pools.
+
+    Raises:
+        ClientError: `--ports` leaves none for engines.
+    """
+    first = find_ports(_BLOCK * len(_POOLS), at.host)
+    pools = {pool: range(first + n * _BLOCK, first + (n + 1) * _BLOCK) for n, pool in enumerate(_POOLS)}
+    if at.ports == ANY or at.host == LOOPBACK:
+        return pools
+    others = {*pools["client_ports"], *pools["ports"]}
+    # From the end on, since what else listens takes them from the front; by process id as in `find_ports`.
+    count = _USED_BY_ENGINES
+    blocks = [range(stop - count, stop) for stop in range(at.ports.stop, at.ports.start + count - 1, -count)]
+    for attempt in range(len(blocks)):
+        block = blocks[(os.getpid() + attempt) % len(blocks)]
+        if others.isdisjoint(block) and _are_free(block, at.host):
+            return {**pools, "engine_ports": block}
+    raise ClientError(
+        f"engines reach ipyparallel's controller by {count} ports in a row, and of ports {in_words(at.ports)} "
+        f"no such are free at {at.host}; give more of them to --ports"
+    )
 
 
 def find_ports(count: int, address: str = LOOPBACK, attempts: int = 200) -> int:
@@ -92,15 +127,15 @@ def find_ports(count: int, address: str = LOOPBACK, attempts: int = 200) -> int:
     blocks = (high - low) // count
     for attempt in range(attempts):  # by process id: two notebooks that start together look at different blocks
         first = low + count * ((os.getpid() + attempt * attempt) % blocks)
-        if _are_free(first, count, address):
+        if _are_free(range(first, first + count), address):
             return first
     raise OSError(f"found no {count} free ports in a row between {low} and {high}")
 
 
-def _are_free(first: int, count: int, address: str) -> bool:
+def _are_free(ports: Sequence[int], address: str) -> bool:
     with ExitStack() as stack:
         try:
-            for at, port in product({LOOPBACK, address}, range(first, first + count)):
+            for at, port in product({LOOPBACK, address}, ports):
                 listener = stack.enter_context(socket.socket())
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind((at, port))
@@ -109,11 +144,11 @@ def _are_free(first: int, count: int, address: str) -> bool:
     return True
 
 
-def _wait_for_ports(first: int, count: int, address: str) -> None:
+def _wait_for_ports(ports: Sequence[int], address: str) -> None:
     """Wait until nobody has them, or too long. The schedulers of a controller that was killed have its sockets too, and
     one that looks dead has them until the last of its threads has ended."""
     until = time.monotonic() + _PORTS_S
-    while not _are_free(first, count, address) and time.monotonic() < until:
+    while not _are_free(ports, address) and time.monotonic() < until:
         time.sleep(0.02)
 
 
@@ -154,10 +189,9 @@ def main(spec: dict[str, Any]) -> None:
             """Leave SIGINT and SIGTERM ignored, which would end it: the host server ends it without them."""
 
     if spec["waits"]:
-        _wait_for_ports(spec["first_port"], _BLOCK * len(_POOLS), spec["address"])
+        _wait_for_ports(list(chain(*spec["ports"].values())), spec["address"])
     os.umask(0o077)
     public, secret = spec["curve"]
-    blocks = range(spec["first_port"], spec["first_port"] + _BLOCK * len(_POOLS), _BLOCK)
     config = Config()
     config.IPController.enable_curve = True
     config.IPController.curve_publickey = public.encode()
@@ -167,8 +201,8 @@ def main(spec: dict[str, Any]) -> None:
     config.IPController.reuse_files = True  # those of `make_spec`
     config.IPController.engine_ip = spec["address"]  # those say it, but too late for registrations
     config.IPController.restore_engines = spec["restore"]
-    for pool, first in zip(_POOLS, blocks, strict=True):
-        config.IPController[pool] = list(range(first, first + _BLOCK))
+    for pool, ports in spec["ports"].items():
+        config.IPController[pool] = ports
     config.HeartMonitor.period = 100  # ms: an engine is known to the client after two beats
     config.HeartMonitor.max_heartmonitor_misses = 3000  # 5 min: a rank in a long operation is not dead
     signal.signal(signal.SIGCHLD, _end_with_a_child)

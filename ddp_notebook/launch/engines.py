@@ -13,6 +13,7 @@ from ddp_notebook.errors import ClientError, HostError, StartError
 from ddp_notebook.launch import controller
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, Process, Processes
+from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.wire.events import Engine, Register
 
 _AT_ONCE = 16  # hosts that are given a way to the controller
@@ -23,7 +24,7 @@ class Engines:
 
     Args:
         directory: the session's.
-        address: of this machine, at which its ranks reach it.
+        at: where on this machine its ranks reach it.
         processes: of the session.
         start: starts a controller by this specification, on this machine.
         send: sends a message to a rank.
@@ -32,7 +33,7 @@ class Engines:
     def __init__(
         self,
         directory: str,
-        address: str,
+        at: Listening,
         processes: Processes,
         start: Callable[[dict[str, Any]], Process],
         send: Callable[[int, Engine | Register], None],
@@ -41,7 +42,12 @@ class Engines:
         self._processes = processes
         self._start = start
         self._send = send
-        self._spec = controller.make_spec(directory, address)
+        self._refused = ""  # why there can be no controller
+        try:
+            self._spec = controller.make_spec(directory, at)
+        except ClientError as error:  # cells need none
+            self._refused = str(error)
+            self._spec = controller.make_spec(directory)
         self._asking = threading.Lock()  # for the controller
         self._registered: set[str] = set()  # names of processes whose engines were told that there is one
 
@@ -58,6 +64,8 @@ class Engines:
 
     def client_file(self) -> tuple[str, int]:
         """See `Cluster.client_file`."""
+        if self._refused:
+            raise ClientError(f"there is no session.client here: {self._refused}. Cells go on without it")
         with self._asking:
             has_been = self.have_had_controller
             if running := self._processes.living(CONTROLLER):

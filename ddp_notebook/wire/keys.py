@@ -83,7 +83,8 @@ class Keyring:
 
 
 def unlock(socket: zmq.Socket[Any], address: Address) -> None:
-    """Give a client socket its keys. Call it before `connect`."""
+    """Give a client socket its keys, and the version of IP of the address. Call it before `connect`."""
+    socket.ipv6 = "[" in address.control  # tcp://[fd00::1]:40123
     socket.curve_serverkey = address.server_key.encode()
     socket.curve_publickey = address.public_key.encode()
     socket.curve_secretkey = address.secret_key.encode()

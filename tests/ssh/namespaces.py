@@ -56,6 +56,7 @@ class Namespaces:
         links: the name of each host's link, and of its namespace.
         net: the first three numbers of the addresses; this machine is .1 there.
         addresses: of each host.
+        address: of this machine, by which the hosts reach it.
     """
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
@@ -65,6 +66,7 @@ class Namespaces:
         self.command = f"ssh -F {directory}/ssh_config"
         self._directory = directory
         self._bridge, self.net = f"ddpb{mark}", f"10.79.{mark % 250}"
+        self.address = f"{self.net}.1"
         self.addresses = {name: f"{self.net}.{11 + number}" for number, name in enumerate(names)}
         self._ends = ExitStack()
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
@@ -123,11 +125,6 @@ class Namespaces:
                 assert server.poll() is None and time.monotonic() < until, "sshd does not start"
                 time.sleep(0.02)
 
-    @property
-    def address(self) -> str:
-        """Of this machine, by which the hosts reach it."""
-        return f"{self.net}.1"
-
     def cut(self, name: str, *, is_up: bool = False) -> None:
         """Cut a host's link, or restore it."""
         _ip("link", "set", self.links[name], "up" if is_up else "down")
@@ -182,6 +179,20 @@ class Namespaces:
         _ip("link", "add", device, "netns", one, "type", "veth", "peer", "name", device, "netns", other)
         for number, namespace in enumerate((one, other), 1):
             _ip("-n", namespace, "addr", "add", f"{net}.{number}/24", "dev", device)
+
+    def become_ipv6(self, net: str) -> None:
+        """Leave the hosts and this machine no IPv4 between them. Their ssh servers are not reached any more.
+
+        Args:
+            net: the first 64 bits of their addresses.
+        """
+        _ip("addr", "flush", "dev", self._bridge)
+        _ip("addr", "add", f"{net}::1/64", "dev", self._bridge, "nodad")
+        for number, (name, link) in enumerate(self.links.items(), 11):
+            _ip("-n", link, "-4", "addr", "flush", "dev", "eth0")
+            self.addresses[name] = f"{net}::{number:x}"
+            _ip("-n", link, "addr", "add", f"{self.addresses[name]}/64", "dev", "eth0", "nodad")
+        self.address = f"{net}::1"
 
     def inside(self, name: str, *command: str) -> None:
         """Run a command on a host."""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,15 +57,17 @@ def test_two_hosts(network, cache):
         pids = [*session.pids(), *session.pids("host server")]
         assert session.client.ids == [0, 1, 2, 3] and session.client[:].apply_sync(os.getpid) == session.pids()
         (controller,) = session.pids("controller")
-        assert _listens_on(controller) == {"127.0.0.1", session._hosts.listening.host}
+        listening = _listens_on(controller)
+        assert {at.ip for at in listening} == {"127.0.0.1", session._hosts.listening.host}
+        assert all(40000 <= at.port <= 40100 for at in listening if at.ip != "127.0.0.1")
         pids.append(controller)
     assert not any(map(psutil.pid_exists, pids))
 
 
-def _listens_on(pid: int) -> set[str]:
-    """The addresses at which a process and those below it listen."""
+def _listens_on(pid: int) -> set[Any]:
+    """Where a process and those below it listen."""
     below = descendants(pid)
-    return {one.laddr.ip for process in below for one in net_connections(process) if one.status == psutil.CONN_LISTEN}
+    return {one.laddr for process in below for one in net_connections(process) if one.status == psutil.CONN_LISTEN}
 
 
 _OWNER = """

@@ -9,8 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.ways.base import LOOPBACK
 
+# Addresses that nobody has (RFC 5737, RFC 3849). What has both versions of IP is reached by the first.
+_BEYOND = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 OUTPOST = ("python", "-m", "ddp_notebook.launch.ways.outpost", "--file", "INVITATION")  # as a preview shows it
 
 
@@ -106,9 +109,10 @@ def address_towards(host: str) -> str:
         >>> address_towards("127.0.0.1")
         '127.0.0.1'
     """
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        asked.connect((host or "192.0.2.1", 9))  # sends nothing; RFC 5737: an address that nobody has
-        return str(asked.getsockname()[0])
+    for family, beyond in _BEYOND:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect((host or beyond, 9))  # sends nothing
+            return str(asked.getsockname()[0])
     return LOOPBACK
 
 
@@ -126,4 +130,4 @@ def address_for(hosts: Iterable[str]) -> str:
     if not others:
         return LOOPBACK
     routes = (address_towards(host) for host in others)
-    return next((route for route in routes if not route.startswith("127.")), address_towards(""))
+    return next((route for route in routes if not is_loopback(route)), address_towards(""))

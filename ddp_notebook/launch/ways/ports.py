@@ -31,7 +31,9 @@ class Listening:
         Raises:
             StartError: all ports are taken.
         """
-        first_free(lambda port: socket.bind(f"tcp://{self.host}:{port or '*'}"), self.host, self.ports)
+        socket.ipv6 = ":" in self.host
+        where = f"[{self.host}]" if socket.ipv6 else self.host
+        first_free(lambda port: socket.bind(f"tcp://{where}:{port or '*'}"), self.host, self.ports)
 
 
 LOOPBACK_ONLY = Listening()

@@ -1,0 +1,73 @@
+"""Where tasks and notebook have no IPv4 between them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+import ddp_notebook
+from ddp_notebook.errors import CellTimeoutError, ClientError
+from ddp_notebook.launch import hosts
+from ddp_notebook.launch.starters.base import Starter, address_for, address_towards
+from tests.ssh import namespaces
+from tests.starters.conftest import said, sum_of
+
+
+class _Commands(Starter):
+    """Starts a task behind each of some commands, and has them call an address."""
+
+    words, tasks, address = "commands", 2, ""
+
+    def __init__(self, address: str, before: list[list[str]]) -> None:
+        self.address, self._before = address, before
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command, env) -> None:
+        for words in self._before:
+            self._processes.append(subprocess.Popen([*words, *command], env={**os.environ, **env}))
+
+    def trouble(self, *, now: bool = False) -> str:
+        return ""
+
+    def end(self) -> None:
+        for one in self._processes:
+            one.wait(30)
+
+
+def _use(patch: pytest.MonkeyPatch, starter: Starter) -> dict[str, Any]:
+    """What `start` is to be told to have this starter, as no launcher has a way to be told an address."""
+    patch.setattr(hosts, "choose", lambda _: starter)
+    return {"mpi": "-np 2"}
+
+
+def test_all_of_a_session_but_its_client_works_by_ipv6(monkeypatch):
+    assert address_towards("::1") == "::1"
+    with ddp_notebook.start(2, **_use(monkeypatch, _Commands("::1", [[], []]))) as session:
+        assert said(session, "import os; print(os.environ['MASTER_ADDR'])") == ["::1", "::1"]
+        assert sum_of(session) == ["2", "2"]
+        with pytest.raises(CellTimeoutError):
+            session.run("dist.recv(torch.ones(1), 1 - rank)", timeout=0.3)
+        assert sum_of(session) == ["2", "2"], "formed anew"
+        session.push({"large": bytes(3_000_000)})
+        assert said(session, "print(len(large))") == ["3000000"] * 2
+        with pytest.raises(ClientError, match=r"by IPv6, at ::1, and ipyparallel's controller needs IPv4.*go on"):
+            _ = session.client
+        assert sum_of(session) == ["2", "2"]
+
+
+@pytest.mark.alone
+@pytest.mark.long
+def test_hosts_that_have_ipv6_alone(tmp_path, monkeypatch):
+    with namespaces.hosts(tmp_path, "a", "b") as made:
+        made.become_ipv6("fd79:0:0:7")
+        address = address_for(made.addresses.values())
+        assert address == made.address == "fd79:0:0:7::1"
+        before = [["ip", "netns", "exec", link] for link in made.links.values()]
+        with ddp_notebook.start(2, ports="40000-40100", **_use(monkeypatch, _Commands(address, before))) as session:
+            place = "import os; print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])"
+            [told] = set(said(session, place))
+            assert told in {f"{host} eth0" for host in made.addresses.values()}, "the first one's that called"
+            assert sum_of(session) == ["2", "2"]
