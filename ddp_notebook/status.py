@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddp_notebook.records.units import ms
 
 _MIB = 1 << 20
+_MOST_NAMED = 4  # hosts in a sentence, the worst ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +41,26 @@ class Status:
     epoch: int
     rows: tuple[RankStatus, ...]
     trouble: str = ""  # of the host server, in a sentence
+    clock_errors_ns: Mapping[str, int] = field(default_factory=dict)  # by host: how well its clock is known
     tasks: str = ""  # of what has started the ranks' hosts, in a sentence: a job, and the time that it has left
 
     def __repr__(self) -> str:
         table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
         widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
-        last = [f"backend {self.backend}, group {self.epoch}", *filter(None, [self.tasks, self.trouble])]
+        last = [
+            f"backend {self.backend}, group {self.epoch}",
+            *filter(None, [self._clocks(), self.tasks, self.trouble]),
+        ]
         return "\n".join([*(line.rstrip() for line in lines), *last])
+
+    def _clocks(self) -> str:
+        """Of hosts that have not the notebook's clock; "" if all have."""
+        known = sorted(
+            ((host, error) for host, error in self.clock_errors_ns.items() if error), key=lambda one: -one[1]
+        )
+        if not known:
+            return ""
+        words = [f"{host} to ±{ms(error)}" for host, error in known[:_MOST_NAMED]]
+        others = [f"{len(known) - _MOST_NAMED} others better"] if len(known) > _MOST_NAMED else []
+        return f"clocks are known: {', '.join([*words, *others])}"

@@ -158,6 +158,12 @@ def test_the_status_names_the_hosts(kernel):
     assert [re.split("  +", row)[i] for row in rows[1:3] for i in (0, 1, 5)] == ["0", "a", "idle", "1", "b", "idle"]
 
 
+def test_the_status_says_how_well_a_clock_is_known_that_is_not_the_notebooks(has_its_own_clock, kernel):
+    [line] = [row for row in kernel.run("%ddp_status").stdout.splitlines() if row.startswith("clocks")]
+    known = re.fullmatch(r"clocks are known: b to ±(\S+) ms", line)
+    assert known is not None and 0 < float(known[1]) < 20, line
+
+
 # ---- what was recorded, by clocks that differ
 
 CLOCKS = """

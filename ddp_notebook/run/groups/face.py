@@ -37,9 +37,11 @@ class GroupFace(Assembled):
         return self._parts.client.get()
 
     def status(self) -> Status:
-        """Every rank's host, process, device, memory and state; of a job the time that it has left."""
+        """Every rank's host, process, device, memory and state; how well hosts' clocks are known; the time left of a
+        job."""
         parts = self._parts
-        return states.status(parts.living.cluster, parts.questions, self.placement, parts.hosts.status())
+        clocks = parts.observer.recording.clock
+        return states.status(parts.living.cluster, parts.questions, self.placement, parts.hosts.status(), clocks)
 
     def reform(self, timeout_s: float = 60.0) -> None:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.placement import Placement
+from ddp_notebook.observe.clock import Clock
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.wire.endpoint import SILENT_S
@@ -12,11 +13,12 @@ from ddp_notebook.wire.events import Probe, Vitals
 _ANSWER_S = 1.0  # what ranks get to answer a question for the table
 
 
-def status(cluster: Cluster, questions: Questions, placement: Placement, tasks: str) -> Status:
+def status(cluster: Cluster, questions: Questions, placement: Placement, tasks: str, clocks: Clock) -> Status:
     """Ask every rank. Returns what those say that answer, and what is known of the others.
 
     Args:
         tasks: what is said of what has started the hosts.
+        clocks: as they were compared.
     """
     trouble = cluster.trouble()
     answers: dict[int, Vitals] = {}
@@ -37,7 +39,17 @@ def status(cluster: Cluster, questions: Questions, placement: Placement, tasks: 
                 device_bytes=vitals.device_bytes if vitals else None,
             )
         )
-    return Status(backend=placement.backend, epoch=cluster.epoch, rows=tuple(rows), trouble=trouble, tasks=tasks)
+    known: dict[str, int] = {}
+    for row in rows:
+        known[row.host] = max(known.get(row.host, 0), clocks.error_ns(row.rank) or 0)
+    return Status(
+        backend=placement.backend,
+        epoch=cluster.epoch,
+        rows=tuple(rows),
+        trouble=trouble,
+        clock_errors_ns=known,
+        tasks=tasks,
+    )
 
 
 def _state(cluster: Cluster, rank: int, vitals: Vitals | None) -> str:
