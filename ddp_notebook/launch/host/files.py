@@ -30,7 +30,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-MARK = ".ddp_notebook-"  # how the names of files begin that are there for a while only
+from ddp_notebook.records.marker import MARK
+
 NOTE = f"{MARK}synced"  # a file in a home directory's folder that says which folder of the notebook's it has
 READ_BYTES = 1 << 20
 _STEP_S = 0.05  # for how long the server does nothing else

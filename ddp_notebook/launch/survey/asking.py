@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
-import secrets
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.environment import working_directory
 from ddp_notebook.launch.host.host import Host
+from ddp_notebook.records.marker import marked
 
 _T = TypeVar("_T")
 _LOOK_S = 0.05
@@ -91,7 +89,7 @@ def ask_all(
         check: called often while it waits; what it raises ends the wait.
     """
     directory = working_directory()
-    with _marker(directory) as marker:
+    with marked(Path(directory)) as marker:
 
         def ask(host: Host) -> Answer:
             facts = host.facts(timeout_s)
@@ -121,20 +119,3 @@ def _clock(host: Host) -> tuple[int, int]:
     its_ns = int(host.request("site", timeout_s=_ANSWER_S, directory="", marker="")["time_ns"])
     error_ns = (time.perf_counter_ns() - sent) // 2
     return its_ns - sent_ns - error_ns, error_ns
-
-
-@contextlib.contextmanager
-def _marker(directory: str) -> Iterator[str]:
-    """The name of a file in the notebook's directory by which a host knows that it sees the same one; "": it cannot be
-    written there."""
-    try:
-        fd, path = tempfile.mkstemp(prefix=f".ddp_notebook-{secrets.token_hex(4)}-", dir=directory)
-    except OSError:
-        yield ""
-        return
-    try:
-        os.close(fd)
-        yield os.path.basename(path)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.host.files import MARK
 from ddp_notebook.launch.sync.listing import names
 from ddp_notebook.records import units
+from ddp_notebook.records.marker import MARK
 
 MOST_BYTES = 10**9
 MOST_FILES = 20_000

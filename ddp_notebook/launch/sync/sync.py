@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.host.files import MARK, NOTE
+from ddp_notebook.launch.host.files import NOTE
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.sync.choice import Choice, choose, resolved
 from ddp_notebook.launch.sync.crew import Crew
 from ddp_notebook.launch.sync.sending import Sending, fix_of
 from ddp_notebook.records import units
+from ddp_notebook.records.marker import a_name, marked
 
 _SHOWN = 5  # names
 
@@ -68,7 +67,7 @@ def sync(
     """
     whole = resolved(folder)
     crew = Crew(check)
-    with _marked(whole) as marker:
+    with marked(whole) as marker:
         settled = crew.work(hosts, lambda host: _settle(host, str(whole), marker, crew))
     folders = {name: str(reply["folder"]) for name, reply in settled.items()}
     apart = [host for host in hosts if not settled[host.name]["is_shared"]]
@@ -97,23 +96,6 @@ def sync(
 # ---- who shares a folder with whom
 
 
-@contextlib.contextmanager
-def _marked(folder: Path) -> Iterator[str]:
-    """A file in the folder whose name tells a host that it sees the same folder. Yields the name; "": none can be made,
-    then the host compares what it has."""
-    marker = folder / f"{MARK}{secrets.token_hex(8)}"
-    try:
-        marker.touch(mode=0o600)
-    except OSError:
-        yield ""
-        return
-    try:
-        yield marker.name
-    finally:
-        with contextlib.suppress(OSError):
-            marker.unlink()
-
-
 def _settle(host: Host, folder: str, marker: str, crew: Crew) -> dict[str, Any]:
     reply = host.request("files", check=crew.check, do="settle", path=folder, marker=marker)
     if "failed" in reply:
@@ -133,7 +115,7 @@ def _twins(hosts: Sequence[Host], folders: dict[str, str], crew: Crew) -> dict[s
     """Hosts that have the folder of another one, which shall get the files: a cluster's home folder, for example."""
     if len(hosts) < 2:
         return {}
-    markers = {host.name: f"{MARK}{secrets.token_hex(8)}" for host in hosts}
+    markers = {host.name: a_name() for host in hosts}
 
     def ask(host: Host, do: str, **arguments: Any) -> dict[str, Any]:
         return host.request("files", check=crew.check, do=do, folder=folders[host.name], **arguments)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.records.marker import a_name
 
-_MARK = ".ddp_notebook-"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # as exFAT, Google Drive and some of networks say
 
 
@@ -49,7 +48,7 @@ class Landing:
         try:
             if self._file is None:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._name = target.parent / f"{_MARK}{secrets.token_hex(8)}"
+                self._name = target.parent / a_name()
                 fd = os.open(self._name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)  # it may be nobody else's to read
                 self._file = open(fd, "wb", buffering=0)  # noqa: SIM115 - closed by `end`, or on leaving
             data = memoryview(data)
