@@ -10,13 +10,14 @@ import time
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.host.files import MARK, NOTE, Files, Found, Part, digest
+from ddp_notebook.launch.host.files import NOTE, Files, Found, Part, digest
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.sync import choice
 from ddp_notebook.launch.sync.choice import Entry, choose, may_hold_keys, resolved
 from ddp_notebook.launch.sync.listing import names
 from ddp_notebook.launch.sync.plan import Plan
+from ddp_notebook.records.marker import MARK
 
 
 def make(folder, *paths, **texts):

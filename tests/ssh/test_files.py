@@ -11,9 +11,10 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import DDPNotebookError, HostError, RankDiedError, StartError, UsageError
-from ddp_notebook.launch.host.files import MARK, NOTE
+from ddp_notebook.launch.host.files import NOTE
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.records.marker import MARK
 from tests import rights
 from tests.conftest import wait_until
 from tests.ssh import sshd
