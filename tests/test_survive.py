@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import RankDiedError, RankError, UsageError
+from ddp_notebook.errors import JobCancelledError, RankDiedError, RankError, UsageError
 from tests.conftest import wait_until
 
 SETUP = """
@@ -140,8 +140,8 @@ def test_the_stop_button(session):
     session.run(SETUP, quiet=True)
     running = session.run(LOOP.format(steps=2000, first="time.sleep(0.005)", last="pass"), wait=False, quiet=True)
     wait_until(lambda: len(session._cells.survival._loops) == 2)
-    assert session.interrupt()[0] == "the cell was ended on ranks 0,1; all variables are kept"
-    with pytest.raises(KeyboardInterrupt):
+    assert session.interrupt()[0] == f"job {running.number} was ended on ranks 0,1; all variables are kept"
+    with pytest.raises(JobCancelledError):
         running.result(20)
     assert int(session.run("len(losses)")[0].result) < 2000
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"

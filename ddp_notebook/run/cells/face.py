@@ -116,7 +116,7 @@ class CellFace(Assembled):
             SessionBrokenError: a rank is gone, or still busy with an earlier cell.
 
         Example:
-            >>> session.run("x = torch.ones(1) * rank; dist.all_reduce(x); x")[0].result
+            >>> session.run("total = torch.ones(1) * rank; dist.all_reduce(total); total")[0].result
             [0-1] tensor([1.])
             'tensor([1.])'
         """

@@ -33,7 +33,7 @@ class Jobs:
 
     Example:
         >>> job = session.run("1", wait=False, quiet=True)
-        >>> session.jobs.wait() == [job], session.jobs[job.number] is job
+        >>> session.jobs.wait(job.number) == [job], session.jobs[job.number] is job
         (True, True)
     """
 
