@@ -102,13 +102,18 @@ def test_a_job_that_is_cancelled_while_it_waits(slurm):
 
 
 @pytest.mark.long
-def test_a_job_that_is_cancelled_while_its_tasks_begin(slurm):
+def test_a_job_that_is_cancelled_while_its_tasks_begin(slurm, tmp_path):
+    """They take long to begin, since what the queue says is asked seldom."""
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+
     def report(line: str) -> None:
         if "runs on" in line:
             slurm.ask("scancel", *slurm.jobs())
 
     with pytest.raises(StartError, match=r"Slurm job \d+ was cancelled, by scancel or by an administrator"):
-        ddp_notebook.start(slurm="-N2", report=report)
+        ddp_notebook.start(slurm="-N2", python=str(slow), report=report)
 
 
 @pytest.mark.long
