@@ -159,7 +159,7 @@ def share_of_a_core(seconds: float) -> float:
 def card_ms(notebook: Notebook, answers: dict[int, Vitals]) -> float:
     """Until the answers of ranks, of which all but rank 0 wait in an all_reduce, are a display."""
     everybody = range(notebook.world_size)
-    process = SimpleNamespace(is_alive=True)
+    process = SimpleNamespace(is_alive=True, host=SimpleNamespace(label=""))
     cluster: Any = SimpleNamespace(ranks=list(everybody), process=lambda _: process)
     run: Any = SimpleNamespace(number=CELL, result=SimpleNamespace(by_rank=set(everybody)), pending=set(everybody))
     shown: list[dict[str, str]] = []
