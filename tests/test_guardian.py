@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -44,12 +45,22 @@ def test_what_is_guarded_goes_with_its_process(tmp_path, end):
     wait_until(lambda: not list(tmp_path.iterdir()) and not shell.is_running())
 
 
-def test_with_the_last_folder_the_guard_ends():
+def test_with_the_last_folder_the_guard_ends(monkeypatch):
+    monkeypatch.setattr(guardian, "_guarded", set())  # of earlier tests
+    monkeypatch.setattr(guardian, "_shell", None)
     folder, other = folders.make("ddp_notebook-"), folders.make("ddp_notebook-")
     shell = guardian._shell
     assert shell is not None and shell.poll() is None
     folders.remove(folder)
     folders.remove(folder)
     assert shell.poll() is None
-    folders.remove(other)
-    assert shell.poll() == 0 and guardian._shell is None
+    child = os.fork()
+    if child == 0:  # it has the pipe too
+        time.sleep(60)
+        os._exit(0)
+    try:
+        folders.remove(other)
+        assert shell.poll() is not None and guardian._shell is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

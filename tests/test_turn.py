@@ -28,6 +28,21 @@ def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
         assert is_free
 
 
+def test_a_turn_that_comes_while_one_asks_whether_it_is_free_is_left_again(monkeypatch):
+    turn = Turn()
+    owner, give_up = Place(turn), turn.give_up
+
+    def give_up_late(place: Place) -> bool:
+        turn.leave(owner)
+        return give_up(place)
+
+    monkeypatch.setattr(turn, "give_up", give_up_late)
+    with turn.if_free() as is_free:
+        assert is_free
+    with turn.if_free() as is_free:
+        assert is_free
+
+
 def test_one_that_is_given_up_lets_the_next_one_through():
     turn = Turn()
     first, second, third = (Place(turn, job=number) for number in (1, 2, 3))

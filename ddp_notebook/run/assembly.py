@@ -101,7 +101,7 @@ class Parts:
     def attach(self, remote: Remote) -> None:
         """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
         told = remote.welcome
-        self._attached = True
+        self._attached = self.jobs.ranks_live_on = True
         self.questions.begin_at(told.number << 32)
         if told.drives:
             self.cells.adopt([(cell, ranks) for cell, ranks, _ in told.cells], told.last_cell)

@@ -52,6 +52,17 @@ def test_a_mark_that_came_in_two_pieces_is_whole_for_who_attaches_in_between():
     assert journal.running == []
 
 
+def test_a_cell_that_is_sent_again_to_a_new_rank_is_still_that_of_all():
+    journal = Journal(TOKEN, 1000)
+    told(journal, 1, [0, 1])
+    told(journal, 1, [1])
+    for rank in (1, 0):
+        assert [cell.ranks for cell in journal.running] == [[0, 1]]
+        journal.on_message(rank, CellDone(cell=1, status="ok", duration_s=1.0))
+        journal.on_text(rank, f"p{rank}", 1, CellEnd(1, 1.0).encode(TOKEN))
+    assert journal.running == []
+
+
 def test_of_a_flood_the_end_is_kept_and_the_rest_counted():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0])

@@ -167,7 +167,7 @@ def test_the_end_of_the_keeper_is_that_of_all_and_is_told(notebook):
 def test_a_kernel_that_restarts_and_one_that_forks_leave_it_alone(notebook):
     kernel = notebook("%ddp_start 2 --keep 1")
     kernel.run("%%on_all_ranks\nx = rank")
-    forks = "import os, time\nchild = os.fork()\nif child == 0:\n    time.sleep(60); os._exit(0)\nchild"
+    forks = "import os, time\nchild = os.fork()\nif child == 0:\n    os.setsid(); time.sleep(60); os._exit(0)\nchild"
     forked = kernel.run(forks).displays
     try:
         kernel.manager.restart_kernel(now=False)

@@ -74,8 +74,8 @@ WAITS = {
 
 
 def test_how_long_a_caller_was_blocked(session):
-    """Rank 1 comes 60 ms late to each."""
-    lines = [f"dist.barrier(pair); time.sleep(0.06 * rank)\n{line}" for line in WAITS]
+    """Rank 1 comes 100 ms late to each."""
+    lines = [f"dist.barrier(pair); time.sleep(0.1 * rank)\n{line}" for line in WAITS]
     session.run("import time\nx = torch.ones(4)\n" + "\n".join(lines), quiet=True)
     recording, cell = session.recording, cell_of_last(session)
     for at, (line, op) in enumerate(WAITS.items()):

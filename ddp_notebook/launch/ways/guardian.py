@@ -47,9 +47,8 @@ def release(path: str) -> None:
             return
         _guarded.discard(path)
         if not _guarded and _shell is not None:
-            assert _shell.stdin is not None
-            _shell.stdin.close()
-            _shell.wait()
+            _shell.kill()  # it would not see the pipe's end as long as a child that the user has forked has it too
+            _shell.communicate()
             _shell = None
 
 

@@ -106,11 +106,10 @@ class Turn:
     def if_free(self) -> Iterator[bool]:
         """Take it without a wait. Yields whether that was possible."""
         place = Place(self)
-        if place.wait_is_over.is_set():
+        if place.wait_is_over.is_set() or not place.give_up():  # its turn may come between the two
             with place:
                 yield True
         else:
-            place.give_up()
             yield False
 
     def join(self, place: Place, *, is_next: bool) -> None:

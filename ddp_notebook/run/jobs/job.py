@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -76,6 +77,7 @@ class Job(Future[CellResult]):
         self._error: BaseException | None = None
         self._interrupts: Interrupts | None = None
         self._is_pressed = False
+        self._pressing = threading.Lock()
         self._cancel = cancel
         self._began_s = self._ended_s = 0.0
 
@@ -121,18 +123,21 @@ class Job(Future[CellResult]):
     def on_begin(self, run: CellRun, interrupts: Interrupts) -> None:
         """Its turn has come."""
         self._began_s = time.monotonic()
-        self.run, self._interrupts = run, interrupts
+        self.run = run
         self.ranks = run.result.ranks
         self.state = "running"
-        if self._is_pressed:
-            interrupts.press()
+        with self._pressing:
+            self._interrupts = interrupts
+            if self._is_pressed:
+                interrupts.press()
         self.tell()
 
     def press(self) -> None:
         """End it as the stop button ends a cell. Once only: a second press would replace ranks."""
-        self._is_pressed, was_pressed = True, self._is_pressed
-        if self._interrupts is not None and not was_pressed:
-            self._interrupts.press()
+        with self._pressing:
+            self._is_pressed, was_pressed = True, self._is_pressed
+            if self._interrupts is not None and not was_pressed:
+                self._interrupts.press()
 
     def tell(self) -> None:
         """Say above its output how it is."""

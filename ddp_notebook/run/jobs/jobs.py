@@ -41,6 +41,7 @@ class Jobs:
         self._cells = cells
         self._unended = unended
         self._jobs: dict[int, Job] = {}
+        self.ranks_live_on = False  # when this process ends
         self._last = 0
         self._waited_for: set[int] = set()
 
@@ -63,9 +64,15 @@ class Jobs:
         self._jobs[number] = job
         for old in [one for one in self if one.done()][:-_KEPT]:
             del self._jobs[old.number]
-        if job.place.ahead:
-            job.tell()
-        thread_of_this_cell(functools.partial(job.work, functools.partial(run, job)), f"ddp-job-{number}").start()
+        try:
+            if job.place.ahead:
+                job.tell()
+            thread_of_this_cell(functools.partial(job.work, functools.partial(run, job)), f"ddp-job-{number}").start()
+        except BaseException:  # nobody would leave its place
+            del self._jobs[number]
+            if not job.place.give_up():
+                self._cells.turn.leave(job.place)
+            raise
         return job
 
     def __iter__(self) -> Iterator[Job]:
@@ -159,7 +166,12 @@ class Jobs:
         futures.wait(left, _END_S)
 
     def _at_exit(self) -> None:
-        """The ranks end with this process: say so of those that do not end before."""
+        """The ranks end with this process: say so of those that do not end before. Ranks that a keeper has live on, in
+        the cell that they run."""
+        if self.ranks_live_on:
+            for job in reversed(self.unended):
+                job.place.give_up()
+            return
         self.close("the program has ended")
         self._cells.close()
         self.join()

@@ -127,8 +127,11 @@ class Journal:
     # ---- what happens
 
     def on_told(self, cell: RunCell, ranks: list[int]) -> None:
-        """A cell is sent to ranks."""
+        """A cell is sent to ranks; once more to the new ones of a cell whose training survives."""
         self.last_cell = max(self.last_cell, cell.cell)
+        if (known := self.cells.get(cell.cell)) is not None:
+            known.open.update({rank: {"text", "done"} for rank in ranks})
+            return
         self.cells[cell.cell] = Cell(cell, ranks, open={rank: {"text", "done"} for rank in ranks})
         for of_rank in self._ranks.values():
             of_rank.entries.append(_Entry(None, begins=cell.cell))
