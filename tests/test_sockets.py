@@ -14,6 +14,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from ddp_notebook.rank.group.connections import sockets
@@ -124,7 +125,7 @@ def test_a_store_is_cut_by_its_address_and_port():
             waits = pool.submit(client.wait, ["never"], timedelta(seconds=60))
             assert sockets.cut_stores({("10.0.0.1", port)}) == 0
             assert sockets.cut_stores(sockets.addresses("localhost", port)) >= 2  # two clients, or their other ends
-            assert "recv" in str(waits.exception(10))
+            assert isinstance(waits.exception(10), DistNetworkError)  # wherever in its question it was
             assert lives((ours, far))
     del store, client
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -61,7 +62,8 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook):
     first.run("import ddp_notebook; ddp_notebook.session.current()")
     kill(first)
     rest = second.run("%ddp_attach --wait")
-    assert rest.status == "ok" and "[0-1] step 399\n" in rest.stdout
+    last = re.findall(r"^\[(0-1|0|1)\] step 399$", rest.stdout, re.M)  # together where they came together
+    assert rest.status == "ok" and last in (["0-1"], ["0", "1"], ["1", "0"])
     assert second.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
