@@ -39,6 +39,7 @@ from ddp_notebook.rank.cell import kernel_api
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.calls import timeout_setter
+from ddp_notebook.run.output import sink
 from ddp_notebook.run.output.comms import _comm_maker
 
 # Before 6.18 ipykernel's comms stood on no class that other kernels share.
@@ -351,6 +352,13 @@ def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys)
     for _ in range(2):  # nothing is known of what is sent, so nobody is said to train apart
         optimizer.step()
     assert made.end_cell(None) == {}
+
+
+def test_a_kernel_sends_for_a_cell_that_has_ended(monkeypatch):
+    assert {"get_parent", "iopub_socket", "session"} <= {*dir(IPythonKernel)}
+    assert {"stream", "msg_or_type", "content", "parent", "ident"} <= {*inspect.signature(Session.send).parameters}
+    monkeypatch.setattr(sink, "kernel", object)
+    assert type(sink.of_this_cell()) is sink.Here, "without these it shows where the thread's output goes"
 
 
 def test_a_comm_says_where_what_the_browser_says_goes():

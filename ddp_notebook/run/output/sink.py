@@ -118,7 +118,8 @@ class Handle:
 
 def of_this_cell() -> Sink:
     """Where output goes that comes later, from another thread."""
-    if (running := kernel()) is not None:
+    running = kernel()
+    if running is not None and all(hasattr(running, name) for name in ("get_parent", "iopub_socket", "session")):
         return OfCell(running)
     return OfMarimo() if is_marimo() else Here()
 
