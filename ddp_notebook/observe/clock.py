@@ -72,10 +72,13 @@ class Clock:
         with self._lock:
             self._ranks.setdefault(rank, _Rank()).add(sample, same_clock)
 
-    def forget(self, rank: int) -> None:
-        """The rank's process was replaced by one on another host: its clock is another."""
+    def part(self, rank: int) -> Clock:
+        """The rank's process was replaced by one on another host: its clock is another. What was known of it."""
+        former = Clock()
         with self._lock:
-            self._ranks.pop(rank, None)
+            if (known := self._ranks.pop(rank, None)) is not None:
+                former._ranks[rank] = known
+        return former
 
     def offset_ns(self, rank: int) -> int:
         """The rank's clock minus the notebook's, now; 0 where nothing is known."""

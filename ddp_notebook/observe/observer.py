@@ -101,7 +101,8 @@ class Observer:
     def on_moved(self, rank: int) -> None:
         """A rank's process is on another host now, which has a clock of its own."""
         self.recording.hosts = self._hosts()
-        self.recording.clock.forget(rank)
+        self.flush()
+        self.recording.part_from_clock(rank)
         self._ask(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
 
     def on_renumbered(self, stayed: Mapping[int, int], world_size: int) -> None:
@@ -119,7 +120,7 @@ class Observer:
         )  # rows of all that there have been can be asked for
         recording.hosts = self._hosts()
         for rank in [rank for rank in recording.clock.shifted() if stayed.get(rank) != rank]:
-            recording.clock.forget(rank)
+            recording.part_from_clock(rank)
 
     def flush(self) -> None:
         """Wait until all that has arrived is in the recording."""

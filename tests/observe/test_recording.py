@@ -137,6 +137,30 @@ def test_times_are_corrected_when_they_are_asked_for():
     assert [recording.clock_error_ns(rank) for rank in (0, 1)] == [0, 100]
 
 
+def test_rows_keep_the_clock_that_their_rank_had(tmp_path):
+    recording = Recording(2, capacity={"call": 6})
+    ranks = [Rank(0), Rank(1)]
+
+    def feed(*issued_ns: int) -> None:
+        for rank, issue_ns in zip(ranks, issued_ns, strict=True):
+            recording.feed(rank.batch(rank.call(issue_ns=issue_ns)))
+
+    for second in (1, 2):  # the older ones go when others come
+        feed(second * S, (second + 100) * S)
+    recording.clock.add(1, sent_ns=2 * S, rank_ns=102 * S, received_ns=2 * S)
+    recording.part_from_clock(1)
+    feed(3 * S, 1003 * S)
+    recording.clock.add(1, sent_ns=3 * S, rank_ns=1003 * S, received_ns=3 * S)
+    recording.part_from_clock(1)
+    feed(4 * S, 54 * S)
+    recording.clock.add(1, sent_ns=4 * S, rank_ns=54 * S, received_ns=4 * S)
+
+    again = load(recording.save(tmp_path / "run.npz"))
+    for one in (recording, again, load(again.save(tmp_path / "again.npz"))):
+        assert one.rows("call")["issue_ns"].tolist() == [2 * S, 2 * S, 3 * S, 3 * S, 4 * S, 4 * S]
+    assert recording.follow("call", 5)[0]["issue_ns"].tolist() == [3 * S, 4 * S, 4 * S]
+
+
 def test_readers_follow_at_their_own_pace():
     recording, rank = Recording(1, capacity={"call": 4}), Rank(0)
     place, seen, missed = 0, [], 0

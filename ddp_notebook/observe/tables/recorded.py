@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,15 @@ from ddp_notebook.observe.tables.store import Store
 from ddp_notebook.observe.views import Metric, Preview
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import TABLES, TIMES, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormerClock:
+    """The clock that a rank had until its process was replaced by one on another host."""
+
+    rank: int
+    ends: Mapping[str, int]  # by table: the index of the first row of its next clock
+    clock: Clock
 
 
 class RecordedTables:
@@ -34,6 +44,7 @@ class RecordedTables:
         self.world_size = world_size
         self.hosts: tuple[str, ...] = ()  # by rank: where each is, or was last; (): all on one machine, or not known
         self.clock = clock or Clock()
+        self.former: list[FormerClock] = []  # of ranks that went to other hosts, in the order in which they did
         self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
         self.aside: set[int] = set()  # cells whose rows are not shown any more
         self.listeners: list[Callable[[Batch], None]] = []  # called with each batch that came in, in the feeding thread
@@ -60,6 +71,11 @@ class RecordedTables:
     def feed_dropped(self, batch: Batch) -> None:
         """Take in what is left of a batch whose rows had to be dropped: its texts, and how many rows those were."""
         self.store.learn(batch)
+
+    def part_from_clock(self, rank: int) -> None:
+        """The rank has another clock from now on. The rows that are there keep the one that they have."""
+        ends = {table: ring.end for table, ring in self.store.rings.items()}
+        self.former.append(FormerClock(rank=rank, ends=ends, clock=self.clock.part(rank)))
 
     def set_aside(self, cell: int) -> None:
         """Show no rows of a cell any more: it ran for a comparison only."""
@@ -95,13 +111,27 @@ class RecordedTables:
         if table not in TABLES:
             raise UsageError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
         rows, end, lost = self.store.rings[table].since(index, most)
+        if TIMES[table]:
+            self._correct(table, rows, end - len(rows))
         if self.aside and "cell" in (TABLES[table].names or ()):
             rows = rows[~np.isin(rows["cell"], list(self.aside))]
-        for rank in self.clock.shifted() if TIMES[table] else ():
-            mine = np.flatnonzero(rows["rank"] == rank)
-            for column in TIMES[table] if len(mine) else ():
-                rows[column][mine] = self.clock.to_notebook(rank, rows[column][mine])
         return rows, end, lost
+
+    def _correct(self, table: str, rows: Rows, first: int) -> None:
+        """Put times onto the notebook's clock, in place. The first row has this index."""
+        begins: dict[int, int] = {}  # by rank: where the rows of its next clock begin
+        for former in self.former:
+            until = max(0, former.ends[table] - first)
+            self._shift(table, rows, former.rank, former.clock, slice(begins.get(former.rank, 0), until))
+            begins[former.rank] = until
+        for rank in self.clock.shifted():
+            self._shift(table, rows, rank, self.clock, slice(begins.get(rank, 0), None))
+
+    def _shift(self, table: str, rows: Rows, rank: int, clock: Clock, part: slice) -> None:
+        rows = rows[part]
+        mine = np.flatnonzero(rows["rank"] == rank)
+        for column in TIMES[table] if len(mine) else ():
+            rows[column][mine] = clock.to_notebook(rank, rows[column][mine])
 
     @property
     def metrics(self) -> dict[str, Metric]:

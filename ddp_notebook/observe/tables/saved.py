@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.tables import store
-from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.observe.tables.recorded import FormerClock, RecordedTables
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.codec import Tensor
 from ddp_notebook.records.schema import TABLES, upgraded
@@ -37,9 +37,9 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
         UsageError: the folder is not there.
     """
     path = in_a_folder(path)
-    rows: dict[str, Any] = {
-        name: ring.all() for name, ring in recorded.store.rings.items()
-    }  # first: the texts of all of them are known then
+    kept = {name: ring.since(0) for name, ring in recorded.store.rings.items()}  # first: all of their texts are known
+    rows: dict[str, Any] = {name: part for name, (part, _, _) in kept.items()}
+    first = {name: end - len(part) for name, (part, end, _) in kept.items()}
     tensors = recorded.store.kept_tensors()
     head = {
         "format": FORMAT,
@@ -50,6 +50,7 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
         "aside": sorted(recorded.aside),
         "dropped": sorted(recorded.store.dropped.items()),
         "clock": recorded.clock.to_json(),
+        "former": [[one.rank, one.clock.to_json(), _in_file(one.ends, first)] for one in recorded.former],
         "texts": recorded.store.texts.all(),
         "tensors": [[*key, one.call, one.dtype, list(one.shape), len(one.data)] for key, one in tensors],
     }
@@ -88,6 +89,9 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         capacity={name: max(store.CAPACITY[name], len(rows)) for name, rows in tables.items()},
         clock=Clock.from_json(head["clock"]),
     )
+    recorded.former = [
+        FormerClock(rank=rank, clock=Clock.from_json(clock), ends=ends) for rank, clock, ends in head.get("former", ())
+    ]
     recorded.hosts = tuple(head.get("hosts", ()))
     recorded.baseline = head["baseline"]
     recorded.aside.update(head.get("aside", ()))
@@ -99,3 +103,8 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         at += nbytes
     recorded.store.restore(head["texts"], tables, dict(head["dropped"]), tensors)
     return recorded
+
+
+def _in_file(indexes: Mapping[str, int], first: Mapping[str, int]) -> dict[str, int]:
+    """Indexes of rows by table, as a file counts them: from 0 at the first that it has."""
+    return {table: max(0, index - first[table]) for table, index in indexes.items()}
