@@ -128,6 +128,21 @@ def test_times_say_when_the_peer_was_heard_and_when_it_made_progress():
     assert (ours.last_progress_s, ours.last_sent_s) == (5.0, 5.0)
 
 
+def test_a_peer_that_is_back_after_a_cut_gets_at_once_what_it_lacks():
+    slow, cut = Link(), Link()
+    for link in (slow, cut):
+        send(link, "a", now=0.0)
+        for second in range(1, 12):
+            if link is slow:
+                link.heard(Header(BEAT, 0, 0, 0), float(second))
+            if second in (2, 5, 10):  # each time after twice as long
+                assert link.is_overdue(second)
+                link.again(second)
+    slow.heard(Header(BEAT, 0, 0, 0), now=12.0)
+    cut.heard(Header(BEAT, 0, 0, 0), now=12.0)
+    assert cut.is_overdue(12.0) and not slow.is_overdue(12.0)
+
+
 @pytest.mark.parametrize(
     ("frame", "theirs"),
     [

@@ -24,6 +24,7 @@ from ddp_notebook.wire.events import VERSION
 DATA, BEAT, RESEND = 1, 2, 3
 RESEND_S = 1.0  # then an unacknowledged message is sent again, next after twice as long, and so on
 _LONGEST_RESEND_S = 30.0
+_CUT_S = 2.5  # both sides say something each second: after a longer silence the connection was cut
 _HEADER = struct.Struct("!BBQQI")
 HEADER_BYTES = _HEADER.size
 
@@ -102,6 +103,8 @@ class Link:
 
     def heard(self, header: Header, now: float) -> bool:
         """Note a header. Returns whether its message is the next in order, to be delivered."""
+        if now - self.last_heard_s > _CUT_S:
+            self.patience_s = RESEND_S  # what was sent into the cut is not waited for any longer
         self.last_heard_s = now
         while self.unacknowledged and self.unacknowledged[0][0] <= header.ack:
             self.unacknowledged.popleft()
