@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from datetime import timedelta
@@ -33,12 +34,14 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
+from torch.distributed.rpc import api
 from traitlets.config import Config
 
 from ddp_notebook.rank.cell import kernel_api
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.calls import timeout_setter
+from ddp_notebook.rank.rpc.face import _INVOKES
 from ddp_notebook.run.output import sink
 from ddp_notebook.run.output.comms import _comm_maker
 
@@ -224,6 +227,42 @@ def test_gloo_has_an_event_loop_that_holds_its_listener_and_its_connections(monk
     assert {listener} in sockets._loops()
     assert sockets.gloo_listeners(before).keys() == {listener}
     del group
+
+
+def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
+    """In a process of its own: an agent stays until its process ends."""
+    code = """if True:
+        import sys
+        from ddp_notebook.rank.rpc.agent import Agent, Worker
+        from torch.distributed import rpc
+        from torch.distributed.rpc import api
+        made = [Worker(name=name, rank=i, agent=name + name, number=i, device_count=0, device_maps={}, devices=[])
+                for i, name in enumerate("ab")]
+        agent = Agent(made[0], made, rpc.TensorPipeRpcBackendOptions())
+        agent.learn(made[0], made, [agent.address, "uv://127.0.0.1:1"])
+        assert {info.name for info in api._get_current_rpc_agent().get_worker_infos()} == {"aa", "bb"}
+        assert agent.calls_under_way == 0 and agent.address.startswith("uv://")
+        kind = rpc.RRef(1)._get_type(blocking=False)
+        print("alive")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "alive" in done.stdout, done.stderr
+    for name in ("_init_rpc_states", "_to_worker_info", "_is_current_rpc_agent_set", "_ALL_WORKER_NAMES", *_INVOKES):
+        assert hasattr(api, name)
+
+
+def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
+    from ddp_notebook.rank import rpc as ours
+
+    def init_rpc() -> None: ...
+
+    replaced = []
+    monkeypatch.setitem(sys.modules, "ddp_notebook.rank.rpc.face", None)
+    monkeypatch.setattr("torch.distributed.rpc.init_rpc", init_rpc)
+    ours.install(lambda *both: replaced.append(both), lambda: None, lambda: None)
+    ((original, instead),) = replaced
+    instead()
+    assert original is init_rpc and "does not know this torch" in capsys.readouterr().out
 
 
 def test_torch_lets_its_waits_be_replaced():

@@ -1,6 +1,37 @@
-"""`torch.distributed.rpc` on ranks."""
+"""`torch.distributed.rpc` on ranks, in cells that are run again."""
 
 from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
+
+DEFINITIONS = """
+import os, time
+import torch.distributed.autograd as dist_autograd
+from torch.distributed import rpc
+def add(a, b): return a + b
+def sleep(s): time.sleep(s)
+def die(): os._exit(3)
+class Counter:
+    def __init__(self): self.count = 0
+    def more(self): self.count += 1; return self.count
+"""
+INIT = "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\nother = f'worker{1 - rank}'\n"
+CALL = "rpc.rpc_sync(other, add, args=(rank, 1))"
+
+
+@pytest.fixture
+def session(make_session):
+    session = make_session(2)
+    session.run(DEFINITIONS)
+    return session
+
+
+def said(session, code: str, **options: object) -> list[str]:
+    """What each rank prints, and its result."""
+    result = session.run(code, **options)
+    return [(result[rank].stdout + (result[rank].result or "")).strip() for rank in result.ranks]
 
 
 def test_rpc_calls_functions_of_a_cell_on_another_rank(make_session):
@@ -24,8 +55,90 @@ def test_rpc_calls_functions_of_a_cell_on_another_rank(make_session):
     session.run("from torch.distributed import rpc; options = None")
     for before in ("", "", own + options, own + environment + "options = None\n"):
         result = session.run(before + code)
-        found = [result[rank].result for rank in range(2)]
-        if before:
-            assert [one.partition(",")[0] for one in found] == ["(2", "(4"]
-        else:
-            assert found == ["(2, set())", "(4, set())"]
+        assert [result[rank].result for rank in range(2)] == ["(2, set())", "(4, set())"]
+
+
+def test_references_gradients_and_names_last_from_cell_to_cell(session):
+    """Plain torch cannot: what it knows of references is bound to the first agent of a process."""
+    code = INIT + (
+        "reference = rpc.remote(other, Counter)\n"
+        "with dist_autograd.context() as context:\n"
+        "    x = torch.ones(2, requires_grad=True)\n"
+        "    dist_autograd.backward(context, [rpc.rpc_sync(other, torch.mul, args=(x, 3)).sum()])\n"
+        "    gradient = dist_autograd.get_gradients(context)[x].tolist()\n"
+        "print(reference.rpc_sync().more(), reference.to_here().count, gradient, reference.owner_name())\n"
+        "its = rpc.get_worker_info(other)\nprint(rpc.get_worker_info().name, its.id, reference.owner() == its)"
+    )
+    line = "init_rpc: 2 workers (worker0, worker1)\n"
+    for before in (line, line):
+        assert said(session, code + "\nrpc.shutdown()") == [
+            f"{before}1 1 [3.0, 3.0] worker{1 - rank}\nworker{rank} {1 - rank} True" for rank in range(2)
+        ]
+    assert (
+        said(session, "rpc.init_rpc('ab'[rank], rank=1 - rank, world_size=2)\nrpc.get_worker_info('a')")
+        == ["init_rpc: 2 workers (b, a)\nWorkerInfo(id=1, name=a)"] * 2
+    )
+    assert (
+        said(session, "rpc.rpc_sync(rank, add, args=(1, 2)), rpc.rpc_sync('ab'[1 - rank], add, args=(1, 2))")
+        == ["(3, 3)"] * 2
+    )
+    again = said(session, INIT + CALL)[1]
+    over = "; what an earlier cell has not shut down is over\n2"
+    assert again == line.strip() + over, "a cell that failed is run again"
+
+
+def test_some_ranks_may_be_all_workers(make_session):
+    session = make_session(3)
+    session.run(DEFINITIONS)
+    code = "rpc.init_rpc(f'w{{rank}}', rank=rank{0}, world_size=2)\nrpc.rpc_sync({1}, add, args=(rank, 5))"
+    for ranks, minus in ([0, 1], ""), ([1, 2], " - 1"), ([0, 1], ""):
+        result = session.run(code.format(minus, f"1 - (rank{minus})") + "\n", ranks=ranks)
+        assert [result[rank].result for rank in ranks] == [str(rank + 5) for rank in ranks]
+        session.run("rpc.shutdown()", ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "wait", ["rpc.rpc_sync(other, sleep, args=(3,))", "rpc.remote(other, sleep, args=(3,)).to_here()"]
+)
+def test_a_stop_ends_a_wait_and_calls_work_at_once(session, wait):
+    session.run(INIT)
+    with pytest.raises(CellTimeoutError):
+        session.run(f"if rank == 0: {wait}", timeout=0.3)
+    assert said(session, CALL) == ["1", "2"]
+
+
+def test_what_not_all_do_ends_and_says_who_is_missing(session):
+    with pytest.raises(CellTimeoutError):
+        session.run("if rank: " + INIT, timeout=0.5)
+    options = "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=0.5)"
+    with pytest.raises(RankError, match=r"of the 2 workers, rank 0 did not come within 0.5 s"):
+        session.run(f"if rank: rpc.init_rpc('a', rank=rank, world_size=2, {options})")
+    assert said(session, INIT + CALL)[1].endswith("\n2")
+    with pytest.raises(CellTimeoutError):
+        session.run("if rank: rpc.shutdown()", timeout=0.5)
+
+
+def test_a_worker_that_dies_and_its_successor(session):
+    session.run(INIT)
+    with pytest.raises((RankError, RankDiedError)):
+        session.run("if rank == 0: rpc.rpc_sync(other, die)")
+    session.heal()
+    session.run(DEFINITIONS, ranks=[1])
+    for _ in range(2):
+        assert [one.splitlines()[-1] for one in said(session, INIT + CALL + "\n")] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("rpc.rpc_sync('worker0', add, args=(1, 2))", "RPC has not been initialized"),
+        (INIT + "rpc.rpc_sync('nobody', add, args=(1, 2))", "no worker is called 'nobody': they are worker0, worker1"),
+        (INIT + INIT, "RPC is initialized already, as 'worker0': call rpc.shutdown"),
+        ("rpc.init_rpc('w', rank=rank, world_size=2)", "rank 0 and rank 1 are both named 'w'"),
+        ("rpc.init_rpc('w', rank=2, world_size=2)", "rank=2, but of 2 workers the ranks are 0 to 1"),
+        ("rpc.init_rpc(rank, rank=rank, world_size=2)", "a worker's name is text, not 0"),
+    ],
+)
+def test_what_is_wrong_is_named(session, code, words):
+    with pytest.raises(RankError, match=words.replace("(", r"\(")):
+        session.run(code)

@@ -4,7 +4,7 @@
 |---|---|
 | `dist.init_process_group` | says that the group exists; after `destroy_process_group` it forms the next one |
 | `dist.destroy_process_group` | destroys the group, which is freed later, see `keeping` |
-| `rpc.init_rpc` | ranks meet at the session's store, unless the cell has set an address of its own |
+| `rpc.init_rpc`, `rpc.shutdown` | may be called again, see `rank/rpc` |
 | `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
 | `mp.set_start_method` | may be called again, so that a cell can be run again |
 | `sys.ps1` | is gone: where IPython has set it, Lightning takes the process for one that cannot be a rank |
@@ -27,15 +27,12 @@ from types import FunctionType
 from typing import IO, Any
 
 import torch.distributed as dist
-from torch.distributed import rpc
 
+from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
 from ddp_notebook.wire.events import Form
 
-_STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"
-_BY_ENVIRONMENT = "env://"
 _init_process_group = dist.init_process_group
-_init_rpc = rpc.init_rpc
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
 
@@ -49,7 +46,7 @@ def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, f
     """
     _replace(_init_process_group, _around_init(place, running))
     keeping.install()
-    _replace(_init_rpc, _around_init_rpc(place))
+    rpc.install(_replace, place, running)
     _replace(_dump, _dump_for_new_process)
     _replace(_set_start_method, _set_start_method_again)
     vars(sys).pop("ps1", None)
@@ -65,26 +62,6 @@ def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
 
 
 # ---- groups
-
-
-def _around_init_rpc(place: Callable[[], Form | None]) -> Callable[..., None]:
-    signature = inspect.signature(_init_rpc)
-
-    @functools.wraps(_init_rpc)
-    def init_rpc(*args: Any, **kwargs: Any) -> None:
-        here = place()
-        options = signature.bind(*args, **kwargs).arguments.get("rpc_backend_options")
-        address = getattr(options, "init_method", _BY_ENVIRONMENT)
-        if here is None or address != _BY_ENVIRONMENT or os.environ.get("MASTER_PORT") != str(here.store_port):
-            _init_rpc(*args, **kwargs)
-            return
-        os.environ[_STORE_EXISTS] = "True"  # else rank 0 starts a second one at the same port
-        try:
-            _init_rpc(*args, **kwargs)
-        finally:
-            del os.environ[_STORE_EXISTS]  # children of the rank may form groups elsewhere, see `join`
-
-    return init_rpc
 
 
 def _around_init(

@@ -1,0 +1,50 @@
+"""`torch.distributed.rpc` on a rank, in cells that may be run again.
+
+agent     the one RPC agent of the process, which lives as long as that does
+meeting   how workers find each other, at the session's store
+naming    the names that cells give workers, over those that their agents have
+face      what cells call: `init_rpc`, `shutdown` and the lookups of workers, in place of torch's
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import rpc
+
+from ddp_notebook.wire.events import Form
+
+
+def install(
+    replace: Callable[[Callable[..., Any], Callable[..., Any]], None],
+    place: Callable[[], Form | None],
+    running: Callable[[], tuple[int, float] | None],
+) -> None:
+    """Let RPC work in cells that are run again. Without what that needs of torch its own stays, and says so.
+
+    Args:
+        replace: puts one function in the place of another in every module that has it.
+        place: tells the rank's place, which changes when the group is formed anew.
+        running: tells the cell that runs, and since when.
+    """
+    if not rpc.is_available():
+        return
+    try:
+        from ddp_notebook.rank.rpc.face import Face
+
+        face = Face(place, running)
+    except (AttributeError, ImportError) as missing:
+        replace(rpc.init_rpc, _once(rpc.init_rpc, str(missing)))
+    else:
+        face.install(replace)
+
+
+def _once(init_rpc: Callable[..., None], missing: str) -> Callable[..., None]:
+    @functools.wraps(init_rpc)
+    def with_a_line(*args: Any, **kwargs: Any) -> None:
+        init_rpc(*args, **kwargs)
+        print(f"init_rpc: ddp_notebook does not know this torch ({missing}); remote references work once a rank")
+
+    return with_a_line

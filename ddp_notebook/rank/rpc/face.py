@@ -1,0 +1,239 @@
+"""What cells call, in place of torch's: `init_rpc`, `shutdown`, and the lookups of workers behind every call.
+
+`init_rpc` starts the rank's agent, once, and from then on only says whom there is; `shutdown` waits for the calls of
+all and lets go the remote references, and the agent stays for the next cell. In a child that the rank has forked
+torch's own are called.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._distributed_rpc import (
+    PyRRef,
+    WorkerInfo,
+    _delete_all_user_and_unforked_owner_rrefs,
+    _is_current_rpc_agent_set,
+)
+from torch.distributed import rpc
+from torch.distributed.rpc import api
+
+from ddp_notebook.rank.rpc.agent import Agent, Worker
+from ddp_notebook.rank.rpc.meeting import Meeting
+from ddp_notebook.rank.rpc.naming import Names
+from ddp_notebook.wire.events import Form
+
+_BY_ENVIRONMENT = "env://"
+_NUMBERS = 128, 256  # of epochs and ranks that have agents with numbers of their own; in all what 15 bits hold
+_INVOKES = tuple(
+    f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")
+)
+_MOST_LISTED = 4
+_init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
+_signature = inspect.signature(_init_rpc)
+_is_set, _IS_SET = _is_current_rpc_agent_set, "_is_current_rpc_agent_set"
+_to_worker_info, _get_worker_info = api._to_worker_info, api.get_worker_info
+_owner, _to_here = PyRRef.owner, PyRRef.to_here
+_main = threading.main_thread().ident
+
+Replace = Callable[[Callable[..., Any], Callable[..., Any]], None]
+
+
+class Face:
+    """RPC of this rank.
+
+    Args:
+        place: tells the rank's place, which changes when the group is formed anew.
+        running: tells the cell that runs, and since when.
+    """
+
+    def __init__(self, place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> None:
+        self._place, self._running = place, running
+        self._pid = os.getpid()
+        self._agent: Agent | None = None
+        self._names: Names | None = None  # between `init_rpc` and `shutdown`
+        self._meeting: Meeting | None = None
+        self._since_cell = 0
+        self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
+        self._made = 0  # calls
+
+    def install(self, replace: Replace) -> None:
+        """Replace torch's functions in this process.
+
+        Args:
+            replace: puts one function in the place of another in every module that has it.
+        """
+        replace(_init_rpc, _as(_init_rpc, self.init_rpc))
+        replace(_shutdown, _as(_shutdown, self.shutdown))
+        replace(_get_worker_info, _as(_get_worker_info, self.get_worker_info))
+        api._to_worker_info = self._to_worker_info
+        setattr(api, _IS_SET, self._is_set)
+        for name in _INVOKES:
+            setattr(api, name, self._counted(getattr(api, name)))
+        face = self
+
+        def owner(reference: PyRRef[Any]) -> WorkerInfo:
+            return face._seen(_owner(reference))
+
+        def owner_name(reference: PyRRef[Any]) -> str:
+            return face._seen(_owner(reference)).name
+
+        PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
+        PyRRef.to_here = to_here  # type: ignore[assignment,method-assign]
+
+    # ---- what cells call
+
+    def init_rpc(self, *args: Any, **kwargs: Any) -> None:
+        """torch's `init_rpc`, at the session's store, whatever the address that it is given."""
+        here = self._place()
+        if os.getpid() != self._pid or here is None:
+            _init_rpc(*args, **kwargs)
+            return
+        cell = (self._running() or (0, 0.0))[0]
+        if self._names is not None and self._since_cell == cell:
+            raise RuntimeError(f"RPC is initialized already, as {self._names.mine.name!r}: call rpc.shutdown() first")
+        asked = _signature.bind(*args, **kwargs).arguments
+        options = asked.get("rpc_backend_options") or rpc.TensorPipeRpcBackendOptions()
+        _check(asked, options)
+        rank, world_size = asked.get("rank", -1), asked.get("world_size") or here.world_size
+        rank = here.rank if rank == -1 else int(rank)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
+        agent_name, number = f"rank{here.rank}-{here.epoch}", here.epoch % _NUMBERS[0] * _NUMBERS[1] + here.rank
+        mine = Worker(
+            name=asked["name"],
+            rank=rank,
+            agent=self._agent.name if self._agent else agent_name,
+            number=self._agent.number if self._agent else number % 2**15,
+            device_count=torch.cuda.device_count(),
+            device_maps={name: dict(to) for name, to in options.device_maps.items()},
+            devices=list(options.devices),
+        )
+        meeting = Meeting(here, self._name_of_meeting(options, world_size), rank, world_size, options.rpc_timeout)
+        workers: list[Worker] = meeting.exchange(mine)
+        names = Names(mine, workers)
+        stays: list[str] = []
+        if self._agent is None:
+            self._agent = Agent(mine, workers, options)
+        else:
+            stays = self._agent.adopt(mine, options)
+        self._agent.learn(mine, workers, meeting.exchange(self._agent.address))
+        was_open = self._names is not None
+        api._ALL_WORKER_NAMES = {*names.workers}
+        self._names, self._meeting, self._since_cell = names, meeting, cell
+        meeting.exchange(None)  # nobody is called before it knows whom there is
+        print(_what_it_did(names, stays, was_open))
+
+    def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
+        """torch's `shutdown`. The agent stays, and answers to the next `init_rpc`."""
+        if self._agent is None or os.getpid() != self._pid:
+            _shutdown(graceful, timeout)
+            return
+        if self._names is None or self._meeting is None:
+            raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+        try:
+            if graceful:
+                self._meeting.settle(self._calls, timeout)
+                _delete_all_user_and_unforked_owner_rrefs()
+                self._meeting.settle(self._calls, timeout)
+        finally:
+            self._names = self._meeting = None
+
+    def get_worker_info(self, worker_name: Any = None) -> WorkerInfo:
+        """torch's `get_worker_info`."""
+        if self._agent is None:
+            return _get_worker_info(worker_name)
+        return self._initialized().find(worker_name).info
+
+    # ---- what torch calls for them
+
+    def _to_worker_info(self, to: Any) -> WorkerInfo:
+        if self._agent is None:
+            return _to_worker_info(to)
+        if not isinstance(to, WorkerInfo | str | int):
+            raise ValueError(f"a worker is named by its name, its rank or get_worker_info(...), not by {to!r}")
+        return self._initialized().find(to).of_agent
+
+    def _is_set(self) -> bool:
+        return _is_set() if self._agent is None or os.getpid() != self._pid else self._names is not None
+
+    def _seen(self, info: WorkerInfo) -> WorkerInfo:
+        return info if self._names is None else self._names.of_agent(info)
+
+    def _initialized(self) -> Names:
+        if self._names is None:
+            raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+        return self._names
+
+    def _counted(self, invoke: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(invoke)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._made += 1
+            return invoke(*args, **kwargs)
+
+        return counted
+
+    def _calls(self) -> tuple[int, int]:
+        assert self._agent is not None
+        return self._made, self._agent.calls_under_way
+
+    def _name_of_meeting(self, options: rpc.TensorPipeRpcBackendOptions, world_size: int) -> str:
+        """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one
+        number of workers, each at its first, second, ... call."""
+        address = options.init_method
+        if address == _BY_ENVIRONMENT:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        here = self._place()
+        assert here is not None
+        name = f"{here.epoch}.{(self._running() or (0, 0.0))[0]}/{address}/{world_size}"
+        self._met[name] += 1
+        return f"{name}/{self._met[name]}"
+
+
+def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
+    """torch's `to_here`, which waits in C++ where no stop reaches it: the main thread waits for the value to exist in
+    Python before, and for its copy only then."""
+    if threading.get_ident() == _main and not reference.is_owner():
+        kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
+        if isinstance(kind, torch._C.Future):  # else it is known already
+            kind.wait()
+    return _to_here(reference, *args, **kwargs)
+
+
+def _as(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Ours, with the name, the signature and the documentation of torch's."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    return call
+
+
+def _check(asked: dict[str, Any], options: Any) -> None:
+    """Raise what torch's `init_rpc` does for arguments of other kinds."""
+    backend = asked.get("backend")
+    if backend is not None and not isinstance(backend, rpc.BackendType):
+        raise TypeError(f"backend is a member of rpc.BackendType, not {backend!r}")
+    if not isinstance(options, rpc.TensorPipeRpcBackendOptions):
+        raise TypeError(f"rpc_backend_options are TensorPipeRpcBackendOptions, not {type(options).__name__}")
+    if not isinstance(asked["name"], str):
+        raise TypeError(f"a worker's name is text, not {asked['name']!r}")
+
+
+def _what_it_did(names: Names, stays: list[str], was_open: bool) -> str:
+    workers = sorted(names.workers.values(), key=lambda one: one.rank)
+    listed = [one.name for one in workers]
+    if len(listed) > _MOST_LISTED:
+        listed[1:-1] = ["..."]
+    line = f"init_rpc: {len(workers)} worker{'s' * (len(workers) != 1)} ({', '.join(listed)})"
+    if was_open:  # a cell that failed before its `shutdown` is run again
+        line += "; what an earlier cell has not shut down is over"
+    return f"{line}; {' and '.join(stays)} as before, until the rank is started again" if stays else line

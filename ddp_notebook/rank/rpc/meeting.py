@@ -1,0 +1,99 @@
+"""How the workers of one `init_rpc` find each other, and end together: at the session's store.
+
+Torch has them meet at the address that they are given, where rank 0 starts a store. Ranks have one already, so the
+address only tells meetings apart. A cell that is stopped while it waits here leaves nothing behind: the next cell meets
+under another name.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from ddp_notebook.wire.events import Form
+
+_LOOK_S = 0.001
+
+
+@dataclass
+class Meeting:
+    """Workers that have met, or will.
+
+    Args:
+        here: the rank's place.
+        name: the meeting's, the same for all that take part, and no other's.
+        rank: of this worker among them.
+        world_size: how many they are.
+        timeout_s: what the others get to come.
+    """
+
+    here: Form
+    name: str
+    rank: int
+    world_size: int
+    timeout_s: float
+    _store: PrefixStore = field(init=False)
+    _rounds: int = 0
+
+    def __post_init__(self) -> None:
+        server = TCPStore(self.here.store_host, self.here.store_port, is_master=False)
+        self._store = PrefixStore(f"{self.here.store_prefix}/rpc/{self.name}", server)
+        self._store.set_timeout(timedelta(seconds=self.timeout_s))
+        if self._store.add(f"taken/{self.rank}", 1) > 1:
+            raise RuntimeError(f"init_rpc: rank={self.rank} is taken; each worker has one of its own, from 0 on")
+
+    def exchange(self, value: object, timeout_s: float | None = None) -> list[Any]:
+        """Tell all others something. Returns what each has told, by rank.
+
+        Args:
+            value: anything that can be pickled.
+            timeout_s: seconds that the others get; None: what the meeting gives them; 0: all that they need.
+
+        Raises:
+            RuntimeError: not all have come in time. It names the others.
+        """
+        self._rounds += 1
+        keys = [f"{self._rounds}/{rank}" for rank in range(self.world_size)]
+        self._store.set(keys[self.rank], pickle.dumps(value))  # type: ignore[arg-type]
+        limit = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s or 1e6)
+        try:
+            self._store.wait(keys, limit)
+        except dist.DistStoreError as error:
+            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            raise RuntimeError(_missing(self.world_size, missing, limit)) from error
+        return [pickle.loads(one) for one in self._store.multi_get(keys)]
+
+    def settle(self, calls: Callable[[], tuple[int, int]], timeout_s: float) -> None:
+        """Wait until no call is under way between the workers, all of which wait here.
+
+        Two looks in a row that find none, and between which none was made, mean that there is none: a message on its
+        way is a call that its sender has not seen return.
+
+        Args:
+            calls: how many were made here so far, and how many are under way.
+            timeout_s: as in `exchange`.
+        """
+        before, until = -1, time.monotonic() + (timeout_s or float("inf"))
+        while True:
+            while calls()[1] and time.monotonic() < until:
+                time.sleep(_LOOK_S)
+            told = self.exchange(calls(), timeout_s)
+            made = sum(made for made, _ in told)
+            if made == before and not any(under_way for _, under_way in told):
+                return
+            before = made
+
+
+def _missing(world_size: int, missing: Sequence[int], limit: timedelta) -> str:
+    who = ", ".join(map(str, missing))
+    return (
+        f"init_rpc: of the {world_size} workers, rank{'s' * (len(missing) != 1)} {who} did not come within "
+        f"{limit.total_seconds():g} s; each has to call it in the same cell, with this world_size"
+    )
