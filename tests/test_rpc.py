@@ -142,3 +142,40 @@ def test_a_worker_that_dies_and_its_successor(session):
 def test_what_is_wrong_is_named(session, code, words):
     with pytest.raises(RankError, match=words.replace("(", r"\(")):
         session.run(code)
+
+
+def test_a_callee_whose_cell_has_not_reached_the_def_waits_for_it(session):
+    code = INIT + (
+        "import time\nif rank: time.sleep(0.5)\n"
+        "def late(x): return x + 1\nclass Late:\n    def __init__(self): self.x = 4\n"
+        "print(rpc.rpc_sync(other, late, args=(rank,)), rpc.remote(other, Late).to_here().x)\nrpc.shutdown()"
+    )
+    for _ in range(2):
+        assert [one.splitlines()[-1] for one in said(session, code)] == ["1 4", "2 4"]
+
+
+def test_a_function_never_runs_in_its_old_version(session):
+    define = "def which(): return {!r}\nclass Which:\n    def say(self): return {!r}\n"
+    session.run(define.format("old", "old"))
+    call = "print(rpc.rpc_sync(other, which), rpc.remote(other, Which).rpc_sync().say())"
+    slow = "import time\nif rank: time.sleep(0.5)\n"
+    told = said(session, INIT + slow + define.format("new", "new") + call)
+    assert [one.splitlines()[-1] for one in told] == ["new new"] * 2
+    session.run(define.format("newer", "newer"), ranks=[0])
+    with pytest.raises(RankError, match="rank 1 has another version of which than the caller"):
+        session.run(f"if rank == 0: {call}")
+    with pytest.raises(RankError, match="rank 1 has no mine"):
+        session.run("if rank == 0:\n    def mine(): ...\n    rpc.rpc_sync(other, mine)")
+    with pytest.raises(RankError, match="<lambda> has no name by which the other rank could find it"):
+        session.run("rpc.rpc_sync(other, lambda: 1)")
+    assert said(session, "rpc.rpc_sync(other, add, args=(1, 2))") == ["3", "3"]
+
+
+def test_functions_that_torch_has_wrapped(session):
+    code = INIT + (
+        "import torch\n@rpc.functions.async_execution\ndef later(x):\n"
+        "    return rpc.rpc_async(rpc.get_worker_info(), add, args=(x, 1)).then(lambda f: f.wait() * 2)\n"
+        "class Held:\n    @staticmethod\n    @rpc.functions.async_execution\n    def more(x): return later(x)\n"
+        "rpc.rpc_sync(other, later, args=(rank,)), rpc.rpc_sync(other, Held.more, args=(rank,))"
+    )
+    assert [one.splitlines()[-1] for one in said(session, code)] == ["(2, 2)", "(4, 4)"]

@@ -23,9 +23,10 @@ from torch._C._distributed_rpc import (
     _is_current_rpc_agent_set,
 )
 from torch.distributed import rpc
-from torch.distributed.rpc import api
+from torch.distributed.rpc import api, internal
 
 from ddp_notebook.rank.rpc.agent import Agent, Worker
+from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
 from ddp_notebook.wire.events import Form
@@ -75,6 +76,8 @@ class Face:
         replace(_get_worker_info, _as(_get_worker_info, self.get_worker_info))
         api._to_worker_info = self._to_worker_info
         setattr(api, _IS_SET, self._is_set)
+        CellPickler.running = staticmethod(self._running)  # type: ignore[assignment]
+        internal._pickler = CellPickler
         for name in _INVOKES:
             setattr(api, name, self._counted(getattr(api, name)))
         face = self

@@ -1,0 +1,121 @@
+"""Functions and classes of cells as they are called from another rank.
+
+Torch sends the name of a function, and the callee looks it up. In a notebook its copy of the cell may not have reached
+the `def` yet (no such name), or may have the function of an earlier cell, which would run silently in its old version.
+So a digest of the code goes with the name, and the callee waits for its own cell to define what the caller means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+_MAIN = "__main__"
+_LOOK_S = 0.005
+_TO_BEGIN_S = 2.0  # what a rank gets to begin the cell that the caller is in
+_LOCAL = "<"  # in the qualified name of what has no name that could be looked up
+
+Running = Callable[[], tuple[int, float] | None]
+_digests: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()  # with what they were made of
+
+
+class CellPickler(pickle.Pickler):
+    """Pickles a call. What a cell has defined goes as its name and a digest of its code."""
+
+    running: Running = staticmethod(lambda: None)  # tells the cell that runs
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, FunctionType | type) or obj.__module__ != _MAIN:
+            return NotImplemented
+        name = obj.__qualname__
+        if _LOCAL in name:
+            raise pickle.PicklingError(
+                f"{name} has no name by which the other rank could find it: define it with def (or class) at the top "
+                "level of a cell"
+            )
+        return find, (name, digest(obj), (self.running() or (0, 0.0))[0])
+
+
+def find(name: str, expected: str, cell: int) -> Any:
+    """What a call means by a name of a cell. Waits, on the callee, until its cell has defined it.
+
+    Args:
+        name: qualified.
+        expected: digest of the caller's.
+        cell: that the caller is in.
+
+    Raises:
+        NameError: the rank has none, or another version, and is not about to define it.
+    """
+    until = time.monotonic() + _TO_BEGIN_S
+    while True:
+        running = (CellPickler.running() or (0, 0.0))[0]
+        found = _look_up(name)
+        if found is not None and digest(found) == expected:
+            return found
+        if running != cell and (running > cell or time.monotonic() > until):
+            break
+        time.sleep(_LOOK_S)
+    rank = os.environ.get("RANK", "?")
+    what = f"has no {name}" if found is None else f"has another version of {name} than the caller"
+    raise NameError(f"rank {rank} {what}: run the cell that defines it on all ranks (%%on_all_ranks)")
+
+
+def _look_up(name: str) -> Any:
+    found: Any = sys.modules[_MAIN]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def digest(obj: Any) -> str:
+    """A short text that is the same for the same code, on any rank.
+
+    Example:
+        >>> digest(lambda a: a + 1) == digest(lambda a: a + 1), digest(lambda a: a + 1) == digest(lambda a: a + 2)
+        (True, False)
+    """
+    made_of = getattr(obj, "__code__", None)
+    known = _digests.get(obj) if isinstance(obj, FunctionType | type) else None
+    if known is not None and known[0] is made_of:
+        return known[1]
+    summed = hashlib.blake2b(digest_size=12)
+    for part in _parts(obj):
+        summed.update(part.encode())
+    told = summed.hexdigest()
+    if isinstance(obj, FunctionType | type):
+        _digests[obj] = made_of, told
+    return told
+
+
+def _parts(obj: Any) -> Iterator[str]:
+    """What makes up the code of a function, or of a class's methods."""
+    if isinstance(obj, type):
+        yield from (base.__qualname__ for base in obj.__bases__)
+        for name, value in sorted(vars(obj).items()):
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, FunctionType):
+                yield name
+                yield from _parts(function)
+        return
+    if (code := getattr(obj, "__code__", None)) is not None:
+        yield from _parts_of_code(code)
+    if (wrapped := getattr(obj, "__wrapped__", None)) is not None:
+        yield from _parts(wrapped)
+
+
+def _parts_of_code(code: CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr((code.co_names, code.co_varnames, code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount))
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _parts_of_code(value)
+        else:
+            yield repr(sorted(value, key=repr)) if isinstance(value, frozenset) else repr(value)
