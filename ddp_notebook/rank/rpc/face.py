@@ -88,7 +88,7 @@ class Face:
         def owner_name(reference: PyRRef[Any]) -> str:
             return face._seen(_owner(reference)).name
 
-        PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
+        PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[method-assign]
         PyRRef.to_here = to_here  # type: ignore[assignment,method-assign]
 
     # ---- what cells call

@@ -99,6 +99,11 @@ class Living:
         """The ranks that can answer. None: the session has ended, or what has started them."""
         return None if self.has_ended or not self._cluster.is_running else self._cluster.alive
 
+    @property
+    def are_here(self) -> bool:
+        """All ranks are on the notebook's machine."""
+        return self._cluster.is_here
+
 
 def _how_they_died(cluster: Cluster, ranks: list[int]) -> str:
     hows = group_by_value({rank: cluster.process(rank).tell_end() for rank in ranks})

@@ -17,6 +17,7 @@ from ddp_notebook.wire.events import ClockProbe
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions
 
 _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
+_FAR_ANSWER_S = 6.0  # and on other hosts: a cell's end may come through a connection that is back before the wire's is
 
 
 class Recordings:
@@ -84,7 +85,7 @@ class Recordings:
                 return ClockProbe(request=request, sent_ns=time.monotonic_ns(), flush=True)
 
             self._has_news = self._cells.watched is not None
-            self._questions.ask_for(ranks, ask, _ANSWER_S)
+            self._questions.ask_for(ranks, ask, _ANSWER_S if self._living.are_here else _FAR_ANSWER_S)
         self._observer.flush()
         return self._observer.recording
 
