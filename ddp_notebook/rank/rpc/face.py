@@ -76,7 +76,7 @@ class Face:
         replace(_get_worker_info, _as(_get_worker_info, self.get_worker_info))
         api._to_worker_info = self._to_worker_info
         setattr(api, _IS_SET, self._is_set)
-        CellPickler.running = staticmethod(self._running)  # type: ignore[assignment]
+        CellPickler.running = staticmethod(self._running)
         internal._pickler = CellPickler
         for name in _INVOKES:
             setattr(api, name, self._counted(getattr(api, name)))
@@ -88,7 +88,7 @@ class Face:
         def owner_name(reference: PyRRef[Any]) -> str:
             return face._seen(_owner(reference)).name
 
-        PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[method-assign]
+        PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
         PyRRef.to_here = to_here  # type: ignore[assignment,method-assign]
 
     # ---- what cells call
