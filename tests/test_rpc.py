@@ -179,3 +179,24 @@ def test_functions_that_torch_has_wrapped(session):
         "rpc.rpc_sync(other, later, args=(rank,)), rpc.rpc_sync(other, Held.more, args=(rank,))"
     )
     assert [one.splitlines()[-1] for one in said(session, code)] == ["(2, 2)", "(4, 4)"]
+
+
+def test_an_error_names_the_worker_and_is_told_in_full_to_its_caller(session):
+    session.run(INIT + "def divide(a, b):\n    return a / b")
+    with pytest.raises(RankError, match="ZeroDivisionError") as failed:
+        session.run("if rank == 0: rpc.rpc_sync(other, divide, args=(1, 0))")
+    result = failed.value.result
+    assert result is not None
+    assert "On worker1 (rank 1):" in result[0].error and "return a / b" in result[0].error
+    told = "divide failed, and its caller is told: ZeroDivisionError('division by zero')\n"
+    assert (result[1].stderr, result[1].stdout, result[1].status) == (told, "", "ok")
+    caught = "try: rpc.remote(other, divide, args=(1, 0)).to_here()\nexcept ZeroDivisionError as error: print('caught')"
+    assert said(session, caught) == ["caught"] * 2
+
+
+def test_text_of_a_callee_belongs_to_the_cell_that_calls(session, capsys):
+    session.run(INIT + "def talk(s):\n    time.sleep(s); print('of the callee')")
+    capsys.readouterr()
+    result = session.run("if rank == 0: rpc.rpc_sync(other, talk, args=(0.3,))")
+    assert (result[0].stdout, result[1].stdout) == ("", "of the callee\n")
+    assert capsys.readouterr().out == "[1] of the callee\n"

@@ -7,6 +7,7 @@ torch's own are called.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -29,6 +30,7 @@ from ddp_notebook.rank.rpc.agent import Agent, Worker
 from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
+from ddp_notebook.rank.rpc.running import runner
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
@@ -78,6 +80,7 @@ class Face:
         setattr(api, _IS_SET, self._is_set)
         CellPickler.running = staticmethod(self._running)
         internal._pickler = CellPickler
+        internal._run_function = runner(self._me)
         for name in _INVOKES:
             setattr(api, name, self._counted(getattr(api, name)))
         face = self
@@ -170,6 +173,11 @@ class Face:
     def _seen(self, info: WorkerInfo) -> WorkerInfo:
         return info if self._names is None else self._names.of_agent(info)
 
+    def _me(self) -> str:
+        here = self._place()
+        assert here is not None
+        return f"rank {here.rank}" if self._names is None else f"{self._names.mine.name} (rank {here.rank})"
+
     def _initialized(self) -> Names:
         if self._names is None:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
@@ -206,7 +214,8 @@ def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
     if threading.get_ident() == _main and not reference.is_owner():
         kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
         if isinstance(kind, torch._C.Future):  # else it is known already
-            kind.wait()
+            with contextlib.suppress(Exception):  # the value's own error, which `to_here` raises as what it is
+                kind.wait()
     return _to_here(reference, *args, **kwargs)
 
 

@@ -188,8 +188,11 @@ class Arrivals:
         self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
 
     def _cell_of(self, rank: int) -> CellRun | None:
-        """The cell that a rank's text belongs to now: the oldest whose text has not ended there."""
-        return next((run for run in list(self.runs.values()) if run.reads(rank)), None)
+        """The cell that a rank's text belongs to now: the oldest whose text has not ended there; else one that it has
+        ended and that still runs elsewhere, from where other ranks may call it (RPC)."""
+        runs = [run for run in list(self.runs.values()) if rank in run.result.ranks]
+        own = next((run for run in runs if run.reads(rank)), None)
+        return own or next((run for run in runs if not run.is_over), None)
 
 
 def _update(rank: int, display: Display) -> None:
