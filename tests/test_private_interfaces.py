@@ -236,7 +236,8 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
         from ddp_notebook.rank.rpc.agent import Agent, Worker
         from torch.distributed import rpc
         from torch.distributed.rpc import api
-        made = [Worker(name=name, rank=i, agent=name + name, number=i, device_count=0, device_maps={}, devices=[])
+        no_devices = dict(device_count=0, device_maps={}, devices=[])
+        made = [Worker(name=name, rank=i, here=i, agent=name + name, number=i, **no_devices)
                 for i, name in enumerate("ab")]
         agent = Agent(made[0], made, rpc.TensorPipeRpcBackendOptions())
         agent.learn(made[0], made, [agent.address, "uv://127.0.0.1:1"])

@@ -200,3 +200,21 @@ def test_text_of_a_callee_belongs_to_the_cell_that_calls(session, capsys):
     result = session.run("if rank == 0: rpc.rpc_sync(other, talk, args=(0.3,))")
     assert (result[0].stdout, result[1].stdout) == ("", "of the callee\n")
     assert capsys.readouterr().out == "[1] of the callee\n"
+
+
+@pytest.mark.parametrize(
+    ("wait", "what"),
+    [
+        ("rpc.rpc_sync(other, sleep, args=(4,))", "sleep"),
+        ("rpc.rpc_async(other, sleep, args=(4,)).wait()", "sleep"),
+        ("rpc.remote(other, sleep, args=(4,)).to_here()", "sleep"),
+        ("held.rpc_sync().rest(4)", "rest"),
+    ],
+)
+def test_a_stop_says_what_a_rank_waits_for(session, wait, what):
+    session.run(
+        INIT + "class Held:\n    def rest(self, s): time.sleep(s)\nheld = rpc.remote(other, Held)\nheld.to_here()"
+    )
+    with pytest.raises(CellTimeoutError, match=rf"waits for {what} on worker1 \(rank 1\), 1 s"):
+        session.run(f"if rank == 0: {wait}", timeout=1)
+    assert said(session, "rpc.rpc_sync(other, add, args=(1, 2))") == ["3", "3"]

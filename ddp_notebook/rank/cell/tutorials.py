@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
+from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.wire.events import Form
 
 _init_process_group = dist.init_process_group
@@ -37,8 +38,8 @@ _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
 
 
-def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> None:
-    """Replace the functions in this process.
+def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> Calls | None:
+    """Replace the functions in this process. Returns the calls that the rank makes by RPC.
 
     Args:
         place: tells the rank's place, which changes when the group is formed anew.
@@ -46,10 +47,11 @@ def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, f
     """
     _replace(_init_process_group, _around_init(place, running))
     keeping.install()
-    rpc.install(_replace, place, running)
+    calls = rpc.install(_replace, place, running)
     _replace(_dump, _dump_for_new_process)
     _replace(_set_start_method, _set_start_method_again)
     vars(sys).pop("ps1", None)
+    return calls
 
 
 def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:

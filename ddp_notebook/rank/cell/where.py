@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.records.words import in_function
 
 # our functions in place of torch's, and what users call them
@@ -46,6 +47,7 @@ class Where:
         self._current = 0
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
+        self.calls: Calls | None = None  # by RPC
         self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted
 
     def enter(self, file: str, execution_count: int) -> None:
@@ -62,7 +64,8 @@ class Where:
         for _ in range(_WALKS):  # a call that returns while another thread walks up its frames ends the walk early
             frame = sys._current_frames().get(thread or self._main)
             if frame is not None and (place := self.of_frame(frame)):
-                return place
+                words = "" if self.calls is None else self.calls.words(thread or self._main)
+                return f"{place} ({words})" if words else place
         return "" if thread else self._of_task()
 
     def of_thread(self, thread: int) -> str:

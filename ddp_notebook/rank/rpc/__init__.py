@@ -1,5 +1,6 @@
 """`torch.distributed.rpc` on a rank, in cells that may be run again.
 
+calls     those that have not returned: what a rank waits for
 agent     the one RPC agent of the process, which lives as long as that does
 meeting   how workers find each other, at the session's store
 functions functions of cells, which a callee may not have yet, or in another version
@@ -16,6 +17,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
+from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.wire.events import Form
 
 
@@ -23,8 +25,9 @@ def install(
     replace: Callable[[Callable[..., Any], Callable[..., Any]], None],
     place: Callable[[], Form | None],
     running: Callable[[], tuple[int, float] | None],
-) -> None:
-    """Let RPC work in cells that are run again. Without what that needs of torch its own stays, and says so.
+) -> Calls | None:
+    """Let RPC work in cells that are run again. Without what that needs of torch its own stays, and says so. Returns
+    the calls of this rank.
 
     Args:
         replace: puts one function in the place of another in every module that has it.
@@ -32,15 +35,16 @@ def install(
         running: tells the cell that runs, and since when.
     """
     if not rpc.is_available():
-        return
+        return None
     try:
         from ddp_notebook.rank.rpc.face import Face
 
         face = Face(place, running)
     except (AttributeError, ImportError) as missing:
         replace(rpc.init_rpc, _once(rpc.init_rpc, str(missing)))
-    else:
-        face.install(replace)
+        return None
+    face.install(replace)
+    return face.calls
 
 
 def _once(init_rpc: Callable[..., None], missing: str) -> Callable[..., None]:

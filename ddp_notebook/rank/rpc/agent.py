@@ -32,6 +32,7 @@ class Worker:
 
     name: str  # that the cell has given it
     rank: int  # that too
+    here: int  # its rank in the session
     agent: str  # the name of its agent, which no other process of the session has
     number: int  # and its number
     device_count: int

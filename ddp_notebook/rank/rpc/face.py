@@ -27,6 +27,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api, internal
 
 from ddp_notebook.rank.rpc.agent import Agent, Worker
+from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
@@ -41,7 +42,7 @@ _INVOKES = tuple(
 _MOST_LISTED = 4
 _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
-_is_set, _IS_SET = _is_current_rpc_agent_set, "_is_current_rpc_agent_set"
+_is_set, _IS_SET, _UDF = _is_current_rpc_agent_set, "_is_current_rpc_agent_set", "PythonUDF"  # not exported
 _to_worker_info, _get_worker_info = api._to_worker_info, api.get_worker_info
 _owner, _to_here = PyRRef.owner, PyRRef.to_here
 _main = threading.main_thread().ident
@@ -65,7 +66,8 @@ class Face:
         self._meeting: Meeting | None = None
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
-        self._made = 0  # calls
+        self.calls = Calls()
+        self._making = threading.local()  # the name of the function that this thread is about to call
 
     def install(self, replace: Replace) -> None:
         """Replace torch's functions in this process.
@@ -82,7 +84,8 @@ class Face:
         internal._pickler = CellPickler
         internal._run_function = runner(self._me)
         for name in _INVOKES:
-            setattr(api, name, self._counted(getattr(api, name)))
+            setattr(api, name, self._noted(name, getattr(api, name)))
+        setattr(api, _UDF, self._named(internal.PythonUDF))
         face = self
 
         def owner(reference: PyRRef[Any]) -> WorkerInfo:
@@ -92,7 +95,7 @@ class Face:
             return face._seen(_owner(reference)).name
 
         PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
-        PyRRef.to_here = to_here  # type: ignore[assignment,method-assign]
+        PyRRef.to_here = self._to_here()  # type: ignore[method-assign]
 
     # ---- what cells call
 
@@ -116,6 +119,7 @@ class Face:
         mine = Worker(
             name=asked["name"],
             rank=rank,
+            here=here.rank,
             agent=self._agent.name if self._agent else agent_name,
             number=self._agent.number if self._agent else number % 2**15,
             device_count=torch.cuda.device_count(),
@@ -183,17 +187,56 @@ class Face:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
         return self._names
 
-    def _counted(self, invoke: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(invoke)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self._made += 1
-            return invoke(*args, **kwargs)
+    def _named(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep the name of the function that a call is for, which `_noted` sees as bytes."""
 
-        return counted
+        @functools.wraps(make)
+        def named(function: Any, args: Any, kwargs: Any) -> Any:
+            self._making.function = _name_of(function, args)
+            return make(function, args, kwargs)
+
+        return named
+
+    def _noted(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
+        is_python, is_rpc = name.endswith("python_udf"), "_rpc_" in name
+
+        @functools.wraps(invoke)
+        def noted(to: WorkerInfo, what: Any, *args: Any, **kwargs: Any) -> Any:
+            end = self.calls.begin(self._making.function if is_python else str(what), self._described(to))
+            try:
+                made = invoke(to, what, *args, **kwargs)
+            except BaseException:
+                end()
+                raise
+            (made if is_rpc else made._get_future()).add_done_callback(end)
+            return made
+
+        return noted
+
+    def _to_here(self) -> Callable[..., Any]:
+        def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
+            """torch's `to_here`, which waits in C++ where no stop reaches it: the main thread waits for the value to
+            exist in Python before, and for its copy only then."""
+            if reference.is_owner():
+                return _to_here(reference, *args, **kwargs)
+            with self.calls.during("to_here", self._described(_owner(reference))):
+                if threading.get_ident() == _main:
+                    kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
+                    if isinstance(kind, torch._C.Future):  # else it is known already
+                        with contextlib.suppress(Exception):  # the value's own error: raised below as what it is
+                            kind.wait()
+                return _to_here(reference, *args, **kwargs)
+
+        return to_here
 
     def _calls(self) -> tuple[int, int]:
         assert self._agent is not None
-        return self._made, self._agent.calls_under_way
+        return self.calls.made, self._agent.calls_under_way
+
+    def _described(self, to: WorkerInfo) -> str:
+        """A worker, as its agent is known, in words."""
+        found = None if self._names is None else self._names.by_agent(to)
+        return to.name if found is None else f"{found.name} (rank {found.here})"
 
     def _name_of_meeting(self, options: rpc.TensorPipeRpcBackendOptions, world_size: int) -> str:
         """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one
@@ -208,15 +251,10 @@ class Face:
         return f"{name}/{self._met[name]}"
 
 
-def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
-    """torch's `to_here`, which waits in C++ where no stop reaches it: the main thread waits for the value to exist in
-    Python before, and for its copy only then."""
-    if threading.get_ident() == _main and not reference.is_owner():
-        kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
-        if isinstance(kind, torch._C.Future):  # else it is known already
-            with contextlib.suppress(Exception):  # the value's own error, which `to_here` raises as what it is
-                kind.wait()
-    return _to_here(reference, *args, **kwargs)
+def _name_of(function: Any, args: Any) -> str:
+    """What a cell calls it, also where it is called through a reference's proxy."""
+    name = str(getattr(function, "__qualname__", type(function).__name__))
+    return str(args[1]) if name.startswith("_local_invoke") and len(args) > 1 else name
 
 
 def _as(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
