@@ -17,6 +17,7 @@ from tests.benchmarks import (
     output,
     recording,
     results,
+    rpc,
     scale,
     start,
 )
@@ -40,6 +41,7 @@ def main() -> None:
             *many.measure(),
             *output.measure(),
             *collective.measure(),
+            *rpc.measure(),
             *intake.measure(),
             *recording.measure(),
             *monitor.measure(),
