@@ -102,8 +102,9 @@ def test_a_name_stands_for_hosts(write, hosts, those):
 
 def test_a_host_that_comes_twice(write):
     write(_FILE)
-    with pytest.raises(UsageError, match="--hosts gpu2,lab has gpu2 twice; lab stands for it too"):
-        read("--hosts gpu2,lab")
+    for hosts in ("gpu2,lab", "lab,gpu2"):
+        with pytest.raises(UsageError, match=f"--hosts {hosts} has gpu2 twice; lab stands for it too"):
+            read(f"--hosts {hosts}")
 
 
 def test_arguments_of_slurm_come_before_those_of_the_line(write):
@@ -140,7 +141,8 @@ def test_arguments_of_slurm_come_before_those_of_the_line(write):
         ),
         ("# x\nhosts = 'a,b'\n", 2, "'hosts' is a section: write [hosts] on a line of its own"),
         ("[hosts]\nlab = 3\n", 2, 'lab names no hosts; write it as lab = ["gpu1:8", "gpu2:8"]'),
-        ("[hosts]\nok = 'a'\nlab = 'a,a'\n", 3, "names a twice; write it once with the sum of its ranks: a:2"),
+        ("[hosts]\nok = 'a'\nlab = 'a,a'\n", 3, "lab names a twice; write it once with the sum of its ranks: a:2"),
+        ("[hosts]\nlab = []\n", 2, "lab names no host; write names of your"),
         ("[hosts]\n'my lab' = '-x'\n", 2, "'-x' names no host"),
         ("[slurm]\naccount = ['a']\n", 2, 'account is no argument of sbatch; write it as account = "physics"'),
         ("[ssh]\ncommand = ['ssh']\n", 2, "command is ['ssh']; write it as command = \"ssh -F FILE\""),

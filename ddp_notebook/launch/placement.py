@@ -189,7 +189,14 @@ def _counts(
             is_alone = {host: list(machines.values()).count(machines[host]) == 1 for host in facts}
             return {host: (is_alone[host] and len(_seen(of, options))) or 1 for host, of in facts.items()}
         return asked
-    left = total - sum(count or 0 for count in asked.values())
+    sum_of_said = sum(count or 0 for count in asked.values())
+    left = total - sum_of_said
+    if left and options.hosts is not None and not open_ones:
+        said = ", ".join(f"{count} on {host}" for host, count in asked.items())
+        raise UsageError(
+            f"{total} rank{'s' * (total != 1)}, and --hosts says {sum_of_said}: {said}; N is the sum of all: leave it "
+            "out, or write other numbers behind the hosts"
+        )
     share, rest = divmod(left, len(open_ones)) if open_ones else (0, left)
     if rest or left < 0 or (open_ones and share == 0):
         fix = (

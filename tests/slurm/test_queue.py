@@ -137,7 +137,7 @@ def test_the_script_is_shown_and_tried_out(slurm):
     assert (
         "exec srun $tasks" in said
         and "outpost --file INVITATION\n" in said
-        and re.search(r"\nsbatch: Job \d+ to start at .* on nodes n\[1-2\]", said)
+        and re.search(r"\nsbatch: Job \d+ to start at \d+-\d+-\d+T[\d:]+ using .* on nodes n\[1-2\]", said)
     )
     with pytest.raises(StartError, match=r"sbatch refuses: .*Requested node configuration is not available"):
         starters.starter("-N9").preview()

@@ -84,12 +84,25 @@ def test_n_is_the_sum_of_the_ranks(line, ranks):
     ]
 
 
-@pytest.mark.parametrize("line", ["5 --hosts a,b", "3 --hosts a:1,b:1", "1 --hosts a:2", "2 --hosts a:2,b"])
+@pytest.mark.parametrize("line", ["5 --hosts a,b", "2 --hosts a:2,b"])
 def test_a_sum_that_does_not_fit(line):
     options = parse(line)
     with pytest.raises(
         UsageError, match=r"ranks do not divide among .*; N is the sum of all: write how many each host gets"
     ):
+        place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS), _SELVES)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("3 --hosts a:1,b:1", "3 ranks, and --hosts says 2: 1 on a, 1 on b; N is the sum of all: leave it out"),
+        ("1 --hosts a:2", "1 rank, and --hosts says 2: 2 on a; N is the sum of all: leave it out"),
+    ],
+)
+def test_another_sum_than_the_hosts_have(line, why):
+    options = parse(line)
+    with pytest.raises(UsageError, match=why):
         place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS), _SELVES)
 
 

@@ -31,6 +31,15 @@ def test_what_mpirun_refuses_is_said_with_its_words(line, words, cache):
     assert ddp_notebook.current() is None and invitations(cache) == []
 
 
+def test_the_ssh_of_the_site(tmp_path, monkeypatch):
+    site = tmp_path / "site.toml"
+    site.write_text('[ssh]\ncommand = "/no/such/ssh -F here"\n')
+    monkeypatch.setenv("DDP_NOTEBOOK_CONFIG", str(site))
+    monkeypatch.delenv("DDP_NOTEBOOK_SSH", raising=False)
+    with pytest.raises(StartError, match="/no/such/ssh"):
+        ddp_notebook.start(mpi="--host nowhere.invalid")
+
+
 def test_a_python_that_is_not_there():
     with pytest.raises(StartError, match=r"Executable: /no/such/python .*; name the Python that has torch .* --python"):
         ddp_notebook.start(mpi="", python="/no/such/python")

@@ -25,12 +25,14 @@ def expand(asked: Mapping[str, int | None], defaults: Defaults) -> dict[str, int
         {'gpu1': 8, 'gpu2': 8, 'login': 1}
     """
     hosts: dict[str, int | None] = {}
+    named: dict[str, str] = {}  # by host, what has named it
     for name, count in asked.items():
         members = group(name, defaults) if name in defaults.hosts else {name: None}
         for member, its in members.items():
             if member in hosts:
-                raise UsageError(f"--hosts {','.join(asked)} has {member} twice; {name} stands for it too")
-            hosts[member] = its if count is None else count
+                group_name = name if name in defaults.hosts else named[member]
+                raise UsageError(f"--hosts {','.join(asked)} has {member} twice; {group_name} stands for it too")
+            hosts[member], named[member] = its if count is None else count, name
     return hosts
 
 
@@ -43,7 +45,7 @@ def group(name: str, defaults: Defaults) -> dict[str, int | None]:
     try:
         return host_list.parse(defaults.hosts[name])
     except UsageError as error:
-        defaults.refuse("hosts", name, str(error).removeprefix("--hosts: ").removeprefix("--hosts "))
+        defaults.refuse("hosts", name, str(error).removeprefix("--hosts: ").replace("--hosts", name, 1))
 
 
 def slurm_line(asked: str, defaults: Defaults) -> str:

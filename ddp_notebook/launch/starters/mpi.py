@@ -18,6 +18,7 @@ from typing import IO
 
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch import processes
+from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
 from ddp_notebook.wire import signals
 
@@ -174,7 +175,7 @@ def _by_ssh() -> dict[str, str]:
         # Its daemons then leave their ssh: VS Code's stop button sends SIGINT to every process below the kernel.
         "no_tree_spawn": "1",
     }
-    if agent := os.environ.get("DDP_NOTEBOOK_SSH"):
+    if agent := os.environ.get("DDP_NOTEBOOK_SSH") or file.read().ssh:
         said["agent"] = agent
     return {
         f"{prefix}_{name}": value for prefix in ("OMPI_MCA_plm_rsh", "PRTE_MCA_plm_ssh") for name, value in said.items()

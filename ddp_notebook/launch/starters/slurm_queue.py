@@ -189,7 +189,8 @@ def try_out(script: str, arguments: Sequence[str]) -> str:
     Raises:
         StartError: it would refuse.
     """
-    return _run(["sbatch", "--test-only", *arguments], script, timeout_s=_SUBMIT_S).strip()
+    env = {"SLURM_TIME_FORMAT": "standard"}
+    return _run(["sbatch", "--test-only", *arguments], script, env, timeout_s=_SUBMIT_S).strip()
 
 
 def nodes_of(list_of_nodes: str = "") -> list[str]:
@@ -228,7 +229,7 @@ def _run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env={**environment(), **(env or {}), "SLURM_TIME_FORMAT": "%s"},  # seconds
+                env={**environment(), "SLURM_TIME_FORMAT": "%s", **(env or {})},  # seconds
                 start_new_session=True,  # an interrupt of the notebook must not leave a job that nobody knows
             )
         out, words = process.communicate(given, timeout=timeout_s)
