@@ -206,6 +206,15 @@ def test_fifty_cuts_lose_nothing(session, network, seed):
         assert back_s < 11, "as long again, at most: TCP waits twice as long each time"
 
 
+@pytest.mark.long
+def test_a_cut_of_half_the_lease_loses_nothing(network):
+    """A host hears nothing for longer than the cut, since TCP waits; what it says is acknowledged."""
+    made, _ = network
+    with _start_alone(network, lease_s=8) as session:
+        for host in "abab":
+            _goes_through(session, made, host, 5.0)
+
+
 # ---- a host is lost
 
 PLACE = """

@@ -36,6 +36,7 @@ from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.host.framing import ServerEnd
 from ddp_notebook.launch.ways import folders
+from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.wire import signals
 
@@ -287,7 +288,7 @@ def main() -> None:
         stream,
         lambda: stream.write(_MARK + b"%d\n" % os.getpid()),
     )
-    _stand_by(server_pid, stream, given["lease_s"])
+    _stand_by(server_pid, stream, given["lease_s"], os.environ.get("SSH_CONNECTION", ""))
     os._exit(0)
 
 
@@ -301,9 +302,9 @@ def _first_line() -> bytes:
     return bytes(line)
 
 
-def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float) -> None:
+def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: str) -> None:
     """Say something each second until the server has ended, or the notebook has said nothing for too long: what it says
-    has been read by the server, or waits to be."""
+    has been read by the server, or waits to be; or it has taken what was said here."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
@@ -315,6 +316,8 @@ def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float) -> None:
     while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < min(until_s, heard_s + lease_s):
         if (hears := (stream.heard, _waiting_bytes(stream.incoming))) != heard:
             heard, heard_s = hears, time.monotonic()
+        elif time.monotonic() > heard_s + 2 * BEAT_S and unacknowledged_bytes(connection) == 0:
+            heard_s = time.monotonic()  # the last beat has arrived
         with contextlib.suppress(OSError):
             if select.select([], [2], [], 0)[1]:  # this must not wait for a link that is cut
                 os.write(2, _BEAT)
