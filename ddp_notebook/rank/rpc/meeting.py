@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.wire.events import Form
 
 _LOOK_S = 0.001
@@ -43,7 +44,8 @@ class Meeting:
     _rounds: int = 0
 
     def __post_init__(self) -> None:
-        server = TCPStore(self.here.store_host, self.here.store_port, is_master=False)
+        with quiet():  # torch warns where an address has no name
+            server = TCPStore(self.here.store_host, self.here.store_port, is_master=False)
         self._store = PrefixStore(f"{self.here.store_prefix}/rpc/{self.name}", server)
         self._store.set_timeout(timedelta(seconds=self.timeout_s))
         if self._store.add(f"taken/{self.rank}", 1) > 1:
