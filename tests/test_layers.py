@@ -27,7 +27,8 @@ PACKAGE = ROOT / "ddp_notebook"
 MAY_IMPORT = {
     "records": {"records"},
     "wire": {"wire"},
-    "rank": {"rank", "wire", "records"},
+    "registry": {"registry", "records", "version"},
+    "rank": {"rank", "wire", "records", "registry"},
 }
 NOTEBOOK_SIDE = [
     "session.py",

@@ -15,31 +15,13 @@ from collections.abc import Iterable
 
 import psutil
 
+from ddp_notebook.registry.identities import Identity as Identity
+from ddp_notebook.registry.identities import identity as identity
+from ddp_notebook.registry.identities import is_running as is_running
+from ddp_notebook.registry.identities import state_and_start
+
 _LINUX = sys.platform == "linux"
 TOKEN_VARIABLE = "DDP_NOTEBOOK_TOKEN"
-
-_LETTERS = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_STOPPED: "T"}  # elsewhere than on Linux
-
-Identity = tuple[int, float]  # process id, start time on a clock that is never set
-
-
-def identity(pid: int) -> Identity:
-    """The identity of a running process.
-
-    Raises:
-        ProcessLookupError: there is none.
-    """
-    return pid, _status(pid)[1]
-
-
-def is_running(who: Identity) -> bool:
-    """Whether the very process still runs; a zombie does not."""
-    pid, started = who
-    try:
-        state, start = _status(pid)
-    except ProcessLookupError:
-        return False
-    return start == started and state != "Z"
 
 
 def is_stopped(child: int) -> bool:
@@ -47,27 +29,10 @@ def is_stopped(child: int) -> bool:
     open and read /proc 9 to 20."""
     try:
         if not _LINUX:
-            return _status(child)[0] == "T"
+            return state_and_start(child)[0] == "T"
         return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     except (ChildProcessError, ProcessLookupError):  # it has ended
         return False
-
-
-def _status(pid: int) -> tuple[str, float]:
-    """State letter and start time. On Linux in clock ticks since boot: psutil's create_time() is in wall time,
-    which moves when the clock is set, and a rank must not take its living owner for a stranger then."""
-    if _LINUX:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()  # the command before it may hold anything
-        except (FileNotFoundError, ProcessLookupError):
-            raise ProcessLookupError(f"no process {pid}") from None
-        return fields[0].decode(), float(fields[19])
-    try:
-        process = psutil.Process(pid)
-        return _LETTERS.get(process.status(), "R"), process.create_time()
-    except psutil.NoSuchProcess:
-        raise ProcessLookupError(f"no process {pid}") from None
 
 
 def descendants(pid: int) -> list[psutil.Process]:
