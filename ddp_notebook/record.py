@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.rank.script import program
 from ddp_notebook.records import logs
 
 VARIABLE = "DDP_NOTEBOOK_RECORD"
@@ -98,13 +98,7 @@ def main() -> None:
     if not arguments or (arguments[0] == "-m" and len(arguments) < 2):
         sys.exit(f"usage: {VARIABLE}=DIRECTORY python -m ddp_notebook.record [-m] SCRIPT [ARGUMENT ...]")
     start_if_asked()
-    if arguments[0] == "-m":
-        sys.argv = arguments[1:]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-        runpy.run_path(arguments[0], run_name="__main__")
+    program.run(arguments)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_notebook.records.units import ms
@@ -46,13 +46,11 @@ class Status:
 
     def __repr__(self) -> str:
         table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
-        widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
         last = [
             f"backend {self.backend}, group {self.epoch}",
             *filter(None, [self._clocks(), self.tasks, self.trouble]),
         ]
-        return "\n".join([*(line.rstrip() for line in lines), *last])
+        return "\n".join([*as_table(table), *last])
 
     def _clocks(self) -> str:
         """Of hosts that have not the notebook's clock; "" if all have."""
@@ -64,3 +62,15 @@ class Status:
         words = [f"{host} to ±{ms(error)}" for host, error in known[:_MOST_NAMED]]
         others = [f"{len(known) - _MOST_NAMED} others better"] if len(known) > _MOST_NAMED else []
         return f"clocks are known: {', '.join([*words, *others])}"
+
+
+def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table in columns.
+
+    Example:
+        >>> as_table([("rank", "state"), ("0", "idle")])
+        ['rank  state', '0     idle']
+    """
+    widths = [max(len(line[column]) for line in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in rows)
+    return [line.rstrip() for line in lines]

@@ -133,6 +133,15 @@ def strangers() -> list[str]:
     return [why for path in _folders() for file in sorted(path.glob("*.json")) if (why := _read(file)[1])]
 
 
+def stamp() -> tuple[int, ...]:
+    """Differs from before where an entry was made, changed or removed since; for who looks again and again."""
+    found = []
+    for path in _places():
+        with contextlib.suppress(OSError):
+            found.append(path.stat().st_mtime_ns)
+    return tuple(found)
+
+
 def folder() -> Path:
     """Where entries are made: only this user can look into it.
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +20,6 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.kernel import before_next_cell, has_front_end
 from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import Handle, OfCell, Sink
@@ -33,6 +30,7 @@ from ddp_notebook.widgets.views import StillView, View, WidgetView
 if TYPE_CHECKING:
     from ddp_notebook.widgets.html.view import HtmlView
     from ddp_notebook.widgets.monitor import Monitor
+    from ddp_notebook.widgets.present import Shown
     from ddp_notebook.widgets.publisher import Publisher
 
 _SETTLE_S = 0.6  # after a cell: what ranks have recorded has come, and steps that waited for it are known
@@ -48,21 +46,24 @@ class Placing:
         cells: the session's.
         title: tells that of the session.
         mode: `StartOptions.live`.
+        interrupt: does what the stop button of a view does, and says what it did. From any thread.
     """
 
     def __init__(
         self,
         recording: RecordedTables,
         flushed: Callable[[], object],
-        cells: Cells,
+        cells: Shown,
         title: Callable[[], str],
         mode: str,
+        interrupt: Callable[[], str],
     ) -> None:
         self._recording = recording
         self._flushed = flushed
         self._cells = cells
         self._title = title
         self._mode = mode
+        self.interrupt = interrupt
         self._answering = Answering()
         self._publisher: Publisher | None = None
         self._shown: View | None = None  # of %ddp_monitor
@@ -187,21 +188,6 @@ class Placing:
                 self._freeze(view, view.cell)
             self._publisher = None
             self._close_replaced()
-
-    def interrupt(self) -> str:
-        """What the stop button of a view does. Returns what was done, in words."""
-        watched = self._cells.watched
-        if watched is None:
-            return "no cell runs on the ranks"
-        # Signal the main thread if it waits for the cell: that also ends its wait for an answer of input().
-        main = threading.main_thread().ident
-        if not watched[1].takes_signals:
-            watched[1].press()
-        elif main is not None and hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(main, signal.SIGINT)
-        else:
-            os.kill(os.getpid(), signal.SIGINT)
-        return "interrupted"
 
     # ---- views
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddp_notebook.records.schema import Rows
-from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_with_host, stuck, verdict
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
@@ -21,22 +20,25 @@ _ANSWER_S = 0.3  # how long ranks have to answer
 _STUCK_S = 3.0  # a rank that waits longer makes the cell stuck
 
 
-class SessionCells(Protocol):
-    """What is asked of a session's cells; `run.cells.cells.Cells` is one."""
+class Shown(Protocol):
+    """What is asked of whatever a monitor shows: `run.cells.cells.Cells` is one, a session's, and
+    `torchrun.shown.ShownJob`."""
 
     @property
     def is_running(self) -> bool: ...
     @property
-    def under_way(self) -> CellRun | None: ...
+    def under_way(self) -> Any:
+        """What runs, by its `number`; None: nothing."""
+
     @property
     def looks(self) -> Looks: ...
 
 
 class Looks(Protocol):
-    """What is asked of `run.groups.looks.Looks`."""
+    """What is asked of `run.groups.looks.Looks`. A run is what `under_way` has said."""
 
-    def ask(self, run: CellRun) -> dict[int, Future[Vitals]]: ...
-    def views(self, run: CellRun, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views: ...
+    def ask(self, run: Any) -> dict[int, Future[Vitals]]: ...
+    def views(self, run: Any, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views: ...
     def gone(self) -> dict[int, str]: ...
 
 
@@ -49,11 +51,11 @@ class Present:
         title: of the session, for people.
     """
 
-    def __init__(self, feed: Feed, session: SessionCells | None, title: str) -> None:
+    def __init__(self, feed: Feed, session: Shown | None, title: str) -> None:
         self._feed = feed
         self._session = session
         self._title = title
-        self._asked: tuple[CellRun, float, dict[int, Future[Vitals]]] | None = None
+        self._asked: tuple[Any, float, dict[int, Future[Vitals]]] | None = None
         self._next_s = 0.0
         self._alone = "running" if feed.is_live else "recorded"  # of a recording without a session
         self._cell = feed.cell

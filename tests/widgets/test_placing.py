@@ -16,7 +16,8 @@ class Holds:  # up the import of matplotlib's figures, until the test goes on
                 time.sleep(0.01)
 
 sys.meta_path.insert(0, Holds())
-placing = Placing(None, None, None, "", "auto")  # of a cell that recorded something, and ended before its view came
+# Of a cell that recorded something, and ended before its view came.
+placing = Placing(None, None, None, "", "auto", None)
 placing.prepare_picture()
 placing.end(1)
 print("ended")

@@ -40,9 +40,14 @@ _WAITS = (
 
 
 class Where:
-    """Knows which files are cells, and finds the main thread in them."""
+    """Knows which files are cells, and finds the main thread in them.
 
-    def __init__(self) -> None:
+    Args:
+        is_script: there are no cells: the lines of all files of the user's count.
+    """
+
+    def __init__(self, *, is_script: bool = False) -> None:
+        self._is_script = is_script
         self.cells: dict[str, int] = {}  # file -> number in `In [n]`
         self._current = 0
         self._main = threading.main_thread().ident or 0
@@ -142,7 +147,7 @@ class Where:
                 users = f"{os.path.basename(file)}:{line} in {function}" + (f", in {called}" if called else "")
             elif function not in _WRAPPERS:
                 called = function
-        return ""
+        return users if self._is_script else ""
 
 
 def _of_statement(innermost: FrameType) -> str:

@@ -84,6 +84,10 @@ class BatchMaker:
         """Whether something has not arrived from a GPU."""
         return bool(self._late)
 
+    def tell_again(self) -> None:
+        """Somebody reads from now on who has read nothing before."""
+        self._texts.tell_again()
+
     def batch(self, records: Sequence[Any], dropped: int = 0, resources: Mapping[str, Any] | None = None) -> Batch:
         """The batch of these records, and of earlier ones that have arrived since.
 

@@ -55,6 +55,11 @@ class Drain:
         os.register_at_fork(after_in_child=self._tape.leave)
         threading.Thread(target=self._run, name="ddp-record", daemon=True).start()
 
+    def tell_again(self) -> None:
+        """What is passed on goes to somebody from now on who has got nothing before. From any thread."""
+        with self._lock:
+            self._maker.tell_again()
+
     def flush(self, deadline_s: float = 1.0) -> None:
         """Pass on all that is on the tape. From any thread."""
         until = time.monotonic() + deadline_s

@@ -51,6 +51,11 @@ class RankRecording:
         self.training.install()
         self.drain.start()
 
+    def tell_again(self) -> None:
+        """What is recorded goes to somebody from now on who has got nothing before."""
+        self.training.tell_again()
+        self.drain.tell_again()
+
     def begin_cell(
         self, cell: int, title: int, options: RecordOptions, namespace: dict[str, Any], *, has_prompt: bool = False
     ) -> None:

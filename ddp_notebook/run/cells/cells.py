@@ -292,6 +292,13 @@ class Cells:
         """The cell that somebody waits for, and how to press stop for it."""
         return self._watched
 
+    def press_stop(self) -> str:
+        """What the stop button of a view does. Returns what was done, in words."""
+        if self._watched is None:
+            return "no cell runs on the ranks"
+        self._watched[1].press_for_all()
+        return "interrupted"
+
     def unended(self) -> list[CellRun]:
         """The cells that have not ended everywhere, the oldest first."""
         if not self._runs:  # before each cell, mostly

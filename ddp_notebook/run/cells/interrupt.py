@@ -7,6 +7,7 @@ reader loses nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -71,6 +72,17 @@ class Interrupts:
         self.count += 1
         self.pressed_s = time.monotonic()
         self._wake()
+
+    def press_for_all(self) -> None:
+        """Press by a signal, where signals are taken, so that a wait for an answer of `input()` ends too. From any
+        thread."""
+        main = threading.main_thread().ident
+        if not self.takes_signals:
+            self.press()
+        elif main is not None and hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(main, signal.SIGINT)
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ class RankView:
     operation: Operation | None = None  # that it waits in
     host: str = ""  # where it is, if ranks are on several
     thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
+    runs: Literal["cell", "script"] = "cell"
 
     @property
     def since_s(self) -> float:
@@ -39,20 +40,17 @@ class RankView:
                 return f"waiting in {operation}" + (f" ({inside})" if inside else "")
             case "running":
                 beside = f", and {self.thread} is waiting in {self.operation}" if self.thread else ""
-                return f"at {self.place or _NOWHERE}{beside}"
+                return f"at {self.place or f'no line of the {self.runs}'}{beside}"
             case "silent":
                 return f"no answer: {self.place}" if self.place else "no answer"
             case "failed":
                 return f"has failed, and formats its traceback: {self.place}"
             case "ended":
-                return "ended the cell"
+                return f"ended the {self.runs}"
             case "outside":
-                return "not in this cell"
+                return "not in this cell" if self.runs == "cell" else "not seen from here"
             case "died":
                 return f"gone: {self.place}"
-
-
-_NOWHERE = "no line of the cell"
 
 
 Views = Mapping[int, RankView]
@@ -227,16 +225,18 @@ def _ended(views: Views, waiting: Waiting) -> str:
     if operation is None:
         return ""
     who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
-    return f"{list_ranks(missing)} {_has(missing)} ended the cell without {operation.short}, which {who_waits}"
+    what = views[missing[0]].runs
+    return f"{list_ranks(missing)} {_has(missing)} ended the {what} without {operation.short}, which {who_waits}"
 
 
 def _outside(views: Views, waiting: Waiting) -> str:
     missing, waiters, operation = _awaited(views, waiting, {"outside"})
     if operation is None:
         return ""
-    do = "does" if len(missing) == 1 else "do"
     who_waits = f"{list_ranks(waiters)} {_wait(waiters)} for it in {operation}"
-    return f"{list_ranks(missing)} {do} not run this cell, and {who_waits}"
+    if views[missing[0]].runs == "script":
+        return f"{list_ranks(missing)} {_is(missing)} not seen from here, and {who_waits}"
+    return f"{list_ranks(missing)} {'does' if len(missing) == 1 else 'do'} not run this cell, and {who_waits}"
 
 
 def _each_other(views: Views, waiting: Waiting) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
@@ -57,7 +58,7 @@ class Looks:
             if not process.is_alive:
                 views[rank] = RankView(rank=rank, state="died", place=process.how_it_ended().partition("\n")[0])
             elif rank in answers and answers[rank].running_cell == run.number:
-                views[rank] = _of_vitals(rank, answers[rank])
+                views[rank] = of_vitals(rank, answers[rank])
             elif rank in silent:
                 views[rank] = RankView(rank=rank, state="silent", place=silent[rank] or process.host.unheard)
             elif rank not in run.result.by_rank:
@@ -109,11 +110,16 @@ def describe_stack(text: str) -> str:
     return ""
 
 
-def _of_vitals(rank: int, vitals: Vitals) -> RankView:
+def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell") -> RankView:
+    """What a rank says of itself.
+
+    Args:
+        runs: what it is in.
+    """
     if vitals.failed:
-        return RankView(rank=rank, state="failed", place=vitals.failed)
+        return RankView(rank=rank, state="failed", place=vitals.failed, runs=runs)
     if vitals.operation is None:
-        return RankView(rank=rank, state="running", place=vitals.where)
+        return RankView(rank=rank, state="running", place=vitals.where, runs=runs)
     state: State = "running" if vitals.thread else "waiting"
     operation = Operation.from_json(vitals.operation)
-    return RankView(rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread)
+    return RankView(rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread, runs=runs)

@@ -42,11 +42,11 @@ class Card:
         if not self._outlet.can_update:
             if why != self._said:
                 self._said = why
-                self._outlet.write("stderr", _text(views, seconds, why, self._ends) + "\n")
+                self._outlet.write("stderr", as_text(views, seconds, why, self._ends) + "\n")
                 self._outlet.drain()
             return
         said = seconds, why, self._ends
-        data = {"text/plain": _text(views, *said), "text/html": _html(views, *said)}
+        data = {"text/plain": as_text(views, *said), "text/html": as_html(views, *said)}
         if self._display_id:
             self._outlet.update(data, None, self._display_id)
         else:
@@ -75,7 +75,14 @@ def _title(seconds: float, why: str) -> str:
     return f"no progress for {seconds:.0f} s" + (f": {why}" if why else "")
 
 
-def _text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
+def as_text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
+    """The card in a terminal.
+
+    Args:
+        views: by rank.
+        seconds, why: as for `Card.show`.
+        ends: what ends the cell, in words.
+    """
     rows = [
         f"  {list_with_host(views, ranks)}: {doing}" + (f", for {since}" if since else "")
         for ranks, doing, since in _rows(views)
@@ -84,12 +91,15 @@ def _text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
 
 
 def _what_to_do(views: Views, ends: str) -> str:
+    if any(view.runs == "script" for view in views.values()):
+        return "%ddp_interrupt cuts these operations, which raise in the script as if a peer were gone."
     if any(view.state == "silent" for view in views.values()):
         return f"{ends} on ranks that answer, which keep every variable."
     return f"{ends}; every variable is kept."
 
 
-def _html(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
+def as_html(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
+    """The card on a page. Arguments as those of `as_text`."""
     cell = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
     rows = "".join(
         f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code>'

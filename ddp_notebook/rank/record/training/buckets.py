@@ -44,6 +44,10 @@ class Model:
         self._nbytes = [parameter.numel() * parameter.element_size() for _, parameter in named]
         self._is_rebuilt: bool | None = None
 
+    def forget_layout(self) -> None:
+        """Somebody reads from now on who was not told of its buckets."""
+        self._is_rebuilt = None
+
     def prepare(self, model: DistributedDataParallel) -> Layout | None:
         """The next backward will synchronise its gradients. Returns its layout if that has changed."""
         self.at, self.left = 0, sum(self._nbytes)

@@ -295,6 +295,12 @@ class Training:
         for call in self.on_step:
             call()
 
+    def tell_again(self) -> None:
+        """Somebody reads from now on who was told of no model."""
+        with self._naming:
+            for known in self._models.values():
+                known.forget_layout()
+
     def begin_cell(self, gradient: str = "") -> None:
         """A cell begins: forget what an interrupted one has left half done.
 

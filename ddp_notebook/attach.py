@@ -1,0 +1,73 @@
+"""A job of torchrun's that a notebook can look at: `torchrun --nproc-per-node 4 -m ddp_notebook.attach train.py`.
+
+Nothing in the script changes, and it does not matter whether a notebook ever comes, or goes. In any notebook of the
+same user on the same machine
+
+    %ddp_attach
+
+shows its ranks: what they do, what they wait for, their recording. `--name NAME` before the script, or
+`DDP_NOTEBOOK_NAME` in the environment, gives the job a name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+_USAGE = "usage: python -m ddp_notebook.attach [--name NAME] [-m] SCRIPT [ARGUMENT ...]"
+
+
+def main() -> None:
+    """Run a script, or with `-m` a module, as Python itself would, with a door for notebooks."""
+    name, arguments = _read(sys.argv[1:])
+    watched = _open(name, arguments)
+    from ddp_notebook.rank.script import program
+
+    failure: BaseException | None = None
+    try:
+        program.run(arguments)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        if watched is not None:
+            watched.end(failure)
+        del failure, watched
+
+
+def _read(arguments: list[str]) -> tuple[str, list[str]]:
+    name = ""
+    if arguments[:1] == ["--name"] and len(arguments) > 1:
+        name, arguments = arguments[1], arguments[2:]
+    if not arguments or arguments == ["-m"] or arguments[0] == "--name":
+        sys.exit(_USAGE)
+    return name, arguments
+
+
+def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # what it returns imports torch late
+    """Enter this rank, and open its door. A script whose rank cannot be entered runs all the same."""
+    from ddp_notebook.rank.script.door import Door
+    from ddp_notebook.rank.script.imports import after_import
+    from ddp_notebook.rank.script.watched import Watched
+    from ddp_notebook.registry import entries
+    from ddp_notebook.registry.torchrun import place
+    from ddp_notebook.wire.events import VERSION
+
+    script, *rest = arguments[1:] if arguments[0] == "-m" else arguments
+    here = place(script, rest, name, VERSION)
+    watched = Watched(here)
+    try:
+        entry = entries.enter("torchrun", here.name, here.to_json())
+        Door(entry.door, VERSION, watched.begin, watched.leave)
+    except OSError as error:
+        print(f"ddp_notebook: no notebook can look at rank {here.rank}: {error}", file=sys.stderr)
+        return None
+    pid = os.getpid()
+    atexit.register(lambda: entry.remove() if os.getpid() == pid else None)
+    after_import("torch", watched.install)
+    return watched
+
+
+if __name__ == "__main__":
+    main()

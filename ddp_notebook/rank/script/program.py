@@ -1,0 +1,49 @@
+"""Another program, run in this process as Python itself would run it: a script, or with `-m` a module."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from types import ModuleType, TracebackType
+from typing import Any
+
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+
+
+def run(arguments: list[str]) -> None:
+    """Run it, to its end.
+
+    Args:
+        arguments: `SCRIPT [ARGUMENT ...]` or `-m MODULE [ARGUMENT ...]`.
+
+    Raises:
+        whatever the program raises. A traceback that Python then shows has no frames of this package.
+    """
+    sys.excepthook = _show
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = arguments
+    path = arguments[0]
+    if not getattr(sys.flags, "safe_path", False):  # here is what `-m ddp_notebook...` has put: the working directory
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    # It stays: threads, and what runs at the end, still see its names, which `runpy.run_path` would clear.
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _show(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> Any:
+    """Python's own, without the frames that are there only because the program runs in ours."""
+    while at is not None and at.tb_next is not None and _is_ours(at.tb_frame.f_code.co_filename):
+        at = at.tb_next
+    sys.__excepthook__(kind, error.with_traceback(at), at)
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith((_OURS, "<frozen runpy>")) or file == runpy.__file__

@@ -1,0 +1,227 @@
+"""What is seen of a script in this process, and told to the notebook that looks; nobody needs to.
+
+The script's operations are seen all the time, so that a notebook which comes when they hang knows who waits for whom.
+Recorded is only what happens while a notebook is there. It cannot hold the script up: records wait on the tape, which
+drops and counts the oldest, and of its messages the notebook gets no more while it has not taken fifty.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ddp_notebook.registry.torchrun import Place
+
+_MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
+_FAREWELL_S = 2.0  # what a notebook that is there gets to take the last ones
+_MOST_LINES = 200  # of a traceback
+
+
+class Watched:
+    """One rank.
+
+    Args:
+        place: of this process.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._seen: _Seen | None = None  # once torch is there
+        self._told: dict[str, Any] | None = None  # what the notebook has said that is there
+        self._agent: Any = None
+        self._round = 0
+        self._began_s = time.monotonic()
+
+    # ---- the main thread
+
+    def install(self) -> None:
+        """Torch is there: see what the script does with it."""
+        try:
+            seen = _Seen(lambda: self._place.rank, self._send, self._is_busy)
+        except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # another torch than was known here
+            print(f"ddp_notebook: this torch does not let a script be looked at ({error})", file=sys.stderr)
+            return
+        with self._lock:
+            self._seen = seen
+            if self._told is not None:
+                self._watch(self._told)
+
+    def end(self, failure: BaseException | None) -> None:
+        """The script has ended: tell the notebook, if there is one, and wait a moment until it knows."""
+        with self._lock:
+            agent, seen = self._agent, self._seen
+        if agent is None or seen is None:
+            return
+        from ddp_notebook.wire.events import CellDone
+
+        seen.recording.end_cell()
+        seen.recording.drain.flush()
+        agent.send(CellDone(cell=self._round, **_how_it_ended(failure), **seen.last_words(failure, self._began_s)))
+        until = time.monotonic() + _FAREWELL_S
+        while agent.endpoint.waiting() and time.monotonic() < until:
+            time.sleep(0.01)
+        self.leave()
+
+    # ---- the door's thread
+
+    def begin(self, said: dict[str, Any]) -> None:
+        """A notebook has come.
+
+        Args:
+            said: `address`, where its wire is; `round`, which counts the job's attempts; `who` it is.
+        """
+        with self._lock:
+            self._told = said
+            if self._seen is not None:
+                self._watch(said)
+
+    def leave(self) -> None:
+        """The notebook has gone: what was to be sent to it is dropped."""
+        with self._lock:
+            self._told = None
+            if self._seen is not None:
+                self._seen.stop()
+            agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.endpoint.close()
+
+    def _watch(self, said: dict[str, Any]) -> None:
+        from ddp_notebook.rank.agent import Agent
+
+        assert self._seen is not None
+        self._round = said["round"]
+        agent = Agent(
+            said["address"],
+            self._place.rank,
+            on_message=self._on_message,
+            vitals=self._vitals,
+            flush=self._seen.recording.drain.flush,
+        )
+        self._agent = agent
+        agent.start()
+        self._seen.begin(self._round)
+
+    # ---- the agent's thread, and the recorder's
+
+    def _send(self, data: bytes) -> None:
+        from ddp_notebook.wire.events import Recorded
+
+        if (agent := self._agent) is not None:
+            agent.send(Recorded(data=data))
+
+    def _is_busy(self) -> bool:
+        agent = self._agent
+        return agent is None or agent.endpoint.waiting() > _MOST_WAITING
+
+    def _on_message(self, message: Any) -> None:
+        from ddp_notebook.wire.events import Interrupt
+
+        if isinstance(message, Interrupt):
+            threading.Thread(target=self._free, name="ddp-free", daemon=True).start()
+
+    def _free(self) -> None:
+        assert self._seen is not None
+        who = (self._told or {}).get("who", "a notebook")
+        if what := self._seen.free():
+            print(f"ddp_notebook: {who} has cut {what} on rank {self._place.rank}; it raises here", file=sys.stderr)
+
+    def _vitals(self) -> dict[str, Any]:
+        assert self._seen is not None
+        return {
+            "running_cell": self._round,
+            "running_s": time.monotonic() - self._began_s,
+            **self._seen.vitals(),
+        }
+
+
+class _Seen:
+    """What needs torch. Made in the main thread, right after torch was imported."""
+
+    def __init__(self, rank: Callable[[], int], send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
+        from ddp_notebook.rank.cell.where import Where
+        from ddp_notebook.rank.group import keeping
+        from ddp_notebook.rank.group.connections.cutting import Connections
+        from ddp_notebook.rank.group.recorder import Recorder
+        from ddp_notebook.rank.group.release import Release
+        from ddp_notebook.rank.record.recording import RankRecording
+        from ddp_notebook.records import logs
+
+        keeping.install()
+        self._where = Where(is_script=True)
+        self._recorder = Recorder()
+        self._recorder.install()
+        self._connections = Connections(self._recorder)
+        self._connections.watch()
+        self._release = Release(self._recorder, self._connections, self._where, lambda: None)
+        self.recording = RankRecording(self._recorder, self._where, rank, send, is_busy)
+        self.stop()
+        logs.install(self.recording.metrics.log)
+        pid = os.getpid()
+
+        def close() -> None:
+            if os.getpid() == pid:
+                self.recording.drain.close()
+                keeping.let_go()
+
+        atexit.register(close)
+
+    def begin(self, number: int) -> None:
+        """Record from now on, for a notebook that knows nothing yet."""
+        from ddp_notebook.wire.record_options import RecordOptions
+
+        self.recording.tell_again()
+        self.recording.begin_cell(number, number, RecordOptions(level="values"), {})
+
+    def stop(self) -> None:
+        """Record nothing any more."""
+        tape = self.recording.tape
+        tape.level = 0
+        tape.take(len(tape))
+
+    def free(self) -> str:
+        from ddp_notebook.rank.script.freeing import free
+
+        return free(self._recorder, self._connections, self._release)
+
+    def vitals(self) -> dict[str, Any]:
+        """What the main thread is in, as fields of `Vitals`."""
+        import torch
+        import torch.distributed as dist
+
+        doing = self._release.now()
+        return {
+            "device_bytes": torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0,
+            "where": doing.place,
+            "operation": None if doing.operation is None else doing.operation.to_json(),
+            "thread": doing.thread,
+            "group": {"is_there": dist.is_initialized()},
+        }
+
+    def last_words(self, failure: BaseException | None, began_s: float) -> dict[str, Any]:
+        """Where and in what the script has failed, as fields of `CellDone`."""
+        failed = None if failure is None else self._recorder.failed
+        return {
+            "duration_s": time.monotonic() - began_s,
+            "place": "" if failure is None else self._where.of_traceback(failure.__traceback__),
+            "operation": None if failed is None or failed.error is not failure else failed.call.describe().to_json(),
+        }
+
+
+def _how_it_ended(failure: BaseException | None) -> dict[str, Any]:
+    if failure is None or (isinstance(failure, SystemExit) and not failure.code):
+        return {"status": "ok"}
+    lines = "".join(traceback.format_exception(failure)).splitlines()
+    status = "interrupted" if isinstance(failure, KeyboardInterrupt) else "error"
+    return {
+        "status": status,
+        "ename": type(failure).__name__,
+        "evalue": str(failure),
+        "traceback": lines[-_MOST_LINES:],
+    }

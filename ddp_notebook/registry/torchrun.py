@@ -1,0 +1,87 @@
+"""A rank of a job of torchrun's, as its entry tells it: from what torchrun has put into its environment.
+
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+NAME_VARIABLE = "DDP_NOTEBOOK_NAME"  # what users know the job by
+_NO_RUNS = ("", "none")  # ids of a job that was given none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One rank of one job, as its entry in the registry tells it."""
+
+    name: str  # of the job: "train-3f2a"
+    key: str  # equal for all ranks of the job, and for nothing else
+    script: str
+    arguments: list[str]
+    directory: str
+    host: str
+    rank: int
+    world_size: int
+    local_rank: int
+    restarts: int  # of the job so far, after failures
+    most_restarts: int
+    shares_store: bool  # torch's agent and all attempts of its workers use one store, which breaks restarts with gloo
+    wire: int  # version
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Place:
+        """The place that this was made of.
+
+        Raises:
+            TypeError: it was none.
+        """
+        return cls(**given)
+
+
+def place(script: str, arguments: list[str], name: str, wire: int) -> Place:
+    """This process's.
+
+    Args:
+        script: its path, or the name of a module.
+        arguments: that follow it.
+        name: of the job; "": one made of the script's name.
+        wire: version of the wire.
+    """
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    master = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    key = run if run not in _NO_RUNS else f"{master} {script}"
+    stem = script.rpartition(".")[2] if script and not script.endswith(".py") else Path(script).stem
+    digest = hashlib.sha256(key.encode()).hexdigest()[:4]
+    return Place(
+        name=name or os.environ.get(NAME_VARIABLE, "") or f"{stem}-{digest}",
+        key=key,
+        script=script,
+        arguments=arguments,
+        directory=os.getcwd(),
+        host=socket.gethostname(),
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        local_rank=_number("LOCAL_RANK", 0),
+        restarts=_number("TORCHELASTIC_RESTART_COUNT", 0),
+        most_restarts=_number("TORCHELASTIC_MAX_RESTARTS", 0),
+        shares_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1",
+        wire=wire,
+    )
+
+
+def _number(variable: str, otherwise: int) -> int:
+    try:
+        return int(os.environ.get(variable, otherwise))
+    except ValueError:
+        return otherwise

@@ -1,0 +1,16 @@
+"""Jobs of torchrun's in a notebook: those of a shell, which it looks at, and those that it starts itself.
+
+    finding    the jobs that are there, and which one a name means
+    job        one job: its ranks as they come and go, its recording, report, monitor; what magics use
+    rounds     the attempts of a job, and the ranks of each
+    member     one rank's process: in at its door, what it has said last
+    shown      what a monitor and the hang card ask of a job
+    current    the job that this notebook looks at
+    card       the hang card of a job, which stands in the cell that attached to it
+    status     the ranks as a table, and what has happened
+    starting   `%ddp_torchrun`: a job whose agents are started here, and end with the kernel
+    keeper     the process between the kernel and these agents, which ends them
+    agent      torchrun itself, with the script under `ddp_notebook.attach`
+
+It knows ranks by their entries in `registry`, and speaks to them by the wire, as to those of a session.
+"""

@@ -1,0 +1,52 @@
+"""The job that this notebook looks at: what magics without a name mean."""
+
+from __future__ import annotations
+
+from ddp_notebook.torchrun import finding
+from ddp_notebook.torchrun.card import JobCard
+from ddp_notebook.torchrun.job import Job
+
+_current: Job | None = None
+
+
+def current() -> Job | None:
+    """The one that was attached last, until it is let go."""
+    return _current
+
+
+def attach(name: str = "", *, takes: bool = False) -> Job:
+    """Look at a job of torchrun's whose script runs under `-m ddp_notebook.attach`. The job goes on as if nobody did.
+
+    Args:
+        name: of the job, or its beginning; "": the only one that is there.
+        takes: have another notebook leave that looks at it.
+
+    Raises:
+        UsageError: there is no such job, or several; or another notebook looks at it.
+
+    Example:
+        >>> attach("no such job")
+        Traceback (most recent call last):
+        ddp_notebook.errors.UsageError: no job of torchrun's named 'no such job' runs here: ...
+    """
+    found = finding.find(name)
+    if _current is not None and _current.key == found.key and not _current.is_closed:
+        return _current
+    return become(Job(found.key, found.name, takes=takes))
+
+
+def become(job: Job) -> Job:
+    """This one is looked at from now on, and the one before no more."""
+    global _current
+    before, _current = _current, job
+    if before is not None:
+        before.close()
+    JobCard(job)
+    return job
+
+
+def let_go() -> str:
+    """Look at no job any more. Returns what was done, in words."""
+    global _current
+    before, _current = _current, None
+    return "" if before is None else before.stop()

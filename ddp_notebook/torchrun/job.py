@@ -1,0 +1,397 @@
+"""A job of torchrun's in the notebook: `%ddp_attach`, or `ddp_notebook.attach_job("train")` in a script."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import threading
+import time
+from typing import Any
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.observer import Observer
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report.report import Report
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.registry import entries
+from ddp_notebook.registry.entries import Entry
+from ddp_notebook.registry.identities import Identity
+from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.run.groups.diagnosis import Views, verdict
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.record import trace
+from ddp_notebook.torchrun import finding
+from ddp_notebook.torchrun.member import Member, RefusedError, come_in, why_closed
+from ddp_notebook.torchrun.rounds import Events, Round
+from ddp_notebook.torchrun.shown import JobLooks, ShownJob, missing
+from ddp_notebook.torchrun.status import JobStatus, RankRow
+from ddp_notebook.widgets.face import ViewFace
+from ddp_notebook.widgets.placing import Placing
+from ddp_notebook.wire.bulk import BulkFetcher
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.events import CellDone, ClockProbe, ClockReply, Hello, Interrupt, Message, Recorded, Vitals
+from ddp_notebook.wire.keys import Keyring
+
+_LOOK_S = 0.5  # between two looks whether processes have come
+_ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
+_FREE_S = 6.0  # what ranks get to leave what was cut
+_log = logging.getLogger(__name__)
+
+
+class Job(ViewFace):
+    """One job, from its first rank that was found to `close`, through restarts and changes of its members.
+
+    It only looks: ranks whose notebook goes, go on.
+
+    Args:
+        key: of the job, see `registry.torchrun.Place`.
+        name: of the job.
+        takes: have another notebook leave that looks at it.
+
+    Raises:
+        UsageError: another notebook looks at it.
+    """
+
+    def __init__(self, key: str, name: str, *, takes: bool = False) -> None:
+        self.key = key
+        self.name = name
+        self.events = Events()
+        self.recordings: list[Recording] = []  # one for each number of ranks that followed another
+        self.changed = threading.Condition()  # somebody has come, gone, or ended
+        self._takes = takes
+        self._rounds: list[Round] = []
+        self._known: set[Identity] = set()  # processes that were let in, or not
+        self._members: dict[str, tuple[Round, Member]] = {}  # by identity on the wire
+        self._refused: RefusedError | None = None
+        self._closing = threading.Event()
+        self._stale: list[Placing] = []  # of recordings that have ended, to be closed by the main thread
+        self._keyring = Keyring()
+        self._endpoint = Endpoint.listen(self._keyring, self._on_message)
+        self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
+        self._questions = Questions(self._send, lambda _: None)
+        self._looks = JobLooks(self._questions)
+        self._lines = selectors.DefaultSelector()
+        self._endpoint.start()
+        try:
+            self._look_for_ranks()
+            if self._refused is not None:
+                raise self._refused
+        except BaseException:
+            self._close_wire()
+            raise
+        self._thread = threading.Thread(target=self._follow, name="ddp-job", daemon=True)
+        self._thread.start()
+
+    # ---- what the user does
+
+    @property
+    def round(self) -> Round | None:
+        """The last attempt."""
+        return self._rounds[-1] if self._rounds else None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the last attempt."""
+        return 0 if self.round is None else self.round.world_size
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this notebook looks at it no more."""
+        return self._closing.is_set()
+
+    def waits_for_end(self, timeout_s: float) -> bool:
+        """Wait until it is closed. Returns whether it is."""
+        return self._closing.wait(timeout_s)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a rank of it is there."""
+        return self.round is not None and self.round.is_under_way
+
+    @property
+    def recording(self) -> Recording:
+        """What its ranks have recorded since this notebook looks, in the last attempts of as many ranks; those before
+        are in `recordings`. The attempts are numbered as cells are.
+
+        Raises:
+            UsageError: no rank has come yet.
+        """
+        run = self._some_round()
+
+        def ask(request: int) -> ClockProbe:
+            return ClockProbe(request=request, sent_ns=time.monotonic_ns(), flush=True)
+
+        self._questions.ask_for(run.there, ask, _ANSWER_S)
+        run.observer.flush()
+        return run.observer.recording
+
+    def report(self, cell: int | None = None) -> Report:
+        """What the time of its steps went into, in words.
+
+        Args:
+            cell: number of an attempt; None: the last one that trained.
+        """
+        return self.recording.report(cell)
+
+    def write_trace(self, path: str) -> tuple[list[int], list[int]]:
+        """Write the recording as a Chrome trace. See `Session.write_trace`; there are no profiles of torch's."""
+        return trace.write(self.recording, path, None, iter(()))
+
+    def look(self) -> Views:
+        """What each rank does now."""
+        run = self._some_round()
+        return self._looks.look(run)
+
+    def status(self) -> JobStatus:
+        """Its ranks, and what has happened."""
+        self._close_stale()
+        run = self._some_round()
+        views = self._looks.look(run)
+        rows = [
+            RankRow(
+                rank=rank,
+                host=member.place.host if member else "?",
+                pid=member.entry.pid if member else None,
+                state=views[rank].doing,
+            )
+            for rank in range(run.world_size)
+            for member in [run.members.get(rank)]
+        ]
+        waits_s = max((view.since_s for view in views.values()), default=0.0)
+        place = next((one.place for one in run.members.values()), None)
+        return JobStatus(
+            name=self.name,
+            attempt=run.number,
+            restarts=0 if place is None else place.restarts,
+            rows=tuple(rows),
+            waits_s=waits_s,
+            why=verdict(views),
+            notes=tuple(filter(None, [missing(run), _about_store(place), run.how_it_ended])),
+            events=tuple(self.events.last(5)),
+        )
+
+    def interrupt(self) -> list[str]:
+        """Cut what its ranks wait in: there the script gets the error that it would get if a peer were gone, such as
+        gloo's RuntimeError. What computes is left alone. Returns what was done, in sentences.
+
+        Raises:
+            UsageError: no rank has come yet.
+        """
+        run = self._some_round()
+        before = self._looks.look(run)
+        waiting = {rank: view for rank, view in before.items() if view.operation is not None}
+        for rank in run.there:
+            self._send(rank, Interrupt(cell=run.number))
+        said = []
+        until = time.monotonic() + _FREE_S
+        left = set(waiting)
+        while left and time.monotonic() < until:
+            left = {rank for rank in left if _is_in_same(self._looks.look(run)[rank], waiting[rank])}
+        for rank, view in waiting.items():
+            what = f"{view.operation}" + (f" ({view.place.partition(', in ')[0]})" if view.place else "")
+            how = "has not left it yet" if rank in left else "it raised there as if a peer were gone"
+            said.append(f"rank {rank}: {what} was cut; {how}")
+        free = [rank for rank in run.there if rank not in waiting]
+        if free:
+            said.append(f"{list_ranks(free)}: in no operation, so the script goes on there")
+        return said or ["no rank of it is there"]
+
+    def stop(self) -> str:
+        """Look at it no more; it goes on. Returns what was done, in words."""
+        went_on = self.is_running
+        self.close()
+        return f"let go of {self.name}" + (", which goes on" if went_on else ", which has ended")
+
+    def close(self) -> None:
+        """Look at it no more. Its recordings stay. Doing it twice is no error."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join(2 * _LOOK_S)
+        self._close_stale()
+        if self._live is not None:
+            self._live.close()
+        for run in self._rounds:
+            for member in run.members.values():
+                member.line.close()
+        self._close_wire()
+        for observer in {run.observer for run in self._rounds}:
+            observer.close()
+
+    @property
+    def views(self) -> Placing:
+        """Where its monitors stand. `widgets.Monitor(job)` is one more."""
+        self._close_stale()
+        self._some_round()
+        return super().views
+
+    def __repr__(self) -> str:
+        size = self.world_size
+        state = "closed" if self._closing.is_set() else "" if self.is_running else "ended"
+        return f"<Job {self.name}: {size} rank{'s' * (size != 1)}{', ' * bool(state)}{state}>"
+
+    def _some_round(self) -> Round:
+        if self.round is None:
+            raise UsageError(
+                f"no rank of job {self.name!r} has come so far: its script runs under -m ddp_notebook.attach only "
+                "where torchrun was told so, and a rank is seen on this machine alone"
+            )
+        return self.round
+
+    def _close_stale(self) -> None:
+        while self._stale:
+            self._stale.pop().close()
+
+    def _close_wire(self) -> None:
+        self._lines.close()
+        self._bulk.close()
+        self._endpoint.close()
+
+    # ---- who comes and goes: the thread of the job
+
+    def _follow(self) -> None:
+        stamp: tuple[int, ...] = ()
+        while not self._closing.is_set():
+            try:
+                if (now := entries.stamp()) != stamp:
+                    stamp = now
+                    self._look_for_ranks()
+                self._look_at_lines()
+            except Exception:  # the next look may see more
+                if not self._closing.wait(_LOOK_S):
+                    _log.info("a look at the ranks of a job has failed", exc_info=True)
+
+    def _look_for_ranks(self) -> None:
+        for entry, place in finding.ranks():
+            if place.key == self.key and entry.who not in self._known:
+                self._known.add(entry.who)
+                try:
+                    self._join(entry, place)
+                except RefusedError as error:
+                    self._refused = error
+                    self.events.add(str(error))
+                except OSError as error:
+                    self.events.add(f"rank {place.rank} (process {entry.pid}) does not answer at its door: {error}")
+
+    def _join(self, entry: Entry, place: Place) -> None:
+        before = run = self.round
+        if run is None or not run.takes(place):
+            is_as_large = run is not None and run.world_size == place.world_size
+            observer = run.observer if run is not None and is_as_large else self._new_observer(place.world_size)
+            run = Round(number=len(self._rounds) + 1, world_size=place.world_size, observer=observer)
+        member = Member(entry=entry, place=place)
+        identity = member.identity
+        self._members[identity] = run, member  # before it can say its first word
+        self._endpoint.expect(identity)
+        try:
+            address = self._keyring.invite(identity, control=self._endpoint.url, bulk=self._bulk.url)
+            come_in(member, address, run.number, takes=self._takes)
+        except BaseException:
+            self._forget(identity)
+            raise
+        if run is not before:
+            self._begin(run, before)
+        run.members[place.rank] = member
+        self._lines.register(member.line, selectors.EVENT_READ, member)
+        run.observer.on_moved(place.rank)  # a process that has come for another is asked for its clock at once
+        self._tell()
+
+    def _begin(self, run: Round, before: Round | None) -> None:
+        if before is not None:
+            self.events.add(f"attempt {before.number} is over: {before.how_it_ended or 'its ranks are replaced'}")
+        self._rounds.append(run)
+        self.events.add(f"attempt {run.number} has {run.world_size} rank{'s' * (run.world_size != 1)}")
+        if before is None or run.observer is not before.observer:
+            run.observer.start()
+            self.recordings.append(run.observer.recording)
+            if self._live is not None:
+                self._stale.append(self._live)
+            self._live = self._new_placing(run.observer)
+
+    def _new_observer(self, world_size: int) -> Observer:
+        return Observer(world_size, self._send, lambda: self.round.there if self.round else [], lambda: ())
+
+    def _forget(self, identity: str) -> None:
+        self._endpoint.forget(identity)
+        self._keyring.revoke(identity)
+        self._members.pop(identity, None)
+
+    def _new_placing(self, observer: Observer) -> Placing:
+        def is_current() -> bool:
+            return self.round is not None and self.round.observer is observer and not self._closing.is_set()
+
+        def run() -> Round | None:
+            return self.round if is_current() and self.is_running else None
+
+        title = f"{self.name}, {observer.recording.world_size} ranks"
+        shown = ShownJob(self._looks, run, is_current)
+        return Placing(
+            observer.recording, lambda: self.recording, shown, title, "auto", lambda: "; ".join(self.interrupt())
+        )
+
+    def _look_at_lines(self) -> None:
+        if not self._lines.get_map():
+            self._closing.wait(_LOOK_S)
+            return
+        for key, _ in self._lines.select(_LOOK_S):
+            member: Member = key.data
+            self._lines.unregister(member.line)
+            taken = why_closed(member.line)
+            member.go(taken)
+            if taken:
+                self.events.add(f"rank {member.rank}: {taken}")
+            elif member.done is None or member.done.status != "ok":
+                self.events.add(f"rank {member.rank}: {member.how_it_went}")
+            self._forget(member.identity)
+            self._tell()
+
+    def _tell(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    # ---- what ranks say: the thread of the wire
+
+    def _send(self, rank: int, message: Message) -> None:
+        run = self.round
+        member = None if run is None else run.members.get(rank)
+        if member is not None and member.is_there:
+            self._endpoint.send(message, member.identity)
+
+    def _on_message(self, identity: str, _: int, message: Message) -> None:
+        if (found := self._members.get(identity)) is None:
+            return
+        run, member = found
+        match message:
+            case Hello():
+                member.has_joined = True
+                self._tell()
+            case CellDone():
+                member.done = message
+                self._tell()
+            case Recorded():
+                run.observer.on_recorded(member.rank, message)
+            case ClockReply():
+                run.observer.on_clock(member.rank, message)
+                self._questions.on_answer(member.rank, message)
+            case Vitals():
+                self._questions.on_answer(member.rank, message)
+
+
+def _is_in_same(now: Any, before: Any) -> bool:
+    return (
+        now.operation is not None
+        and before.operation is not None
+        and (now.operation.group, now.operation.number, now.operation.name)
+        == (before.operation.group, before.operation.number, before.operation.name)
+    )
+
+
+def _about_store(place: Place | None) -> str:
+    """torch's fault, found on 2.13: with the rendezvous' store shared between attempts, workers of a later one meet at
+    addresses of the earlier."""
+    if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
+        return ""
+    return (
+        "torchrun shares one store between its attempts, with which gloo does not get past a restart: set "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started (%ddp_torchrun does)"
+    )

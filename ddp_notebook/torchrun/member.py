@@ -1,0 +1,108 @@
+"""One rank's process, seen from the notebook: let in at its door, and what it has said last."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.registry import doors
+from ddp_notebook.registry.entries import Entry
+from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.wire.events import VERSION, CellDone
+from ddp_notebook.wire.keys import Address
+
+_ANSWER_S = 3.0  # what a rank gets to let in who knocks
+
+
+class RefusedError(UsageError):
+    """A rank does not let this notebook in. Says why, and what to do."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """One process of one rank. It is told apart from the rank's next process by its identity on the wire."""
+
+    entry: Entry
+    place: Place
+    line: socket.socket = field(init=False)  # it ends with the process, which hears when it ends with this one
+    has_joined: bool = False  # its agent speaks: torch is imported there
+    done: CellDone | None = None  # how its script has ended
+    how_it_went: str = field(default="", init=False)  # "": it is there
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def identity(self) -> str:
+        return f"{self.entry.name}/{self.entry.pid}"
+
+    @property
+    def is_there(self) -> bool:
+        return not self.how_it_went
+
+    def go(self, why: str = "") -> None:
+        """It has gone, or does not let this notebook look any more.
+
+        Args:
+            why: "": as it has said last, or without a word.
+        """
+        done = self.done
+        if why:
+            self.how_it_went = why
+        elif done is None:
+            self.how_it_went = "its process ended without a word, as by a signal"
+        elif done.status == "ok":
+            self.how_it_went = "ended the script"
+        else:
+            self.how_it_went = f"{done.ename}: {done.evalue}"[:200] + (f", at {done.place}" if done.place else "")
+        self.line.close()
+
+
+def come_in(member: Member, address: Address, number: int, *, takes: bool) -> None:
+    """Knock at a rank's door, and be let in.
+
+    Args:
+        member: the rank's process.
+        address: where its agent is to connect to.
+        number: of the attempt.
+        takes: have another notebook leave that looks at it.
+
+    Raises:
+        RefusedError: another notebook is in already, or it is another version's.
+        OSError: it does not answer, or has gone.
+    """
+    place = member.place
+    line = doors.connect(member.entry.door, _ANSWER_S)
+    try:
+        doors.say(
+            line,
+            {
+                "wire": VERSION,
+                "who": f"the notebook of process {os.getpid()}",
+                "takes": takes,
+                "address": asdict(address),
+                "round": number,
+            },
+        )
+        if why := doors.hear(line).get("refused"):
+            raise RefusedError(
+                f"rank {place.rank} of job {place.name!r} lets nobody in: {why}; to look at it from here instead: "
+                f"%ddp_attach {place.name} --take"
+            )
+        line.settimeout(0.0)
+    except BaseException:
+        line.close()
+        raise
+    member.line = line
+
+
+def why_closed(line: socket.socket) -> str:
+    """A rank's end of a line has said something or closed. Returns who looks at it now; "": it has closed."""
+    try:
+        line.settimeout(_ANSWER_S)
+        return f"{doors.hear(line)['taken']} looks at it now"
+    except (OSError, KeyError):
+        return ""

@@ -1,0 +1,111 @@
+"""What a monitor and the hang card ask of a job: what runs, and what each rank of it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+import psutil
+
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.groups.diagnosis import RankView, Views
+from ddp_notebook.run.groups.looks import of_vitals
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.torchrun.rounds import Round
+from ddp_notebook.wire.events import Probe, Vitals
+
+_ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
+
+
+class JobLooks:
+    """Looks at the ranks of a round, as `run.groups.looks.Looks` does at those of a cell."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+        self._last: Round | None = None
+
+    def look(self, run: Round) -> Views:
+        """Every rank of the job."""
+        answers = self._questions.ask_for(run.there, lambda n: Probe(request=n), _ANSWER_S)
+        return self.views(run, answers, {rank: "" for rank in run.there if rank not in answers})
+
+    def ask(self, run: Round) -> dict[int, Future[Vitals]]:
+        """Ask those that are there, without a wait. `views` takes the answers."""
+        self._last = run
+        return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in run.there}
+
+    def views(self, run: Round, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
+        """What these answers say.
+
+        Args:
+            silent: ranks that do not answer.
+        """
+        return {rank: _view(run, rank, answers.get(rank), rank in silent) for rank in range(run.world_size)}
+
+    def gone(self) -> dict[int, str]:
+        """Ranks whose scripts have failed, and how."""
+        run = self._last
+        ended = {} if run is None else {rank: one for rank, one in run.members.items() if not one.is_there}
+        return {rank: one.how_it_went for rank, one in ended.items() if one.done is None or one.done.status != "ok"}
+
+
+class ShownJob:
+    """A `widgets.present.Shown`: one job as long as its number of ranks stays.
+
+    Args:
+        looks: at its ranks.
+        round: tells the attempt under way, if there is one of that many ranks.
+        is_open: tells whether the job is still looked at, with that many ranks.
+    """
+
+    def __init__(self, looks: JobLooks, round: Callable[[], Round | None], is_open: Callable[[], bool]) -> None:
+        self.looks = looks
+        self._round = round
+        self._is_open = is_open
+
+    @property
+    def is_running(self) -> bool:
+        return self._is_open()
+
+    @property
+    def under_way(self) -> Round | None:
+        return self._round()
+
+
+def _view(run: Round, rank: int, vitals: Vitals | None, is_silent: bool) -> RankView:
+    member = run.members.get(rank)
+    if member is None:
+        return RankView(rank=rank, state="outside", runs="script")
+    if not member.is_there or member.done is not None:
+        if member.done is not None and member.done.status == "ok":
+            return RankView(rank=rank, state="ended", runs="script")
+        if member.is_there:  # it has said how, and its process ends
+            return RankView(rank=rank, state="died", place=member.done.ename if member.done else "", runs="script")
+        return RankView(rank=rank, state="died", place=member.how_it_went, runs="script")
+    if vitals is not None:
+        return of_vitals(rank, vitals, "script")
+    if not member.has_joined:
+        return RankView(rank=rank, state="running", place="its start, without torch so far", runs="script")
+    place = _why_silent(member.entry.pid) if is_silent else ""
+    return RankView(rank=rank, state="silent" if is_silent else "running", place=place, runs="script")
+
+
+def _why_silent(pid: int) -> str:
+    try:
+        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+            return f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
+    except psutil.Error:
+        return "its process has just ended"
+    return "one long call lets no other thread run"
+
+
+def missing(run: Round, after_s: float = 3.0) -> str:
+    """Ranks that nobody has seen, in a sentence; "": all were, or it is too early to say."""
+    absent = [rank for rank in range(run.world_size) if rank not in run.members]
+    if not absent or time.monotonic() - run.began_s < after_s:
+        return ""
+    return (
+        f"{list_ranks(absent)} of {run.world_size} cannot be seen from here: on another machine, of another user, or "
+        "without -m ddp_notebook.attach"
+    )
