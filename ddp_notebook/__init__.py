@@ -25,6 +25,7 @@ from ddp_notebook.errors import (
     DDPNotebookError,
     HostError,
     JobCancelledError,
+    JobFailedError,
     MissingBuildError,
     MissingPackageError,
     NoSessionError,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from ddp_notebook.starting import start
     from ddp_notebook.status import Status
     from ddp_notebook.surviving import survive
+    from ddp_notebook.torchrun.current import attach_job
+    from ddp_notebook.torchrun.job import Job
     from ddp_notebook.wire.record_options import RecordOptions
 
 __all__ = [
@@ -67,6 +70,8 @@ __all__ = [
     "HostError",
     "HostTable",
     "JobCancelledError",
+    "Job",
+    "JobFailedError",
     "MissingBuildError",
     "MissingPackageError",
     "NoSessionError",
@@ -85,6 +90,7 @@ __all__ = [
     "Status",
     "UsageError",
     "attach",
+    "attach_job",
     "check",
     "current",
     "load",
@@ -98,6 +104,7 @@ _LAZY = {
     "Agreement": "ddp_notebook.run.agree.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
     "HostTable": "ddp_notebook.launch.survey.table",
+    "Job": "ddp_notebook.torchrun.job",
     "RankValues": "ddp_notebook.run.values.values",
     "RecordOptions": "ddp_notebook.wire.record_options",
     "Recording": "ddp_notebook.observe.recording",
@@ -105,6 +112,7 @@ _LAZY = {
     "Session": "ddp_notebook.session",
     "Status": "ddp_notebook.status",
     "attach": "ddp_notebook.kept",
+    "attach_job": "ddp_notebook.torchrun.current",
     "check": "ddp_notebook.launch.survey.check",
     "current": "ddp_notebook.session",
     "load": "ddp_notebook.observe.files",

@@ -13,6 +13,7 @@
     ├── CellTimeoutError        a cell took longer than `--timeout` and was stopped
     ├── JobCancelledError       a cell in the background was cancelled
     ├── CellFailedHereError     a cell failed in the notebook itself
+    ├── JobFailedError          a job of torchrun's that was started here has failed
     ├── RecordingError          a file holds no recording that can be read
     ├── MissingPackageError     something optional was asked for whose package is not installed: says which
     ├── MissingBuildError       the monitor's JavaScript was not built: says how
@@ -38,6 +39,7 @@ __all__ = [
     "DDPNotebookError",
     "HostError",
     "JobCancelledError",
+    "JobFailedError",
     "MissingBuildError",
     "MissingPackageError",
     "NoSessionError",
@@ -184,6 +186,10 @@ class RankDiedError(RankError):
 
 class CellFailedHereError(DDPNotebookError):
     """A cell failed in the notebook itself, whose traceback IPython has shown."""
+
+
+class JobFailedError(DDPNotebookError):
+    """A job of torchrun's that was started here has failed."""
 
 
 class CellTimeoutError(DDPNotebookError, TimeoutError):

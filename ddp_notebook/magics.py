@@ -20,12 +20,16 @@ from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import is_run_by_program
 from ddp_notebook.run.lines import LineParser
 from ddp_notebook.run.values.exchange import check_name
+from ddp_notebook.torchrun import current as jobs
+from ddp_notebook.torchrun import starting
+from ddp_notebook.torchrun.job import Job
 
 
 @magics_class
 class DDPMagics(Magics):
-    """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for ranks
-    (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`, `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
+    """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), jobs of
+    torchrun's (`%ddp_attach`, `%ddp_torchrun`), cells for ranks (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`,
+    `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
 
     # ---- the session
 
@@ -62,7 +66,7 @@ class DDPMagics(Magics):
     def ddp_status(self, line: str) -> None:
         """Show every rank's host, process, device, memory and state: %ddp_status"""
         _refuse_arguments("%ddp_status", line)
-        print(_session().status())
+        print(_shown().status())
 
     @line_magic
     def ddp_restart(self, line: str) -> None:
@@ -74,8 +78,12 @@ class DDPMagics(Magics):
 
     @line_magic
     def ddp_stop(self, line: str) -> None:
-        """End the ranks and everything that they have started: %ddp_stop"""
+        """End the ranks and everything that they have started: %ddp_stop
+        While a job of torchrun's is looked at: look at it no more. It goes on."""
         _refuse_arguments("%ddp_stop", line)
+        if jobs.current() is not None:
+            print(jobs.let_go())
+            return
         session = _session()
         _stop(session)
         print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
@@ -83,10 +91,17 @@ class DDPMagics(Magics):
     @line_magic
     def ddp_interrupt(self, line: str) -> None:
         """End cells that have not ended on some ranks, which keep their variables: %ddp_interrupt [--replace]
-        With --replace, ranks that do not end it get new processes, without variables."""
+        With --replace, ranks that do not end it get new processes, without variables.
+        While a job of torchrun's is looked at: cut what its ranks wait in, which raises in the script."""
         parser = LineParser("%ddp_interrupt [--replace]")
         parser.add_argument("--replace", action="store_true")
-        print("\n".join(_session().interrupt(replace=parser.parse_line(line).replace)))
+        replace = parser.parse_line(line).replace
+        if (job := jobs.current()) is not None:
+            if replace:
+                parser.error(f"torchrun replaces the ranks of job {job.name}, not --replace")
+            print("\n".join(job.interrupt()))
+        else:
+            print("\n".join(_session().interrupt(replace=replace)))
 
     @line_magic
     def ddp_heal(self, line: str) -> None:
@@ -153,10 +168,9 @@ class DDPMagics(Magics):
         """Say what the time of the last training went into, and what to try: %ddp_report [--baseline]"""
         parser = LineParser("%ddp_report [--baseline]")
         parser.add_argument("--baseline", action="store_true")
-        session = _session()
         if parser.parse_line(line).baseline:
-            session.baseline()
-        print(session.report())
+            _session().baseline()
+        print(_shown().report())
 
     @line_magic
     def ddp_monitor(self, line: str) -> None:
@@ -164,7 +178,7 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_monitor [CELL]")
         parser.add_argument("cell", metavar="CELL", nargs="?")
         cell = parser.parse_line(line).cell
-        _session().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
+        _shown().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
 
     @line_magic
     def ddp_trace(self, line: str) -> None:
@@ -172,10 +186,29 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_trace FILE")
         parser.add_argument("file", metavar="FILE")
         path = parser.parse_line(line).file
-        profiles, lost = _session().write_trace(path)
+        profiles, lost = _shown().write_trace(path)
         also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
         also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
         print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
+
+    # ---- jobs of torchrun's
+
+    @line_magic
+    def ddp_attach(self, line: str) -> None:
+        """Look at a job of torchrun's, whose script runs under `-m ddp_notebook.attach`: %ddp_attach [NAME] [--take]
+        With --take, another notebook that looks at it leaves."""
+        parser = LineParser("%ddp_attach [NAME] [--take]")
+        parser.add_argument("name", metavar="NAME", nargs="?", default="")
+        parser.add_argument("--take", action="store_true")
+        given = parser.parse_line(line)
+        print(jobs.attach_job(given.name, takes=given.take).status())
+
+    @line_magic
+    def ddp_torchrun(self, line: str) -> None:
+        """Run a script by torchrun, and look at it: %ddp_torchrun [--agents N] [--name NAME] --nnodes 1:3 train.py
+        Options before the script are torchrun's. The stop button ends the job."""
+        asked = starting.read(line)
+        print(starting.run(asked).status())
 
     # ---- cells
 
@@ -374,6 +407,11 @@ def _job_numbers(usage: str, line: str) -> list[int]:
     parser = LineParser(usage)
     parser.add_argument("numbers", metavar="N", nargs="*")
     return [parser.number(int, "N", text, "number of a job") for text in parser.parse_line(line).numbers]
+
+
+def _shown() -> sessions.Session | Job:
+    """What is looked at: a job of torchrun's until it is let go, or else the session."""
+    return jobs.current() or _session()
 
 
 def _session() -> sessions.Session:

@@ -128,9 +128,9 @@ def entries(kind: str = "") -> list[Entry]:
     return sorted(found, key=lambda entry: entry.who[1])
 
 
-def strangers() -> list[str]:
+def strangers(kind: str) -> list[str]:
     """What lies there and cannot be used, in a sentence each: files of another version, or of another user."""
-    return [why for path in _folders() for file in sorted(path.glob("*.json")) if (why := _read(file)[1])]
+    return [why for path in _folders() for file in sorted(path.glob(f"{kind}-*.json")) if (why := _read(file)[1])]
 
 
 def stamp() -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def _places() -> list[Path]:
     user, runtime = os.getuid(), os.environ.get(VARIABLE, "")
     bases = [Path(runtime)] if runtime and os.path.isdir(runtime) else []
     places = [base / "ddp_notebook" for base in (*bases, Path(f"/run/user/{user}")) if base in bases or base.is_dir()]
-    places.append(Path(tempfile.gettempdir()) / f"ddp_notebook.{user}")
+    places.append(Path(tempfile.gettempdir()) / f"ddp_notebook_{user}")
     if not bases:  # a runtime folder that nobody has told of may go when the user logs out
         places.insert(0, places.pop())
     return list(dict.fromkeys(places))

@@ -5,6 +5,7 @@
     rounds     the attempts of a job, and the ranks of each
     member     one rank's process: in at its door, what it has said last
     shown      what a monitor and the hang card ask of a job
+    cutting    ending what its ranks wait in
     current    the job that this notebook looks at
     card       the hang card of a job, which stands in the cell that attached to it
     status     the ranks as a table, and what has happened

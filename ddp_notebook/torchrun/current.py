@@ -14,7 +14,7 @@ def current() -> Job | None:
     return _current
 
 
-def attach(name: str = "", *, takes: bool = False) -> Job:
+def attach_job(name: str = "", *, takes: bool = False) -> Job:
     """Look at a job of torchrun's whose script runs under `-m ddp_notebook.attach`. The job goes on as if nobody did.
 
     Args:
@@ -25,7 +25,7 @@ def attach(name: str = "", *, takes: bool = False) -> Job:
         UsageError: there is no such job, or several; or another notebook looks at it.
 
     Example:
-        >>> attach("no such job")
+        >>> attach_job("no such job")
         Traceback (most recent call last):
         ddp_notebook.errors.UsageError: no job of torchrun's named 'no such job' runs here: ...
     """

@@ -46,7 +46,9 @@ def find(name: str = "") -> Found:
     if not named:
         there = f"there is {', '.join(job.name for job in found)}" if found else "none is there"
         which = f"named {name!r} " if name else ""
-        raise UsageError("\n".join([f"no job of torchrun's {which}runs here: {there}; {_HOW}", *entries.strangers()]))
+        raise UsageError(
+            "\n".join([f"no job of torchrun's {which}runs here: {there}; {_HOW}", *entries.strangers(KIND)])
+        )
     if len(named) > 1:
         lines = "\n".join(f"  {job}" for job in named)
         raise UsageError(f"several jobs are there; say which: %ddp_attach {named[-1].name}\n{lines}")

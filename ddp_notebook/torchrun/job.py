@@ -1,4 +1,4 @@
-"""A job of torchrun's in the notebook: `%ddp_attach`, or `ddp_notebook.attach_job("train")` in a script."""
+"""A job of torchrun's in the notebook: `%ddp_attach`, or `ddp_notebook.attach_job("train")`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ import logging
 import selectors
 import threading
 import time
-from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
-from ddp_notebook.records.words import list_ranks
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import Place
-from ddp_notebook.run.groups.diagnosis import Views, verdict
+from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
 from ddp_notebook.torchrun import finding
+from ddp_notebook.torchrun.cutting import cut
 from ddp_notebook.torchrun.member import Member, RefusedError, come_in, why_closed
 from ddp_notebook.torchrun.rounds import Events, Round
-from ddp_notebook.torchrun.shown import JobLooks, ShownJob, missing
-from ddp_notebook.torchrun.status import JobStatus, RankRow
+from ddp_notebook.torchrun.shown import JobLooks, ShownJob
+from ddp_notebook.torchrun.status import JobStatus, status_of
 from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import CellDone, ClockProbe, ClockReply, Hello, Interrupt, Message, Recorded, Vitals
+from ddp_notebook.wire.events import CellDone, ClockProbe, ClockReply, Hello, Message, Recorded, Vitals
 from ddp_notebook.wire.keys import Keyring
 
 _LOOK_S = 0.5  # between two looks whether processes have come
 _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
-_FREE_S = 6.0  # what ranks get to leave what was cut
 _log = logging.getLogger(__name__)
 
 
@@ -146,29 +144,7 @@ class Job(ViewFace):
         """Its ranks, and what has happened."""
         self._close_stale()
         run = self._some_round()
-        views = self._looks.look(run)
-        rows = [
-            RankRow(
-                rank=rank,
-                host=member.place.host if member else "?",
-                pid=member.entry.pid if member else None,
-                state=views[rank].doing,
-            )
-            for rank in range(run.world_size)
-            for member in [run.members.get(rank)]
-        ]
-        waits_s = max((view.since_s for view in views.values()), default=0.0)
-        place = next((one.place for one in run.members.values()), None)
-        return JobStatus(
-            name=self.name,
-            attempt=run.number,
-            restarts=0 if place is None else place.restarts,
-            rows=tuple(rows),
-            waits_s=waits_s,
-            why=verdict(views),
-            notes=tuple(filter(None, [missing(run), _about_store(place), run.how_it_ended])),
-            events=tuple(self.events.last(5)),
-        )
+        return status_of(self.name, run, self._looks.look(run), self.events.last(5))
 
     def interrupt(self) -> list[str]:
         """Cut what its ranks wait in: there the script gets the error that it would get if a peer were gone, such as
@@ -177,24 +153,14 @@ class Job(ViewFace):
         Raises:
             UsageError: no rank has come yet.
         """
-        run = self._some_round()
-        before = self._looks.look(run)
-        waiting = {rank: view for rank, view in before.items() if view.operation is not None}
-        for rank in run.there:
-            self._send(rank, Interrupt(cell=run.number))
-        said = []
-        until = time.monotonic() + _FREE_S
-        left = set(waiting)
-        while left and time.monotonic() < until:
-            left = {rank for rank in left if _is_in_same(self._looks.look(run)[rank], waiting[rank])}
-        for rank, view in waiting.items():
-            what = f"{view.operation}" + (f" ({view.place.partition(', in ')[0]})" if view.place else "")
-            how = "has not left it yet" if rank in left else "it raised there as if a peer were gone"
-            said.append(f"rank {rank}: {what} was cut; {how}")
-        free = [rank for rank in run.there if rank not in waiting]
-        if free:
-            said.append(f"{list_ranks(free)}: in no operation, so the script goes on there")
-        return said or ["no rank of it is there"]
+        return cut(self._some_round(), self._looks, self._send)
+
+    def settle(self, timeout_s: float = 2.0) -> None:
+        """Its processes have ended: wait until all is known that they have said."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.is_running, timeout_s)
+        if self.round is not None:
+            self.round.observer.flush()
 
     def stop(self) -> str:
         """Look at it no more; it goes on. Returns what was done, in words."""
@@ -375,23 +341,3 @@ class Job(ViewFace):
                 self._questions.on_answer(member.rank, message)
             case Vitals():
                 self._questions.on_answer(member.rank, message)
-
-
-def _is_in_same(now: Any, before: Any) -> bool:
-    return (
-        now.operation is not None
-        and before.operation is not None
-        and (now.operation.group, now.operation.number, now.operation.name)
-        == (before.operation.group, before.operation.number, before.operation.name)
-    )
-
-
-def _about_store(place: Place | None) -> str:
-    """torch's fault, found on 2.13: with the rendezvous' store shared between attempts, workers of a later one meet at
-    addresses of the earlier."""
-    if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
-        return ""
-    return (
-        "torchrun shares one store between its attempts, with which gloo does not get past a restart: set "
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started (%ddp_torchrun does)"
-    )

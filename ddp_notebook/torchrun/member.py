@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from dataclasses import asdict, dataclass, field
 
@@ -13,6 +14,8 @@ from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.wire.events import VERSION, CellDone
 from ddp_notebook.wire.keys import Address
 
+_FILE = re.compile(r"^\[[^\]]*:\d+\] ?")
+_MOST_CHARS = 120  # of what an error says
 _ANSWER_S = 3.0  # what a rank gets to let in who knocks
 
 
@@ -57,7 +60,7 @@ class Member:
         elif done.status == "ok":
             self.how_it_went = "ended the script"
         else:
-            self.how_it_went = f"{done.ename}: {done.evalue}"[:200] + (f", at {done.place}" if done.place else "")
+            self.how_it_went = f"{done.ename}: {_brief(done.evalue)}" + (f", at {done.place}" if done.place else "")
         self.line.close()
 
 
@@ -97,6 +100,12 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
         line.close()
         raise
     member.line = line
+
+
+def _brief(message: str) -> str:
+    """The first sentence: gloo's, for example, without its own file before it and its advice behind it."""
+    first = _FILE.sub("", message.strip()).partition("\n")[0].partition(". ")[0]
+    return first if len(first) <= _MOST_CHARS else f"{first[:_MOST_CHARS]} ..."
 
 
 def why_closed(line: socket.socket) -> str:

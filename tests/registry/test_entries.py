@@ -60,7 +60,7 @@ def test_a_process_with_a_reused_id_is_another(runtime):
 def test_files_that_are_not_ours_to_judge_stay(runtime, change, why):
     entry = entries.enter("torchrun", "train", {})
     entry.path.write_text(json.dumps({**json.loads(entry.path.read_text()), **change}))
-    assert entries.entries() == [] and [why in one for one in entries.strangers()] == [True] * bool(why)
+    assert entries.entries() == [] and [why in one for one in entries.strangers("torchrun")] == [True] * bool(why)
     assert entry.path.exists()
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_is_named(runtime):
     entry = entries.enter("torchrun", "train", {})
     entry.path.write_text("{")
     assert entries.entries() == []
-    [why] = entries.strangers()
+    [why] = entries.strangers("torchrun")
     assert str(entry.path) in why and why.endswith("remove it")
 
 
@@ -91,7 +91,7 @@ def test_a_folder_of_another_user_is_refused(runtime):
 def test_without_a_runtime_folder_it_is_below_the_temporary_one(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     entry = entries.enter("torchrun", "train", {})
-    assert entry.path.parent == tmp_path / f"ddp_notebook.{os.getuid()}"
+    assert entry.path.parent == tmp_path / f"ddp_notebook_{os.getuid()}"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     assert [one.path for one in entries.entries()] == [entry.path], "a notebook with the variable finds it too"
 

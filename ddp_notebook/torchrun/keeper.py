@@ -1,0 +1,64 @@
+"""Between a kernel and the agents of torchrun's that it starts: ends them and all below them, when it is told to or the
+kernel has gone, however that went. `python -m ddp_notebook.torchrun.keeper AGENTS OPTION-OF-TORCHRUN ...`
+
+    stdin    "stop", or its end: end the agents as torchrun is ended, by SIGTERM; "kill": at once
+    stdout   what agents and workers write; stderr likewise
+    status   that of the first agent that has failed, or 0
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+from ddp_notebook.launch import processes
+
+_LOOK_S = 0.1
+_GRACE_S = 4.0  # what agents get to end their workers in order
+
+
+def main() -> None:
+    """Be the keeper, until its agents have ended."""
+    count, options = int(sys.argv[1]), sys.argv[2:]
+    processes.adopt_orphans()  # a worker whose agent was killed is still below this process
+    told: list[str] = []
+    # VS Code's stop button sends SIGINT to all that is below the kernel; agents take it as torchrun does.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: told.append("stop"))
+    command = [sys.executable, "-m", "ddp_notebook.torchrun.agent", *options]
+    agents = [subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) for _ in range(count)]
+    try:
+        _wait(agents, told)
+    finally:
+        processes.end(psutil.Process().children(recursive=True))  # workers that do not end, and what has no parent
+    sys.exit(next((abs(one.returncode) for one in agents if one.wait()), 0))
+
+
+def _wait(agents: list[subprocess.Popen[bytes]], told: list[str]) -> None:
+    """Until all have ended, or there is no more time for that.
+
+    Args:
+        told: to end them, in words; handlers of signals tell that too.
+    """
+    ends_s, is_open = float("inf"), True
+    while any(one.poll() is None for one in agents) and time.monotonic() < ends_s and "kill" not in told:
+        if told and ends_s == float("inf"):
+            ends_s = time.monotonic() + _GRACE_S
+            for one in agents:
+                one.terminate()
+        if not is_open:
+            time.sleep(_LOOK_S)
+        elif select.select([0], [], [], _LOOK_S)[0]:
+            said = os.read(0, 100).decode().split()
+            is_open = bool(said)
+            told += said or ["stop"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""`%ddp_torchrun`: a job of torchrun's that is started here, shows its output in the cell, and ends with the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from ddp_notebook.errors import JobFailedError, UsageError
+from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
+from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
+from ddp_notebook.torchrun import current
+from ddp_notebook.torchrun.job import Job
+
+USAGE = "%ddp_torchrun [--agents N] [--name NAME] OPTION-OF-TORCHRUN ... SCRIPT [ARGUMENT ...]"
+_OURS = {
+    f"--{name}"
+    for name in ("rdzv-endpoint", "rdzv-id", "rdzv-backend", "standalone", "master-addr", "master-port", "node-rank")
+}
+# torch's own times are for clusters: 30 s for further agents, 15 s until one that is silent counts as gone.
+_TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+_ALONE_S = 20.0  # after so long without a rank it is said what torchrun waits for
+_MOST_WAITING = 200  # pieces of output that were not shown; then the job waits in its `print`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a line asks for."""
+
+    options: list[str]  # of torchrun, with the script behind them
+    name: str  # of the job
+    agents: int  # that are started here
+    key: str = field(default_factory=lambda: f"notebook-{os.getpid()}-{secrets.token_hex(4)}")
+
+    def command(self, endpoint: str) -> list[str]:
+        """The options of one agent."""
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.key}"]
+        times = [] if any(word.startswith(("--rdzv-conf", "--rdzv_conf")) for word in self.options) else _times()
+        return [*rendezvous, *times, *self.options]
+
+
+def read(line: str) -> Asked:
+    """What the line of the magic asks for.
+
+    Raises:
+        UsageError: it cannot be; says how to write it.
+
+    Example:
+        >>> asked = read("--name big --nnodes 1:3 --nproc-per-node 2 train.py --lr 0.1")
+        >>> asked.name, asked.agents, asked.options[:2]
+        ('big', 1, ['--nnodes', '1:3'])
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{error}: {line!r}\nusage: {USAGE}") from None
+    own = {"--agents": "1", "--name": ""}
+    while words and (words[0] in own or words[0].partition("=")[0] in own):
+        name, is_joined, value = words.pop(0).partition("=")
+        if not is_joined and not words:
+            raise UsageError(f"{name} needs a value\nusage: {USAGE}")
+        own[name] = value if is_joined else words.pop(0)
+    agents = own["--agents"]
+    if not agents.isdecimal() or not int(agents):
+        raise UsageError(f"--agents is {agents!r}, which is no number of agents to start here\nusage: {USAGE}")
+    script = next((at for at, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), None)
+    if script is None:
+        raise UsageError(f"there is no script in {line!r}\nusage: {USAGE}")
+    for word in words[:script]:
+        if word.partition("=")[0].replace("_", "-") in _OURS:
+            raise UsageError(
+                f"%ddp_torchrun makes the rendezvous itself, so leave out {word}; a job with one of yours is started "
+                "in a shell (torchrun ... -m ddp_notebook.attach train.py), and %ddp_attach shows it"
+            )
+    path = words[script]
+    if path.endswith(".py") and not os.path.isfile(path):
+        raise UsageError(f"there is no file {path!r} in {os.getcwd()}")
+    stem = os.path.basename(path).removesuffix(".py") if path.endswith(".py") else words[-1].rpartition(".")[2]
+    return Asked(options=words, name=own["--name"] or f"{stem}-{secrets.token_hex(2)}", agents=int(agents))
+
+
+def _times() -> list[str]:
+    return [f"--rdzv-conf={_TIMES}"]
+
+
+def run(asked: Asked) -> Job:
+    """Start a job, show what it writes, and wait for its end; the stop button ends it. For the main thread.
+
+    Raises:
+        JobFailedError: it has failed.
+        KeyboardInterrupt: it was ended by the stop button.
+    """
+    endpoint = f"localhost:{_free_port()}"
+    job = current.become(Job(asked.key, asked.name))
+    output: queue.Queue[tuple[str, str]] = queue.Queue(_MOST_WAITING)
+    began_s = time.monotonic()
+    with Interrupts(lambda: None) as interrupts:
+        process = _start(asked, endpoint)
+        try:
+            for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+                threading.Thread(target=_read, args=(stream, pipe, output), name="ddp-output", daemon=True).start()
+            _follow(asked, endpoint, job, process, output, interrupts)
+        finally:
+            _end(process)
+    return _ended(job, process.returncode, time.monotonic() - began_s, interrupts.count > 0)
+
+
+def _start(asked: Asked, endpoint: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ddp_notebook.torchrun.keeper", str(asked.agents), *asked.command(endpoint)]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "DDP_NOTEBOOK_NAME": asked.name},
+        start_new_session=True,  # the stop button signals the kernel's process group: the job is ended in order
+    )
+
+
+def _read(stream: str, pipe: Any, output: queue.Queue[tuple[str, str]]) -> None:
+    """What comes through a pipe, in a thread. Where the notebook does not keep up, the job waits."""
+    with pipe:
+        while data := pipe.read1(1 << 16):
+            output.put((stream, data.decode(errors="replace")))
+    output.put((stream, ""))
+
+
+def _follow(
+    asked: Asked,
+    endpoint: str,
+    job: Job,
+    process: subprocess.Popen[bytes],
+    output: queue.Queue[tuple[str, str]],
+    interrupts: Interrupts,
+) -> None:
+    outlet, open_pipes, presses = Outlet(), 2, 0
+    alone_s = time.monotonic() + _ALONE_S
+    view = None
+    while open_pipes:
+        try:
+            stream, text = output.get(timeout=FLUSH_S)
+            open_pipes -= not text
+            outlet.write(stream, text)
+        except queue.Empty:
+            pass
+        now_s = time.monotonic()
+        outlet.flush(now_s)
+        if interrupts.count > presses:
+            _tell(process.stdin, "kill" if presses and now_s - interrupts.pressed_s < ONE_PRESS_S else "stop")
+            presses = interrupts.count
+        view = _look(job, view)
+        if job.round is None and now_s > alone_s:
+            alone_s = float("inf")
+            outlet.write("stderr", _what_it_waits_for(asked, endpoint))
+    outlet.drain()
+    if view is not None:
+        view[1].end(view[0])
+
+
+def _look(job: Job, view: tuple[int, Any] | None) -> tuple[int, Any] | None:
+    """Have the monitor under the cell show what is new: one for each attempt."""
+    run = job.round
+    if run is None:
+        return view
+    if view is None or view[0] != run.number:
+        if view is not None:
+            view[1].end(view[0])
+        beside = job.views.beside()
+        view = None if beside is None else (run.number, beside)
+    if view is not None:
+        view[1].look(view[0])
+    return view
+
+
+def _tell(pipe: IO[bytes] | None, word: str) -> None:
+    assert pipe is not None
+    with contextlib.suppress(OSError):  # it has ended
+        pipe.write(f"{word}\n".encode())
+        pipe.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the keeper, which ends all it has started when its input ends."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    process.wait()
+
+
+def _ended(job: Job, status: int, for_s: float, was_stopped: bool) -> Job:
+    job.settle()
+    run = job.round
+    if was_stopped:
+        raise keyboard_interrupt(f"job {job.name} was ended; what it recorded is in %ddp_report and %ddp_monitor")
+    if status:
+        how = "no rank of it has started" if run is None else run.how_it_ended or "see above"
+        raise JobFailedError(f"job {job.name} has failed (status {status}) after {for_s:.1f} s: {how}")
+    return job
+
+
+def _what_it_waits_for(asked: Asked, endpoint: str) -> str:
+    command = shlex.join(["python", "-m", "ddp_notebook.torchrun.agent", *asked.command(endpoint)])
+    return (
+        f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents, or the script imports no torch "
+        f"under ddp_notebook.attach. One more agent, in a shell: {command}\n"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
