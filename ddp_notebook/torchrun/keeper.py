@@ -8,6 +8,7 @@ kernel has gone, however that went. `python -m ddp_notebook.torchrun.keeper AGEN
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ import time
 import psutil
 
 from ddp_notebook.launch import processes
+from ddp_notebook.registry import entries
 
 _LOOK_S = 0.1
 _GRACE_S = 4.0  # what agents get to end their workers in order
@@ -37,6 +39,8 @@ def main() -> None:
         _wait(agents, told)
     finally:
         processes.end(psutil.Process().children(recursive=True))  # workers that do not end, and what has no parent
+        with contextlib.suppress(OSError):
+            entries.entries()  # clears away those of workers that a signal has ended
     sys.exit(next((abs(one.returncode) for one in agents if one.wait()), 0))
 
 
