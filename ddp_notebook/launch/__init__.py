@@ -13,6 +13,7 @@
     host/        the process on each host that forks ranks, and its owner's side
     ways/        how a host is reached: this machine, ssh, or it calls in
     starters/    what starts tasks elsewhere that call in
+    elastic/     agents of torchrun's, and what ends them
     sync/        the notebook's folder on hosts that do not share it
     keep/        sessions that outlive their notebook
     survey/      hosts side by side before a group forms, and whether they reach each other

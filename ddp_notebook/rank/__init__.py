@@ -13,5 +13,6 @@ rpc/        calls between ranks, in cells that are run again
 resize/     what is done where the ranks get more or fewer
 survive/    training that goes on when a rank dies
 record/     what the rank does, as rows
+script/     a rank of torchrun's, which a notebook may look at
 variables/  its variables: as bytes, compared, copied
 """

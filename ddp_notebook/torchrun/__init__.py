@@ -10,8 +10,6 @@
     card       the hang card of a job, which stands in the cell that attached to it
     status     the ranks as a table, and what has happened
     starting   `%ddp_torchrun`: a job whose agents are started here, and end with the kernel
-    keeper     the process between the kernel and these agents, which ends them
-    agent      torchrun itself, with the script under `ddp_notebook.attach`
 
 It knows ranks by their entries in `registry`, and speaks to them by the wire, as to those of a session.
 """

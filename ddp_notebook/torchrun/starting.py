@@ -115,7 +115,7 @@ def run(asked: Asked) -> Job:
 
 
 def _start(asked: Asked, endpoint: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ddp_notebook.torchrun.keeper", str(asked.agents), *asked.command(endpoint)]
+    command = [sys.executable, "-m", "ddp_notebook.launch.elastic.keeper", str(asked.agents), *asked.command(endpoint)]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -208,7 +208,7 @@ def _ended(job: Job, status: int, for_s: float, was_stopped: bool) -> Job:
 
 
 def _what_it_waits_for(asked: Asked, endpoint: str) -> str:
-    command = shlex.join(["python", "-m", "ddp_notebook.torchrun.agent", *asked.command(endpoint)])
+    command = shlex.join(["python", "-m", "ddp_notebook.launch.elastic.agent", *asked.command(endpoint)])
     return (
         f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents, or the script imports no torch "
         f"under ddp_notebook.attach. One more agent, in a shell: {command}\n"

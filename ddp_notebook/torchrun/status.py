@@ -73,7 +73,7 @@ def status_of(name: str, run: Round, views: Views, events: Sequence[str]) -> Job
 
 
 def _about_store(place: Place | None) -> str:
-    """torch's fault, see `agent`: said before somebody waits for a restart that cannot succeed."""
+    """torch's fault, see `launch.elastic.agent`: said before somebody waits for a restart that cannot succeed."""
     if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
         return ""
     return (

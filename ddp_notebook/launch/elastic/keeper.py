@@ -1,5 +1,5 @@
 """Between a kernel and the agents of torchrun's that it starts: ends them and all below them, when it is told to or the
-kernel has gone, however that went. `python -m ddp_notebook.torchrun.keeper AGENTS OPTION-OF-TORCHRUN ...`
+kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.keeper AGENTS OPTION-OF-TORCHRUN ...`
 
     stdin    "stop", or its end: end the agents as torchrun is ended, by SIGTERM; "kill": at once
     stdout   what agents and workers write; stderr likewise
@@ -33,7 +33,7 @@ def main() -> None:
     # VS Code's stop button sends SIGINT to all that is below the kernel; agents take it as torchrun does.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: told.append("stop"))
-    command = [sys.executable, "-m", "ddp_notebook.torchrun.agent", *options]
+    command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *options]
     agents = [subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) for _ in range(count)]
     try:
         _wait(agents, told)

@@ -1,0 +1,87 @@
+"""Jobs of torchrun's, with real agents and workers, in a runtime folder of each test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.torchrun import finding
+from ddp_notebook.torchrun.job import Job
+from tests.conftest import wait_until
+
+_START_S = 60.0
+_HEAD = """
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import ddp_notebook
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+def train(steps):
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        ddp_notebook.log(loss=loss)
+"""
+
+
+class Jobs:
+    """Starts jobs, and looks at them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+
+    def script(self, body: str, name: str = "train.py") -> Path:
+        path = self.folder / name
+        path.write_text(_HEAD + body)
+        return path
+
+    def start(self, body: str, *options: str, name: str = "train.py") -> subprocess.Popen[str]:
+        """torchrun with two ranks of such a script, which has `rank`, `wait_for(file)` and `train(steps)`."""
+        script = self.script(body, name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+        process = subprocess.Popen(
+            [*command, "-m", "ddp_notebook.attach", str(script), "--lr", "1"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._stack.callback(process.communicate)
+        self._stack.callback(process.terminate)
+        return process
+
+    def attach(self, name: str = "train", **options: bool) -> Job:
+        """Look at it, once both ranks are there."""
+        wait_until(lambda: sum(len(job.ranks) for job in finding.jobs() if job.name.startswith(name)) == 2, _START_S)
+        found = finding.find(name)
+        job = Job(found.key, found.name, **options)
+        self._stack.callback(job.close)
+        wait_until(lambda: job.round is not None and job.round.there == [0, 1], _START_S, "both ranks speak")
+        return job
+
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    with ExitStack() as stack:
+        yield Jobs(tmp_path, stack)

@@ -1,0 +1,214 @@
+"""Jobs of torchrun's that a notebook looks at: nothing in the script changes, whether one comes, goes or hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.torchrun import finding
+from ddp_notebook.torchrun.job import Job
+from ddp_notebook.torchrun.member import RefusedError
+from ddp_notebook.widgets import Monitor
+from tests.conftest import wait_until
+
+_GOES_ON = """
+wait_for('go')
+train(20)
+sys.stdout.write(f"done {rank} {sys.argv[1:]} {sys.path[0]} {__name__}\\n")
+"""
+
+
+def test_a_job_is_seen_recorded_and_reported(jobs):
+    process = jobs.start(_GOES_ON)
+    job = jobs.attach()
+    assert "at train.py:" in repr(job.status()) and "in wait_for" in repr(job.status())
+    monitor = Monitor(job)
+    jobs.touch("go")
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+    assert all(f"done {rank} ['--lr', '1'] {jobs.folder} __main__" in text for rank in (0, 1))
+    job.settle(10.0)
+    recording = job.recording
+    assert [len(recording.metrics["loss"].of_rank(rank)[0]) for rank in (0, 1)] == [20, 20]
+    assert recording.collectives(op="all_reduce")[-1].site.startswith("train.py:")
+    assert job.report().steps == 18 and recording.dropped == {}
+    assert repr(job.status()).count("ended the script") == 2
+    monitor.close()
+
+
+def test_a_hang_is_explained_and_cut(jobs):
+    body = """
+for attempt in range(2):
+    try:
+        if rank == 0:
+            dist.all_reduce(torch.ones(3))
+        else:
+            dist.broadcast(torch.ones(3), 0)
+    except RuntimeError as error:
+        sys.stdout.write(f"caught {type(error).__name__}\\n")
+        break
+dist.destroy_process_group()
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/again", rank=rank, world_size=2)
+dist.barrier()
+sys.stdout.write("on again\\n")
+"""
+    process = jobs.start(body)
+    job = jobs.attach()
+    wait_until(lambda: len([one for one in job.look().values() if one.state == "waiting"]) == 2, 20)
+    assert job.status().why == "rank 0 is in all_reduce #1, rank 1 is in broadcast #1 of group default"
+    said = job.interrupt()
+    assert [one.endswith("was cut; it raised there as if a peer were gone") for one in said] == [True, True], said
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+    assert text.count("caught RuntimeError") == 2 and text.count("on again") == 2, "a script that handles it goes on"
+    assert "has cut all_reduce #1 of group default (train.py:" in text
+
+
+def test_what_computes_is_not_cut(jobs):
+    process = jobs.start(_GOES_ON)
+    job = jobs.attach()
+    assert job.interrupt() == ["ranks 0,1: in no operation, so nothing was cut there"]
+    jobs.touch("go")
+    assert process.wait(60) == 0
+
+
+def test_the_notebook_goes_and_another_comes(jobs):
+    """What the second one gets does not lack what the first one was told: texts, models."""
+    process = jobs.start("train(5)\nwait_for('first')\ntrain(5)\n" + _GOES_ON)
+    job = jobs.attach()
+    with pytest.raises(RefusedError, match=r"process \d+ looks at it.*%ddp_attach train-.* --take"):
+        jobs.attach()
+    jobs.touch("first")
+    wait_until(lambda: "loss" in job.recording.metrics, 20)
+    second = jobs.attach(takes=True)
+    wait_until(lambda: not job.is_running, 10)
+    assert any("looks at it now" in line for line in job.events.last(9)), job.events.last(9)
+    second.close()
+    third = jobs.attach()
+    jobs.touch("go")
+    assert process.wait(60) == 0
+    third.settle(10.0)
+    assert third.recording.collectives(op="all_reduce")[0].site.startswith("train.py:")
+    assert len(third.recording.layouts) >= 2
+
+
+def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
+    process = jobs.start("wait_for('go')\ntrain(2000)\nsys.stdout.write('took\\n')\n")
+    wait_until(lambda: len(finding.ranks()) == 2, 60)
+    code = (
+        "from ddp_notebook.torchrun import current\njob = current.attach_job()\n"
+        "with job.changed: job.changed.wait_for(lambda: job.round.there == [0, 1])\nprint('in', flush=True)\ninput()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "in\n"
+        jobs.touch("go")
+        other.send_signal(signal.SIGSTOP)  # it takes nothing any more, and is still there
+        text, _ = process.communicate(timeout=100)
+    finally:
+        other.kill()
+        other.communicate()
+    assert process.returncode == 0 and text.count("took") == 2, text
+
+
+def test_which_job(jobs):
+    jobs.start("wait_for('go')", name="one.py")
+    jobs.start("wait_for('go')", name="two.py")
+    wait_until(lambda: sorted(len(job.ranks) for job in finding.jobs()) == [2, 2], 60)
+    with pytest.raises(UsageError, match=r"several jobs are there; say which: %ddp_attach") as raised:
+        finding.find()
+    assert ("one.py --lr 1, 2 ranks" in str(raised.value), "two.py --lr 1, 2 ranks" in str(raised.value)) == (
+        True,
+        True,
+    )
+    assert finding.find("two").name.startswith("two-")
+    with pytest.raises(UsageError, match=r"no job of torchrun's named 'three' runs here: there is (one|two)-"):
+        finding.find("three")
+    jobs.touch("go")
+
+
+def test_none_is_there(jobs):
+    with pytest.raises(UsageError, match=r"no job of torchrun's runs here: none is there; torchrun .* starts one"):
+        finding.find()
+
+
+def test_a_restart_is_one_more_attempt_of_the_same_job(jobs, monkeypatch):
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    body = """
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    wait_for("go")
+    if rank == 1:
+        raise ValueError("bad batch")
+    wait_for("never")
+train(8)
+"""
+    process = jobs.start(body, "--max-restarts=1")
+    job = jobs.attach()
+    jobs.touch("go")
+    text, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, text
+    job.settle(10.0)
+    assert job.round is not None and job.round.number == 2
+    assert job.report().cell == 2 and len(job.recordings) == 1
+    assert any("rank 1: ValueError: bad batch, at train.py:" in line for line in job.events.last(9)), job.events.last(9)
+
+
+def test_with_a_shared_store_the_fault_is_explained(jobs):
+    process = jobs.start(_GOES_ON, "--max-restarts=1")
+    assert "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started" in repr(jobs.attach().status())
+    jobs.touch("go")
+    assert process.wait(60) == 0
+
+
+def test_a_script_that_imports_no_torch(jobs):
+    path = jobs.folder / "plain.py"
+    path.write_text(
+        "import os, sys, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('torch' in sys.modules)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddp_notebook.attach", "--name", "plain", str(path)],
+        cwd=jobs.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(finding.jobs, 20)
+    found = finding.find("plain")
+    job = Job(found.key, found.name)
+    assert "its start, without torch so far" in repr(job.status())
+    jobs.touch("go")
+    text, _ = process.communicate(timeout=20)
+    assert (process.returncode, text) == (0, "False\n")
+    job.close()
+
+
+def test_a_script_whose_rank_cannot_be_entered_runs_all_the_same(jobs):
+    (jobs.folder / "run" / "ddp_notebook").mkdir(mode=0o755)
+    path = jobs.folder / "plain.py"
+    path.write_text("print('ran')")
+    ran = subprocess.run([sys.executable, "-m", "ddp_notebook.attach", str(path)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    assert ran.stderr.startswith("ddp_notebook: no notebook can look at rank 0:") and "chmod 700" in ran.stderr
+
+
+def test_an_error_has_no_frames_of_ours(jobs):
+    path = jobs.folder / "plain.py"
+    path.write_text("def fail():\n    raise ValueError('no')\nfail()\n")
+    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+    ours = subprocess.run([sys.executable, "-m", "ddp_notebook.attach", str(path)], capture_output=True, text=True)
+    assert (ours.returncode, ours.stderr) == (bare.returncode, bare.stderr)
+
+
+def test_a_worker_that_the_script_forks_does_not_hold_the_door(jobs):
+    process = jobs.start("if os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nwait_for('go')\nos._exit(0)")
+    job = jobs.attach()
+    jobs.touch("go")
+    wait_until(lambda: not job.is_running, 20, "the ranks have ended, though their children have not")
+    process.terminate()
+    for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
+        if str(jobs.folder) in line:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
