@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,10 @@ class Jobs:
         self._stack.callback(job.close)
         wait_until(lambda: job.round is not None and job.round.there == [0, 1], _START_S, "both ranks speak")
         return job
+
+    def ranks(self) -> list[Any]:
+        """Those that are there."""
+        return finding.ranks()
 
     def touch(self, name: str) -> None:
         (self.folder / name).touch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 
+from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
@@ -39,6 +40,6 @@ def free(recorder: Recorder, connections: Connections, release: Release) -> str:
     return what + (f" ({where.partition(', in ')[0]})" if where else "")
 
 
-def _waits(calls: list[object], recorder: Recorder, release: Release) -> bool:
+def _waits(calls: list[Call], recorder: Recorder, release: Release) -> bool:
     now = [*recorder.waiting.values(), release.waits_in()]
     return any(call is one for call in calls for one in now)

@@ -46,7 +46,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             load, loader = spec.loader.exec_module, spec.loader
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module  # type: ignore[attr-defined]  # the class's own again
+                del loader.exec_module  # the class's own again
                 load(module)
                 self._act()
 

@@ -1,0 +1,69 @@
+"""`%ddp_torchrun`: what its line may hold, and that nothing of a job outlives its notebook."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from ddp_notebook.errors import JobFailedError, UsageError
+from ddp_notebook.torchrun import current, starting
+from tests.conftest import wait_until
+
+
+@pytest.fixture(autouse=True)
+def here(jobs, monkeypatch):
+    monkeypatch.chdir(jobs.folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    current.let_go()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("", "there is no script in ''"),
+        ("--nproc-per-node 2", "there is no script"),
+        ("nothing.py", "there is no file 'nothing.py'"),
+        ("--agents x train.py", "--agents is 'x', which is no number"),
+        ("--agents", "--agents needs a value"),
+        ("--standalone train.py", "leave out --standalone"),
+        ("--rdzv_id=7 train.py", "leave out --rdzv_id=7"),
+        ("'train.py", "No closing quotation"),
+    ],
+)
+def test_what_cannot_be(line, why):
+    with pytest.raises(UsageError, match=why):
+        starting.read(line)
+
+
+def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
+    jobs.script("train(6)\nsys.stdout.write(f'done {sys.argv[1:]}\\n')")
+    job = starting.run(starting.read("--name mine --nproc-per-node 2 train.py --lr 1"))
+    assert capsys.readouterr().out.count("done ['--lr', '1']") == 2
+    assert (job.name, job.world_size, job.report().cell) == ("mine", 2, 1)
+    assert current.current() is job
+
+
+def test_one_that_fails_says_where(jobs):
+    jobs.script("if rank == 1:\n    raise ValueError('bad batch')")
+    with pytest.raises(
+        JobFailedError, match=r"has failed \(status 1\) after .*rank 1: ValueError: bad batch, at train.py:"
+    ):
+        starting.run(starting.read("--nproc-per-node 2 train.py"))
+
+
+def test_nothing_outlives_a_killed_notebook(jobs):
+    jobs.script("wait_for('never')")
+    code = "from ddp_notebook.torchrun import starting; starting.run(starting.read('--nproc-per-node 2 train.py'))"
+    notebook = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(jobs.ranks()) == 2, 60)
+        below = psutil.Process(notebook.pid).children(recursive=True)
+        assert len(below) >= 4, "a keeper, an agent, two ranks"
+    finally:
+        notebook.kill()
+        notebook.wait()
+    wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in below), 10)
