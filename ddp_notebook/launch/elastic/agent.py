@@ -1,4 +1,4 @@
-"""torchrun itself, with the script under `ddp_notebook.attach`: `python -m ddp_notebook.launch.elastic.agent --nnodes ...`.
+"""torchrun itself, with the script under `ddp_notebook.attach`: what `%ddp_torchrun` starts as agents.
 
 With gloo and torch 2.13 a job does not get past a restart: the c10d rendezvous shares one store between all attempts,
 whose keys it does not tell apart, so workers of a later attempt look for peers at addresses of the earlier one. torch
