@@ -98,7 +98,6 @@ class Session(CellFace, KeptFace, GroupFace, ValueFace, FileFace, RecordFace, Vi
             self._cells,
             lambda: f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}",
             self.options.live,
-            self._cells.press_stop,
         )
         parts.resizing.on_resized = live.on_resized
         self._cluster = cluster

@@ -290,10 +290,8 @@ class Job(ViewFace):
             return self.round if is_current() and self.is_running else None
 
         title = f"{self.name}, {observer.recording.world_size} ranks"
-        shown = ShownJob(self._looks, run, is_current)
-        return Placing(
-            observer.recording, lambda: self.recording, shown, title, "auto", lambda: "; ".join(self.interrupt())
-        )
+        shown = ShownJob(self._looks, run, is_current, self.interrupt)
+        return Placing(observer.recording, lambda: self.recording, shown, lambda: title, "auto")
 
     def _look_at_lines(self) -> None:
         if not self._lines.get_map():

@@ -57,12 +57,20 @@ class ShownJob:
         looks: at its ranks.
         round: tells the attempt under way, if there is one of that many ranks.
         is_open: tells whether the job is still looked at, with that many ranks.
+        interrupt: cuts what its ranks wait in, and says in sentences what came of it.
     """
 
-    def __init__(self, looks: JobLooks, round: Callable[[], Round | None], is_open: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        looks: JobLooks,
+        round: Callable[[], Round | None],
+        is_open: Callable[[], bool],
+        interrupt: Callable[[], list[str]],
+    ) -> None:
         self.looks = looks
         self._round = round
         self._is_open = is_open
+        self._interrupt = interrupt
 
     @property
     def is_running(self) -> bool:
@@ -71,6 +79,10 @@ class ShownJob:
     @property
     def under_way(self) -> Round | None:
         return self._round()
+
+    def press_stop(self) -> str:
+        """Cut what its ranks wait in."""
+        return "; ".join(self._interrupt())
 
 
 def _view(run: Round, rank: int, vitals: Vitals | None, is_silent: bool) -> RankView:

@@ -46,7 +46,6 @@ class Placing:
         cells: the session's.
         title: tells that of the session.
         mode: `StartOptions.live`.
-        interrupt: does what the stop button of a view does, and says what it did. From any thread.
     """
 
     def __init__(
@@ -56,14 +55,12 @@ class Placing:
         cells: Shown,
         title: Callable[[], str],
         mode: str,
-        interrupt: Callable[[], str],
     ) -> None:
         self._recording = recording
         self._flushed = flushed
         self._cells = cells
         self._title = title
         self._mode = mode
-        self.interrupt = interrupt
         self._answering = Answering()
         self._publisher: Publisher | None = None
         self._shown: View | None = None  # of %ddp_monitor
@@ -188,6 +185,10 @@ class Placing:
                 self._freeze(view, view.cell)
             self._publisher = None
             self._close_replaced()
+
+    def interrupt(self) -> str:
+        """What the stop button of a view does. Returns what was done, in words."""
+        return self._cells.press_stop()
 
     # ---- views
 

@@ -32,6 +32,8 @@ class Shown(Protocol):
 
     @property
     def looks(self) -> Looks: ...
+    def press_stop(self) -> str:
+        """What the stop button of a view does. Returns what was done, in words. From any thread."""
 
 
 class Looks(Protocol):

@@ -17,7 +17,7 @@ class Holds:  # up the import of matplotlib's figures, until the test goes on
 
 sys.meta_path.insert(0, Holds())
 # Of a cell that recorded something, and ended before its view came.
-placing = Placing(None, None, None, "", "auto", None)
+placing = Placing(None, None, None, "", "auto")
 placing.prepare_picture()
 placing.end(1)
 print("ended")
