@@ -174,6 +174,6 @@ def test_hosts_are_named_where_there_are_several():
     seen = {rank: RankView(rank=rank, state="waiting", operation=call, host="gpu1") for rank in (0, 1)}
     seen[2] = RankView(rank=2, state="running", place="cell line 7", host="gpu<2")
     assert verdict(seen) == "not arrived at barrier #1: rank 2 on gpu<2 is at cell line 7"
-    text, page = card._text(seen, 5.0, verdict(seen)), card._html(seen, 5.0, verdict(seen))
+    text, page = card.as_text(seen, 5.0, verdict(seen)), card.as_html(seen, 5.0, verdict(seen))
     assert "ranks 0,1 on gpu1: waiting in barrier #1" in text and "rank 2 on gpu<2: at cell line 7" in text
     assert "<code>[0-1]</code> on gpu1</td>" in page and "<code>[2]</code> on gpu&lt;2</td>" in page
