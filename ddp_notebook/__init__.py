@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from ddp_notebook.status import Status
     from ddp_notebook.surviving import survive
     from ddp_notebook.torchrun.current import attach_job
-    from ddp_notebook.torchrun.job import Job
+    from ddp_notebook.torchrun.job import TorchrunJob
     from ddp_notebook.wire.record_options import RecordOptions
 
 __all__ = [
@@ -70,7 +70,6 @@ __all__ = [
     "HostError",
     "HostTable",
     "JobCancelledError",
-    "Job",
     "JobFailedError",
     "MissingBuildError",
     "MissingPackageError",
@@ -88,9 +87,10 @@ __all__ = [
     "StartError",
     "StartTimeoutError",
     "Status",
+    "TorchrunJob",
     "UsageError",
-    "attach",
     "attach_job",
+    "attach_session",
     "check",
     "current",
     "load",
@@ -104,15 +104,15 @@ _LAZY = {
     "Agreement": "ddp_notebook.run.agree.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
     "HostTable": "ddp_notebook.launch.survey.table",
-    "Job": "ddp_notebook.torchrun.job",
     "RankValues": "ddp_notebook.run.values.values",
     "RecordOptions": "ddp_notebook.wire.record_options",
     "Recording": "ddp_notebook.observe.recording",
     "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",
     "Status": "ddp_notebook.status",
-    "attach": "ddp_notebook.kept",
+    "TorchrunJob": "ddp_notebook.torchrun.job",
     "attach_job": "ddp_notebook.torchrun.current",
+    "attach_session": "ddp_notebook.attaching",
     "check": "ddp_notebook.launch.survey.check",
     "current": "ddp_notebook.session",
     "load": "ddp_notebook.observe.files",

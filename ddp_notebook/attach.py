@@ -47,10 +47,12 @@ def _read(arguments: list[str]) -> tuple[str, list[str]]:
 
 def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # what it returns imports torch late
     """Enter this rank, and open its door. A script whose rank cannot be entered runs all the same."""
+    from ddp_notebook.errors import UsageError
     from ddp_notebook.rank.script.door import Door
     from ddp_notebook.rank.script.imports import after_import
     from ddp_notebook.rank.script.watched import Watched
     from ddp_notebook.registry import entries
+    from ddp_notebook.registry.finding import TORCHRUN
     from ddp_notebook.registry.torchrun import place
     from ddp_notebook.wire.events import VERSION
 
@@ -58,9 +60,9 @@ def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # w
     here = place(script, rest, name, VERSION)
     watched = Watched(here)
     try:
-        entry = entries.enter("torchrun", here.name, here.to_json())
+        entry = entries.enter(TORCHRUN, here.name, here.to_json())
         Door(entry.door, VERSION, watched.begin, watched.leave)
-    except OSError as error:
+    except (OSError, UsageError) as error:
         print(f"ddp_notebook: no notebook can look at rank {here.rank}: {error}", file=sys.stderr)
         return None
     pid = os.getpid()

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from ddp_notebook import kept
-from ddp_notebook import session as sessions
+from ddp_notebook import having
 from ddp_notebook.auto import AutoSend
-from ddp_notebook.errors import CellFailedHereError, NoSessionError, UsageError
+from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.launch import options as start_options
-from ddp_notebook.launch.survey.check import survey
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import progress
 from ddp_notebook.run.cells import options as cell_options
@@ -20,16 +18,14 @@ from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import is_run_by_program
 from ddp_notebook.run.lines import LineParser
 from ddp_notebook.run.values.exchange import check_name
-from ddp_notebook.torchrun import current as jobs
-from ddp_notebook.torchrun import starting
-from ddp_notebook.torchrun.job import Job
+from ddp_notebook.torchrun import current as torchrun_jobs
+from ddp_notebook.torchrun import starting as torchrun
 
 
 @magics_class
 class DDPMagics(Magics):
-    """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), jobs of
-    torchrun's (`%ddp_attach`, `%ddp_torchrun`), cells for ranks (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`,
-    `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
+    """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for
+    ranks (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`, `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
 
     # ---- the session
 
@@ -43,13 +39,14 @@ class DDPMagics(Magics):
         if asked.note:
             print(asked.note)
         if asked.checks:
-            _check(asked.options)
+            having.check(asked.options)
         else:
-            _start(asked.options)
+            having.start(asked.options)
 
     @line_magic
     def ddp_attach(self, line: str) -> None:
-        """Attach to ranks that were started with --keep: %ddp_attach [NAME] [--take-over] [--look] [--wait]
+        """Attach to ranks that were started with --keep, or look at a job of torchrun's, whose script runs under
+        `-m ddp_notebook.attach`: %ddp_attach [NAME] [--take-over] [--look] [--wait]
         With --wait the cell that runs is followed to its end; with --look this notebook only looks on."""
         parser = LineParser("%ddp_attach [NAME] [--take-over] [--look] [--wait]")
         parser.add_argument("name", metavar="NAME", nargs="?", default="")
@@ -57,36 +54,34 @@ class DDPMagics(Magics):
         parser.add_argument("--look", action="store_true")
         parser.add_argument("--wait", action="store_true")
         given = parser.parse_line(line)
-        session = kept.attach(given.name, take_over=given.take_over, look=given.look)
-        print(f"{session.kept_as}: {session!r}" if session.drives else session.trouble)
-        if runs := session.show_unseen(wait=given.wait):
-            print("\n".join(runs))
+        having.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
+
+    @line_magic
+    def ddp_torchrun(self, line: str) -> None:
+        """Run a script by torchrun, and look at it: %ddp_torchrun [--agents N] [--name NAME] --nnodes 1:3 train.py
+        Options before the script are torchrun's. The stop button ends the job."""
+        print(torchrun.run(torchrun.read(line)).status())
 
     @line_magic
     def ddp_status(self, line: str) -> None:
         """Show every rank's host, process, device, memory and state: %ddp_status"""
         _refuse_arguments("%ddp_status", line)
-        print(_shown().status())
+        print(having.shown().status())
 
     @line_magic
     def ddp_restart(self, line: str) -> None:
         """End the ranks and start them afresh with the same options: %ddp_restart"""
         _refuse_arguments("%ddp_restart", line)
-        session = _session()
-        _stop(session)
-        _start(session.options)
+        session = having.of_session()
+        having.end(session)
+        having.start(session.options)
 
     @line_magic
     def ddp_stop(self, line: str) -> None:
         """End the ranks and everything that they have started: %ddp_stop
         While a job of torchrun's is looked at: look at it no more. It goes on."""
         _refuse_arguments("%ddp_stop", line)
-        if jobs.current() is not None:
-            print(jobs.let_go())
-            return
-        session = _session()
-        _stop(session)
-        print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
+        having.stop()
 
     @line_magic
     def ddp_interrupt(self, line: str) -> None:
@@ -96,12 +91,12 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_interrupt [--replace]")
         parser.add_argument("--replace", action="store_true")
         replace = parser.parse_line(line).replace
-        if (job := jobs.current()) is not None:
+        if (job := torchrun_jobs.current()) is not None:
             if replace:
                 parser.error(f"torchrun replaces the ranks of job {job.name}, not --replace")
             print("\n".join(job.interrupt()))
         else:
-            print("\n".join(_session().interrupt(replace=replace)))
+            print("\n".join(having.of_session().interrupt(replace=replace)))
 
     @line_magic
     def ddp_heal(self, line: str) -> None:
@@ -112,7 +107,7 @@ class DDPMagics(Magics):
         given = parser.parse_line(line)
         source = given.from_rank
         from_rank = None if source is None else parser.number(int, "--from", source, "number of a rank")
-        print("\n".join(_session().heal(from_rank, given.names)))
+        print("\n".join(having.of_session().heal(from_rank, given.names)))
 
     @line_magic
     def ddp_resize(self, line: str) -> None:
@@ -123,7 +118,7 @@ class DDPMagics(Magics):
         parser.add_argument("--without")
         given = parser.parse_line(line)
         world_size = parser.number(int, "N", given.world_size, "number of ranks")
-        print("\n".join(_session().resize(world_size, build=given.build, without=given.without)))
+        print("\n".join(having.of_session().resize(world_size, build=given.build, without=given.without)))
 
     @line_magic
     def ddp_fault(self, line: str) -> None:
@@ -137,22 +132,22 @@ class DDPMagics(Magics):
         given = parser.parse_line(line)
         after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
         by_s = parser.number(float, "--by", given.by, "number of seconds")
-        print(_session().fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
+        print(having.of_session().fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
 
     @line_magic
     def ddp_check(self, line: str) -> None:
         """Say whether parameters, optimizers, data and versions agree across ranks: %ddp_check [NAME ...]"""
         parser = LineParser("%ddp_check [NAME ...]")
         parser.add_argument("names", metavar="NAME", nargs="*")
-        print(_session().check(*parser.parse_line(line).names))
+        print(having.of_session().check(*parser.parse_line(line).names))
 
     # ---- the recording
 
     @line_magic
     def ddp_record(self, line: str) -> None:
         """Set how much ranks record from now on, or say how much they do: %ddp_record [off|meta|values|all]"""
-        level = line.strip() or _session().recorded
-        _session().record(level)
+        level = line.strip() or having.of_session().recorded
+        having.of_session().record(level)
         print(
             {
                 "off": "ranks record nothing; what waits where is known all the same",
@@ -169,8 +164,8 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_report [--baseline]")
         parser.add_argument("--baseline", action="store_true")
         if parser.parse_line(line).baseline:
-            _session().baseline()
-        print(_shown().report())
+            having.of_session().baseline()
+        print(having.shown().report())
 
     @line_magic
     def ddp_monitor(self, line: str) -> None:
@@ -178,7 +173,7 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_monitor [CELL]")
         parser.add_argument("cell", metavar="CELL", nargs="?")
         cell = parser.parse_line(line).cell
-        _shown().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
+        having.shown().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
 
     @line_magic
     def ddp_trace(self, line: str) -> None:
@@ -186,29 +181,10 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_trace FILE")
         parser.add_argument("file", metavar="FILE")
         path = parser.parse_line(line).file
-        profiles, lost = _shown().write_trace(path)
+        profiles, lost = having.shown().write_trace(path)
         also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
         also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
         print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
-
-    # ---- jobs of torchrun's
-
-    @line_magic
-    def ddp_attach(self, line: str) -> None:
-        """Look at a job of torchrun's, whose script runs under `-m ddp_notebook.attach`: %ddp_attach [NAME] [--take]
-        With --take, another notebook that looks at it leaves."""
-        parser = LineParser("%ddp_attach [NAME] [--take]")
-        parser.add_argument("name", metavar="NAME", nargs="?", default="")
-        parser.add_argument("--take", action="store_true")
-        given = parser.parse_line(line)
-        print(jobs.attach_job(given.name, takes=given.take).status())
-
-    @line_magic
-    def ddp_torchrun(self, line: str) -> None:
-        """Run a script by torchrun, and look at it: %ddp_torchrun [--agents N] [--name NAME] --nnodes 1:3 train.py
-        Options before the script are torchrun's. The stop button ends the job."""
-        asked = starting.read(line)
-        print(starting.run(asked).status())
 
     # ---- cells
 
@@ -234,12 +210,12 @@ class DDPMagics(Magics):
     def ddp_jobs(self, line: str) -> None:
         """Show the cells that run in the background, wait for that, or have ended: %ddp_jobs"""
         _refuse_arguments("%ddp_jobs", line)
-        print(_session().jobs)
+        print(having.of_session().jobs)
 
     @line_magic
     def ddp_wait(self, line: str) -> None:
         """Wait for cells in the background; one that has failed fails here too: %ddp_wait [N ...]"""
-        jobs = _session().jobs
+        jobs = having.of_session().jobs
         if not jobs.wait(*_job_numbers("%ddp_wait [N ...]", line), report=print):
             print("no job is left to wait for")
 
@@ -247,7 +223,7 @@ class DDPMagics(Magics):
     def ddp_cancel(self, line: str) -> None:
         """End cells in the background, with every variable kept: %ddp_cancel N ...|all"""
         usage = "%ddp_cancel N ...|all"
-        jobs = _session().jobs
+        jobs = having.of_session().jobs
         if not line.strip():
             raise UsageError(f"cancel which job? %ddp_jobs lists them\nusage: {usage}")
         numbers = [] if line.strip() == "all" else _job_numbers(usage, line)
@@ -266,7 +242,7 @@ class DDPMagics(Magics):
         if word not in ("on", "off"):
             raise UsageError(f"%ddp_auto takes on or off, not {word!r}")
         if word == "on":
-            _session()
+            having.of_session()
         assert self.shell is not None
         AutoSend.of(self.shell).is_on = word == "on"
         print(
@@ -287,7 +263,7 @@ class DDPMagics(Magics):
         parser.add_argument("--force", action="store_true")
         given = parser.parse_line(line)
         new = check_name(given.new or given.name)
-        values = _session().pull(given.name, given.ranks, given.force)
+        values = having.of_session().pull(given.name, given.ranks, given.force)
         assert self.shell is not None
         self.shell.user_ns[new] = values
         print(values)
@@ -304,7 +280,7 @@ class DDPMagics(Magics):
         here = self.shell.user_ns
         if unknown := [repr(name) for name in given.names if name not in here]:
             raise UsageError(f"the notebook has no variable {', '.join(unknown)}; set it here first, then push it")
-        _session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
+        having.of_session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
 
     # ---- files
 
@@ -318,7 +294,7 @@ class DDPMagics(Magics):
         parser.add_argument("--also", nargs="+", action="extend", default=[])
         parser.add_argument("--large", action="store_true")
         given = parser.parse_line(line)
-        session = _session()
+        session = having.of_session()
         with progress.shown("sync:") as report:
             synced = session.sync(
                 given.folder, overwrite=given.overwrite, also=given.also, large=given.large, report=report
@@ -334,13 +310,13 @@ class DDPMagics(Magics):
         parser.add_argument("--to", default=".")
         parser.add_argument("--overwrite", action="store_true")
         given = parser.parse_line(line)
-        session = _session()
+        session = having.of_session()
         with progress.shown("fetching:") as report:
             fetched = session.fetch(given.path, given.ranks, given.to, given.overwrite, report)
         print(fetched)
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
-        session = _session()
+        session = having.of_session()
         done = session.run(
             code,
             options.ranks,
@@ -377,48 +353,10 @@ class DDPMagics(Magics):
         return str(self.shell.compile.get_code_name(code, code, self._cell_number()))
 
 
-def _start(asked: start_options.StartOptions) -> None:
-    for line in kept.others():
-        print(f"still there: {line}")
-    with progress.shown("starting:") as report:
-        session = sessions.Session(asked, report=report)
-    if session.synced is not None:
-        print(session.synced)
-    print(session.status())
-
-
-def _check(asked: start_options.StartOptions) -> None:
-    with progress.shown("checking:") as report:
-        table = survey(asked, report)
-    print(table)
-
-
-def _stop(session: sessions.Session) -> None:
-    if session.is_running and session.trouble:
-        pids = ", ".join(map(str, session.pids("host server")))
-        print(f"the host server (pid {pids}) does not answer; its processes are ended all the same")
-    left = session.jobs.unended
-    session.stop()
-    for job in left:
-        print(job)
-
-
 def _job_numbers(usage: str, line: str) -> list[int]:
     parser = LineParser(usage)
     parser.add_argument("numbers", metavar="N", nargs="*")
     return [parser.number(int, "N", text, "number of a job") for text in parser.parse_line(line).numbers]
-
-
-def _shown() -> sessions.Session | Job:
-    """What is looked at: a job of torchrun's until it is let go, or else the session."""
-    return jobs.current() or _session()
-
-
-def _session() -> sessions.Session:
-    session = sessions.current()
-    if session is None:
-        raise NoSessionError
-    return session
 
 
 def _refuse_arguments(magic: str, line: str) -> None:

@@ -27,7 +27,7 @@ PACKAGE = ROOT / "ddp_notebook"
 MAY_IMPORT = {
     "records": {"records"},
     "wire": {"wire"},
-    "registry": {"registry", "records", "version"},
+    "registry": {"registry", "records", "errors", "version"},
     "rank": {"rank", "wire", "records", "registry"},
 }
 NOTEBOOK_SIDE = [
@@ -36,6 +36,8 @@ NOTEBOOK_SIDE = [
     "status.py",
     "errors.py",
     "display.py",
+    "having.py",
+    "attaching.py",
     "run",
     "observe",
     "widgets",
@@ -82,7 +84,7 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
 # What the rest of the package may use of how processes come to be: the ranks, what is asked of a start, and what can be
 # said before one.
 OPEN_TO_OTHERS = {"warm", "client", "cluster", "hosts", "process", "options", "placement", "survey", "sync"}
-OPEN_TO_OTHERS |= {"keep", "members"}  # sessions that a keeper has, and how any begins
+OPEN_TO_OTHERS |= {"keep", "members", "elastic"}  # sessions that a keeper has, how any begins, jobs of torchrun's
 _LAUNCH = "ddp_notebook.launch"
 
 

@@ -48,6 +48,18 @@ def three_figures(value: float) -> str:
     return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:#.3g}".rstrip(".")
 
 
+def duration(seconds: float) -> str:
+    """In the unit that fits.
+
+    Example:
+        >>> duration(42), duration(600), duration(7200)
+        ('42 s', '10 min', '2.0 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def ms(ns: float) -> str:
     """A time.
 

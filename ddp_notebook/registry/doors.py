@@ -1,4 +1,7 @@
-"""Unix sockets at which what runs on this machine is spoken to: who is at the other end, and lines of JSON."""
+"""Unix sockets at which what runs on this machine is spoken to: who is at the other end, and lines of JSON.
+
+Until both sides are known to be the same user's, nothing but such a line is read.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,15 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the system knows them.
+
+    Source: unix(7), SO_PEERCRED
+    """
+    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
+
 def check_user(connection: socket.socket) -> None:
     """Make sure that the other end is a process of this user's. The folder keeps others out; this is the second lock.
 
@@ -73,35 +85,35 @@ def check_user(connection: socket.socket) -> None:
     """
     if not hasattr(socket, "SO_PEERCRED"):  # macOS: the folder's mode alone
         return
-    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, user = peer_of(connection)
     if user != os.getuid():
         raise DoorError(f"process {pid} at the other end is of user {user}, not of user {os.getuid()}")
 
 
-def say(connection: socket.socket, words: dict[str, Any]) -> None:
+def say(connection: socket.socket, **words: Any) -> None:
     """Send a line."""
     connection.sendall(json.dumps(words).encode() + b"\n")
 
 
 def hear(connection: socket.socket) -> dict[str, Any]:
-    """Read a line.
+    """Read a line, and not a byte of what comes behind it.
 
     Raises:
         DoorError: the other end has closed, or has sent something else.
         TimeoutError: nothing came in time.
     """
-    line = b""
+    line = bytearray()
     while not line.endswith(b"\n"):
-        more = connection.recv(4096)
+        more = connection.recv(_MOST_BYTES, socket.MSG_PEEK)
         if not more or len(line) > _MOST_BYTES:
             raise DoorError("the other end has closed" if not more else f"more than {_MOST_BYTES} bytes without a line")
-        line += more
+        line += connection.recv(more.find(b"\n") + 1 or len(more))
     try:
         words = json.loads(line)
     except ValueError:
         words = None
     if not isinstance(words, dict):
-        raise DoorError(f"the other end sent no line of this package: {line[:80]!r}")
+        raise DoorError(f"the other end sent no line of this package: {bytes(line[:80])!r}")
     return words
 
 

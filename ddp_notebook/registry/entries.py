@@ -1,47 +1,54 @@
-"""A small file for each thing of this user's that can be attached to: made by who runs it, read by notebooks.
+"""A small file for each process of this user's that can be attached to: made by it, read by notebooks and shells.
 
-    $XDG_RUNTIME_DIR/ddp_notebook/torchrun-4711.json    0600, in a folder of mode 0700
-                                  torchrun-4711.sock    its door, see `doors`
+    $XDG_RUNTIME_DIR/ddp_notebook/session-4711.json     0600, in a folder of mode 0700
+                                  session-4711.sock     its door, see `doors`
+                                  torchrun-4712.json    one for each rank of a job
 
 An entry belongs to one process and goes with it. Who reads them removes those of processes that have ended, which
-SIGKILL gives no time to do it. Where `XDG_RUNTIME_DIR` is not set, as in a container, the folder is below the one for
-temporary files; notebooks look at both, since a shell and a server of notebooks may differ in that.
+SIGKILL gives no time to do it. Where the user has no runtime directory, as in a container, the folder is below /tmp.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
+import itertools
 import json
 import os
+import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.registry.identities import Identity, identity, is_running
 from ddp_notebook.version import __version__
 
 FORMAT = 1  # counts incompatible changes of these files
 VARIABLE = "XDG_RUNTIME_DIR"
-
-
-class RegistryError(OSError):
-    """The folder, or a file in it, is not this user's alone. Says what to do."""
+SPOOL = "ddp_notebook-kept-"  # how folders begin that go with an entry
+_ELSEWHERE = "/tmp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that can be attached to."""
+    """One process that can be attached to."""
 
-    kind: str  # "torchrun": a rank of a job of torchrun's
+    kind: str  # see `finding`
     name: str  # that users know it by; ranks of one job share it
     who: Identity  # the process that it goes with
+    began_s: float  # wall time
     version: str  # of the package there
-    about: dict[str, Any] = field(default_factory=dict)  # what the kind has to say
+    environment: str  # of Python there
+    folder: str = ""  # goes with it; "": none
+    about: dict[str, Any] = field(default_factory=dict, repr=False)  # what the kind has to say; it may hold keys
     path: Path
 
     @property
@@ -54,22 +61,24 @@ class Entry:
         return self.path.with_suffix(".sock")
 
     def remove(self) -> None:
-        """It is over. Doing it twice is no error."""
+        """It is over: nothing of it stays. Doing it twice is no error."""
         for path in (self.door, self.path):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            path.unlink(missing_ok=True)
+        if os.path.basename(self.folder).startswith(SPOOL):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def enter(kind: str, name: str, about: Mapping[str, Any]) -> Entry:
+def enter(kind: str, name: str, about: Mapping[str, Any], *, folder_with_it: str = "") -> Entry:
     """Enter this process.
 
     Args:
         kind: of the thing; one process has one entry of each.
         name: see `Entry`.
         about: what is to be told of it, as JSON. It may hold keys: nobody else can read it.
+        folder_with_it: a folder that is removed with it, whose name begins with `SPOOL`.
 
     Raises:
-        RegistryError: the folder is another user's, or open to others.
+        UsageError: the folder of entries is another user's, or open to others.
         OSError: the file cannot be written.
 
     Example:
@@ -78,29 +87,99 @@ def enter(kind: str, name: str, about: Mapping[str, Any]) -> Entry:
         [('mine', 3)]
         >>> entry.remove()
     """
-    return write(
-        Entry(
-            kind=kind,
-            name=name,
-            who=identity(os.getpid()),
-            version=__version__,
-            about=dict(about),
-            path=folder() / f"{kind}-{os.getpid()}.json",
-        )
+    entry = Entry(
+        kind=kind,
+        name=name,
+        who=identity(os.getpid()),
+        began_s=time.time(),
+        version=__version__,
+        environment=sys.prefix,
+        folder=folder_with_it,
+        about=dict(about),
+        path=folder() / f"{kind}-{os.getpid()}.json",
     )
+    _write(entry)
+    return entry
 
 
-def write(entry: Entry) -> Entry:
-    """Write an entry, or in place of what it said before. Readers see the one or the other, never a half."""
+def enter_next(kind: str, stem: str, about: Mapping[str, Any], *, folder_with_it: str = "") -> Entry:
+    """Enter this process by the first of the names `STEM-1`, `STEM-2` ... that nobody has. Else as `enter`."""
+    lock = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        taken = {one.name for one in entries()}
+        name = next(name for number in itertools.count(1) if (name := f"{stem}-{number}") not in taken)
+        return enter(kind, name, about, folder_with_it=folder_with_it)
+    finally:
+        os.close(lock)
+
+
+def entries(kind: str = "") -> list[Entry]:
+    """What is there, in the order in which it was started; what is over is removed.
+
+    Args:
+        kind: "": all.
+
+    Raises:
+        UsageError: the folder is another user's, or open to others.
+    """
+    found = []
+    for file in folder().glob(f"{kind or '*'}-*.json"):
+        entry, _ = _read(file)
+        if entry is None:
+            continue
+        if is_running(entry.who):
+            found.append(entry)
+        else:
+            entry.remove()
+    return sorted(found, key=lambda entry: entry.who[::-1])
+
+
+def strangers() -> list[str]:
+    """What lies there and cannot be used, in a sentence each: files of another version, or of another user."""
+    return [why for file in sorted(folder().glob("*-*.json")) if (why := _read(file)[1])]
+
+
+def stamp() -> int:
+    """Differs from before where an entry was made, changed or removed since; for who looks again and again."""
+    return folder().stat().st_mtime_ns
+
+
+def folder() -> Path:
+    """Where the files are. It is made, for its user only.
+
+    Raises:
+        UsageError: it is another user's, or open to others.
+        OSError: it cannot be made.
+    """
+    user = os.getuid()
+    base = Path(os.environ.get(VARIABLE) or f"/run/user/{user}")
+    has_own = base.is_dir() and base.stat().st_uid == user
+    path = base / "ddp_notebook" if has_own else Path(_ELSEWHERE) / f"ddp_notebook_{user}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    about = path.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != user or about.st_mode & 0o077:
+        raise UsageError(
+            f"{path} is to hold keys, but is not a folder of yours alone (mode {stat.S_IMODE(about.st_mode):o}, user "
+            f"{about.st_uid}); close it (chmod 700) or remove it, or name another folder in {VARIABLE}, there and here"
+        )
+    return path
+
+
+def _write(entry: Entry) -> None:
+    """Readers see all of it or nothing."""
     text = json.dumps(
         {
             "format": FORMAT,
             "machine": _machine(),
             "kind": entry.kind,
             "name": entry.name,
-            "pid": entry.who[0],
-            "started": entry.who[1],
+            "who": entry.who,
+            "began_s": entry.began_s,
             "version": entry.version,
+            "environment": entry.environment,
+            "folder": entry.folder,
             "about": entry.about,
         }
     )
@@ -112,99 +191,13 @@ def write(entry: Entry) -> Entry:
     except BaseException:
         os.unlink(temporary)
         raise
-    return entry
-
-
-def entries(kind: str = "") -> list[Entry]:
-    """What is there, in the order in which it was started; what is over is removed.
-
-    Args:
-        kind: "": all.
-
-    Raises:
-        RegistryError: a folder is another user's, or open to others.
-    """
-    found = [entry for path in _folders() for entry in _of_folder(path, kind)]
-    return sorted(found, key=lambda entry: entry.who[1])
-
-
-def strangers(kind: str) -> list[str]:
-    """What lies there and cannot be used, in a sentence each: files of another version, or of another user."""
-    return [why for path in _folders() for file in sorted(path.glob(f"{kind}-*.json")) if (why := _read(file)[1])]
-
-
-def stamp() -> tuple[int, ...]:
-    """Differs from before where an entry was made, changed or removed since; for who looks again and again."""
-    found = []
-    for path in _places():
-        with contextlib.suppress(OSError):
-            found.append(path.stat().st_mtime_ns)
-    return tuple(found)
-
-
-def folder() -> Path:
-    """Where entries are made: only this user can look into it.
-
-    Raises:
-        RegistryError: the folder is another user's, or open to others.
-        OSError: it cannot be made.
-    """
-    path = _places()[0]
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    _check(path)
-    return path
-
-
-def _places() -> list[Path]:
-    """Where the folder may be, the one for this process first."""
-    user, runtime = os.getuid(), os.environ.get(VARIABLE, "")
-    bases = [Path(runtime)] if runtime and os.path.isdir(runtime) else []
-    places = [base / "ddp_notebook" for base in (*bases, Path(f"/run/user/{user}")) if base in bases or base.is_dir()]
-    places.append(Path(tempfile.gettempdir()) / f"ddp_notebook_{user}")
-    if not bases:  # a runtime folder that nobody has told of may go when the user logs out
-        places.insert(0, places.pop())
-    return list(dict.fromkeys(places))
-
-
-def _folders() -> Iterator[Path]:
-    for path in _places():
-        if path.is_symlink() or path.exists():
-            _check(path)
-            yield path
-
-
-def _check(path: Path) -> None:
-    """Below /tmp anybody may have made a folder of this name before."""
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        raise RegistryError(
-            f"{path} is no folder of user {os.getuid()} but of user {facts.st_uid}, so nothing is entered or looked "
-            f"for there; remove it, or set {VARIABLE} to a folder of your own, for the job and for the notebook"
-        )
-    if facts.st_mode & 0o077:
-        raise RegistryError(
-            f"{path} is open to others (mode {stat.S_IMODE(facts.st_mode):o}), so nothing is entered or looked for "
-            f"there; close it: chmod 700 {path}"
-        )
-
-
-def _of_folder(path: Path, kind: str) -> Iterator[Entry]:
-    for file in path.glob(f"{kind or '*'}-*.json"):
-        entry, _ = _read(file)
-        if entry is None:
-            continue
-        if is_running(entry.who):
-            yield entry
-        else:
-            entry.remove()
 
 
 def _read(file: Path) -> tuple[Entry | None, str]:
     """An entry of this machine, or None and why there is none; no reason where it is simply not ours to judge."""
     try:
-        if (owner := file.lstat().st_uid) != os.getuid():
-            return None, f"{file} is of user {owner}: remove it"
+        if (facts := file.lstat()).st_uid != os.getuid() or facts.st_mode & 0o077:
+            return None, f"{file} is not a file of yours alone; whoever can write it could run code here: remove it"
         given = json.loads(file.read_text())
         if given["format"] != FORMAT:
             return None, (
@@ -213,18 +206,16 @@ def _read(file: Path) -> tuple[Entry | None, str]:
             )
         if given["machine"] != _machine():  # of another container, or before the last boot
             return None, ""
+        pid, started = given["who"]
         entry = Entry(
-            kind=given["kind"],
-            name=given["name"],
-            who=(given["pid"], given["started"]),
-            version=given["version"],
-            about=given["about"],
+            who=(int(pid), float(started)),
             path=file,
+            **{key: given[key] for key in ("kind", "name", "began_s", "version", "environment", "folder", "about")},
         )
     except FileNotFoundError:  # it has just gone
         return None, ""
     except (KeyError, TypeError, ValueError, OSError) as error:
-        return None, f"{file} cannot be read ({type(error).__name__}: {error}): remove it"
+        return None, f"{file} cannot be read by version {__version__} ({type(error).__name__}: {error}): remove it"
     return entry, ""
 
 

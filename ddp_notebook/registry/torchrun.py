@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.registry.identities import Identity, identity
 
 NAME_VARIABLE = "DDP_NOTEBOOK_NAME"  # what users know the job by
 _NO_RUNS = ("", "none")  # ids of a job that was given none
@@ -33,6 +36,7 @@ class Place:
     restarts: int  # of the job so far, after failures
     most_restarts: int
     shares_store: bool  # torch's agent and all attempts of its workers use one store, which breaks restarts with gloo
+    agent: Sequence[float] | None  # process and its start: torchrun's, that has started this rank
     wire: int  # version
 
     def to_json(self) -> dict[str, Any]:
@@ -76,8 +80,33 @@ def place(script: str, arguments: list[str], name: str, wire: int) -> Place:
         most_restarts=_number("TORCHELASTIC_MAX_RESTARTS", 0),
         shares_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1",
+        agent=identity(os.getppid()) if run else None,
         wire=wire,
     )
+
+
+def launcher(about: Mapping[str, Any]) -> Identity | None:
+    """The agent of torchrun's that has started a rank; None: nobody did.
+
+    Args:
+        about: what its entry tells, in whatever version.
+    """
+    agent = about.get("agent")
+    return None if agent is None else (int(agent[0]), float(agent[1]))
+
+
+def summary(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """A job in words: "train.py --lr 0.1, 2 ranks, here rank 0".
+
+    Args:
+        ranks: what entries tell of its ranks, in whatever version.
+    """
+    last = ranks[-1]
+    size = int(last.get("world_size", len(ranks)))
+    here = sorted({int(one.get("rank", 0)) for one in ranks})
+    which = "" if len(here) == size else f", here {list_ranks(here)}"
+    script = " ".join(map(str, [last.get("script", "?"), *last.get("arguments", [])]))
+    return f"{script}, {size} rank{'s' * (size != 1)}{which}"
 
 
 def _number(variable: str, otherwise: int) -> int:

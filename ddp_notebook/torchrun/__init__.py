@@ -1,6 +1,5 @@
 """Jobs of torchrun's in a notebook: those of a shell, which it looks at, and those that it starts itself.
 
-    finding    the jobs that are there, and which one a name means
     job        one job: its ranks as they come and go, its recording, report, monitor; what magics use
     rounds     the attempts of a job, and the ranks of each
     member     one rank's process: in at its door, what it has said last

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
 
 from ddp_notebook.run.groups.diagnosis import verdict
-from ddp_notebook.run.kernel import kernel
 from ddp_notebook.run.output.card import as_html, as_text
-from ddp_notebook.torchrun.job import Job
+from ddp_notebook.run.output.outlet import new_id
+from ddp_notebook.run.output.sink import Handle, of_this_cell
+from ddp_notebook.torchrun.job import TorchrunJob
 
 HANG_AFTER_S = 10.0  # that a rank waits in an operation before it is shown who waits for whom
 _LOOK_S = 2.0
@@ -24,14 +24,11 @@ class JobCard:
         job: is looked at until it is closed.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TorchrunJob) -> None:
         self._job = job
-        self._handle: Any = None
         self._said = ""
-        if kernel() is not None:
-            from IPython.display import display
-
-            self._handle = display(_EMPTY, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+        self._sink = of_this_cell()
+        self._handle = Handle(self._sink, new_id()) if self._sink.can_update else None
         threading.Thread(target=self._run, name="ddp-job-card", daemon=True).start()
 
     def _run(self) -> None:
@@ -61,9 +58,9 @@ class JobCard:
             return
         self._said = why
         if self._handle is not None:
-            self._handle.update(data, raw=True)
+            self._handle.update(data)
         elif why:
-            print(data["text/plain"])
+            self._sink.write("stderr", data["text/plain"] + "\n")
 
 
 _EMPTY = {"text/plain": "", "text/html": ""}

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from ddp_notebook.torchrun import finding
+from ddp_notebook.registry import finding
 from ddp_notebook.torchrun.card import JobCard
-from ddp_notebook.torchrun.job import Job
+from ddp_notebook.torchrun.job import TorchrunJob
 
-_current: Job | None = None
+_current: TorchrunJob | None = None
 
 
-def current() -> Job | None:
+def current() -> TorchrunJob | None:
     """The one that was attached last, until it is let go."""
     return _current
 
 
-def attach_job(name: str = "", *, takes: bool = False) -> Job:
+def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     """Look at a job of torchrun's whose script runs under `-m ddp_notebook.attach`. The job goes on as if nobody did.
 
     Args:
-        name: of the job, or its beginning; "": the only one that is there.
-        takes: have another notebook leave that looks at it.
+        name: of the job, or its stem; "": the only one that is there.
+        take_over: have another notebook leave that looks at it.
 
     Raises:
         UsageError: there is no such job, or several; or another notebook looks at it.
@@ -27,15 +27,15 @@ def attach_job(name: str = "", *, takes: bool = False) -> Job:
     Example:
         >>> attach_job("no such job")
         Traceback (most recent call last):
-        ddp_notebook.errors.UsageError: no job of torchrun's named 'no such job' runs here: ...
+        ddp_notebook.errors.UsageError: there is no 'no such job' to attach to, ...
     """
-    found = finding.find(name)
+    found = finding.find(name, finding.TORCHRUN)
     if _current is not None and _current.key == found.key and not _current.is_closed:
         return _current
-    return become(Job(found.key, found.name, takes=takes))
+    return become(TorchrunJob(found.key, found.name, take_over=take_over))
 
 
-def become(job: Job) -> Job:
+def become(job: TorchrunJob) -> TorchrunJob:
     """This one is looked at from now on, and the one before no more."""
     global _current
     before, _current = _current, job

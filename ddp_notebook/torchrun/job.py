@@ -13,14 +13,14 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
+from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
-from ddp_notebook.torchrun import finding
 from ddp_notebook.torchrun.cutting import cut
-from ddp_notebook.torchrun.member import Member, RefusedError, come_in, why_closed
+from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of, why_closed
 from ddp_notebook.torchrun.rounds import Events, Round
 from ddp_notebook.torchrun.shown import JobLooks, ShownJob
 from ddp_notebook.torchrun.status import JobStatus, status_of
@@ -36,7 +36,7 @@ _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
 _log = logging.getLogger(__name__)
 
 
-class Job(ViewFace):
+class TorchrunJob(ViewFace):
     """One job, from its first rank that was found to `close`, through restarts and changes of its members.
 
     It only looks: ranks whose notebook goes, go on.
@@ -44,19 +44,19 @@ class Job(ViewFace):
     Args:
         key: of the job, see `registry.torchrun.Place`.
         name: of the job.
-        takes: have another notebook leave that looks at it.
+        take_over: have another notebook leave that looks at it.
 
     Raises:
         UsageError: another notebook looks at it.
     """
 
-    def __init__(self, key: str, name: str, *, takes: bool = False) -> None:
+    def __init__(self, key: str, name: str, *, take_over: bool = False) -> None:
         self.key = key
         self.name = name
         self.events = Events()
         self.recordings: list[Recording] = []  # one for each number of ranks that followed another
         self.changed = threading.Condition()  # somebody has come, gone, or ended
-        self._takes = takes
+        self._takes = take_over
         self._rounds: list[Round] = []
         self._known: set[Identity] = set()  # processes that were let in, or not
         self._members: dict[str, tuple[Round, Member]] = {}  # by identity on the wire
@@ -194,7 +194,7 @@ class Job(ViewFace):
     def __repr__(self) -> str:
         size = self.world_size
         state = "closed" if self._closing.is_set() else "" if self.is_running else "ended"
-        return f"<Job {self.name}: {size} rank{'s' * (size != 1)}{', ' * bool(state)}{state}>"
+        return f"<TorchrunJob {self.name}: {size} rank{'s' * (size != 1)}{', ' * bool(state)}{state}>"
 
     def _some_round(self) -> Round:
         if self.round is None:
@@ -216,7 +216,7 @@ class Job(ViewFace):
     # ---- who comes and goes: the thread of the job
 
     def _follow(self) -> None:
-        stamp: tuple[int, ...] = ()
+        stamp = 0
         while not self._closing.is_set():
             try:
                 if (now := entries.stamp()) != stamp:
@@ -228,16 +228,16 @@ class Job(ViewFace):
                     _log.info("a look at the ranks of a job has failed", exc_info=True)
 
     def _look_for_ranks(self) -> None:
-        for entry, place in finding.ranks():
-            if place.key == self.key and entry.who not in self._known:
+        for entry in entries.entries(TORCHRUN):
+            if entry.about.get("key") == self.key and entry.who not in self._known:
                 self._known.add(entry.who)
                 try:
-                    self._join(entry, place)
+                    self._join(entry, place_of(entry))
                 except RefusedError as error:
                     self._refused = error
                     self.events.add(str(error))
                 except OSError as error:
-                    self.events.add(f"rank {place.rank} (process {entry.pid}) does not answer at its door: {error}")
+                    self.events.add(f"process {entry.pid} of the job does not answer at its door: {error}")
 
     def _join(self, entry: Entry, place: Place) -> None:
         before = run = self.round

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -82,24 +83,38 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
     try:
         doors.say(
             line,
-            {
-                "wire": VERSION,
-                "who": f"the notebook of process {os.getpid()}",
-                "takes": takes,
-                "address": asdict(address),
-                "round": number,
-            },
+            wire=VERSION,
+            who=f"the notebook of process {os.getpid()}",
+            takes=takes,
+            address=asdict(address),
+            round=number,
         )
         if why := doors.hear(line).get("refused"):
             raise RefusedError(
                 f"rank {place.rank} of job {place.name!r} lets nobody in: {why}; to look at it from here instead: "
-                f"%ddp_attach {place.name} --take"
+                f"%ddp_attach {place.name} --take-over"
             )
         line.settimeout(0.0)
     except BaseException:
         line.close()
         raise
     member.line = line
+
+
+def place_of(entry: Entry) -> Place:
+    """The rank that an entry tells of.
+
+    Raises:
+        RefusedError: it is another version's.
+    """
+    with contextlib.suppress(TypeError):
+        place = Place.from_json(entry.about)
+        if place.wire == VERSION:
+            return place
+    raise RefusedError(
+        f"job {entry.name!r} (process {entry.pid}) runs with ddp_notebook {entry.version}, which this version does not "
+        "understand: attach from an environment with that one, or start the job with this one"
+    )
 
 
 def _brief(message: str) -> str:

@@ -18,8 +18,9 @@ from typing import IO, Any
 from ddp_notebook.errors import JobFailedError, UsageError
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
 from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
+from ddp_notebook.run.output.sink import Here
 from ddp_notebook.torchrun import current
-from ddp_notebook.torchrun.job import Job
+from ddp_notebook.torchrun.job import TorchrunJob
 
 USAGE = "%ddp_torchrun [--agents N] [--name NAME] OPTION-OF-TORCHRUN ... SCRIPT [ARGUMENT ...]"
 _OURS = {
@@ -92,7 +93,7 @@ def _times() -> list[str]:
     return [f"--rdzv-conf={_TIMES}"]
 
 
-def run(asked: Asked) -> Job:
+def run(asked: Asked) -> TorchrunJob:
     """Start a job, show what it writes, and wait for its end; the stop button ends it. For the main thread.
 
     Raises:
@@ -100,7 +101,7 @@ def run(asked: Asked) -> Job:
         KeyboardInterrupt: it was ended by the stop button.
     """
     endpoint = f"localhost:{_free_port()}"
-    job = current.become(Job(asked.key, asked.name))
+    job = current.become(TorchrunJob(asked.key, asked.name))
     output: queue.Queue[tuple[str, str]] = queue.Queue(_MOST_WAITING)
     began_s = time.monotonic()
     with Interrupts(lambda: None) as interrupts:
@@ -115,7 +116,7 @@ def run(asked: Asked) -> Job:
 
 
 def _start(asked: Asked, endpoint: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ddp_notebook.launch.elastic.keeper", str(asked.agents), *asked.command(endpoint)]
+    command = [sys.executable, "-m", "ddp_notebook.launch.elastic.parent", str(asked.agents), *asked.command(endpoint)]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -137,7 +138,7 @@ def _read(stream: str, pipe: Any, output: queue.Queue[tuple[str, str]]) -> None:
 def _follow(
     asked: Asked,
     endpoint: str,
-    job: Job,
+    job: TorchrunJob,
     process: subprocess.Popen[bytes],
     output: queue.Queue[tuple[str, str]],
     interrupts: Interrupts,
@@ -166,7 +167,7 @@ def _follow(
         view[1].end(view[0])
 
 
-def _look(job: Job, view: tuple[int, Any] | None) -> tuple[int, Any] | None:
+def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | None:
     """Have the monitor under the cell show what is new: one for each attempt."""
     run = job.round
     if run is None:
@@ -174,7 +175,7 @@ def _look(job: Job, view: tuple[int, Any] | None) -> tuple[int, Any] | None:
     if view is None or view[0] != run.number:
         if view is not None:
             view[1].end(view[0])
-        beside = job.views.beside()
+        beside = job.views.beside(Here())
         view = None if beside is None else (run.number, beside)
     if view is not None:
         view[1].look(view[0])
@@ -189,14 +190,14 @@ def _tell(pipe: IO[bytes] | None, word: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the keeper, which ends all it has started when its input ends."""
+    """Wait for the parent of the agents, which ends all it has started when its input ends."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
     process.wait()
 
 
-def _ended(job: Job, status: int, for_s: float, was_stopped: bool) -> Job:
+def _ended(job: TorchrunJob, status: int, for_s: float, was_stopped: bool) -> TorchrunJob:
     job.settle()
     run = job.round
     if was_stopped:

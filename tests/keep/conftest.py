@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.launch.keep import registry, shell
+from ddp_notebook import shell
+from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
 
@@ -23,7 +24,7 @@ def runtime(monkeypatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))  # a socket's path is short
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     yield folder
-    for entry in registry.everything():
+    for entry in entries.entries():
         shell.main(["stop", entry.name])
     shutil.rmtree(folder)
 

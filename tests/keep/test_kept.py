@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.keep import registry
 from ddp_notebook.magics import DDPMagics
+from ddp_notebook.registry import entries
 from tests.conftest import marked_processes, wait_until
 from tests.keep.conftest import kill
 
@@ -46,7 +46,7 @@ def test_an_idle_session_goes_on_in_another_kernel(notebook):
     reduced = second.run("%%on_all_ranks\nt = torch.ones(1) * rank; dist.all_reduce(t); t.item()")
     assert reduced.stdout == "[0-1] 1.0\n"
     assert second.run("%ddp_stop").stdout == "stopped 2 ranks\n"
-    assert registry.everything() == []
+    assert entries.entries() == []
 
 
 def test_a_running_cell_is_shown_once_and_waited_for(notebook):
@@ -97,7 +97,7 @@ def test_a_running_cell_can_be_stopped(notebook):
 def test_without_keep_all_is_gone_in_5_s(notebook):
     before = marked_processes()
     kernel = notebook("%ddp_start 2")
-    assert registry.everything() == []
+    assert entries.entries() == []
     kill(kernel)
     wait_until(lambda: not marked_processes() - before, 5.0, "nothing is left")
 
@@ -108,7 +108,7 @@ def listed() -> str:
 
 
 def test_from_a_shell(notebook):
-    assert listed() == "nothing is kept on this machine\n"
+    assert listed() == "nothing runs on this machine that can be attached to\n"
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nprint('from rank', rank)")
     assert "kept-1: 2 ranks" in listed() and "drives it" in listed()
@@ -124,21 +124,21 @@ def test_from_a_shell(notebook):
         assert subprocess.run([*shell, "stop", name], capture_output=True, text=True).stdout == f"stopped {name}\n"
     assert "has ended: python -m ddp_notebook stop" in second.run("%on_all_ranks 1").traceback
     gone = subprocess.run([*shell, "stop", "kept-1"], capture_output=True, text=True)
-    assert (gone.returncode, gone.stderr) == (1, "there is no 'kept-1'; nothing is kept here\n")
+    assert gone.returncode == 1 and "there is no 'kept-1' to attach to" in gone.stderr
 
 
 def test_it_ends_after_its_hours(notebook):
     first = notebook(f"%ddp_start 2 --keep {2 / 3600}")
     kill(first)
-    wait_until(lambda: not registry.everything(), 10, "its time is over")
+    wait_until(lambda: not entries.entries(), 10, "its time is over")
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("%ddp_attach", "nothing is kept on this machine: %ddp_start 4 --keep starts ranks"),
-        ("%ddp_attach kept-9", "there is no 'kept-9' to attach to: it has ended, or never was"),
-        ("%ddp_attach ../x", "'../x' is no name of a session"),
+        ("%ddp_attach", "nothing is to be attached to; %ddp_start 4 --keep starts ranks"),
+        ("%ddp_attach kept-9", "there is no 'kept-9' to attach to, which has ended or never was"),
+        ("%ddp_attach ../x", "there is no '../x' to attach to"),
         ("%ddp_start 2 --keep 0", "--keep 0.0 is no time to keep ranks without a notebook"),
         ("%ddp_start 2 --keep soon", "--keep is 'soon', which is no number of hours"),
         ("%ddp_start 2 --keep-output 5", "--keep-output goes with --keep"),
@@ -155,11 +155,11 @@ def test_bad_lines_say_what_to_write(runtime, line, words):
 def test_the_end_of_the_keeper_is_that_of_all_and_is_told(notebook):
     before = marked_processes()
     kernel = notebook("%ddp_start 2 --keep 1")
-    [entry] = registry.everything()
+    [entry] = entries.entries()
     os.kill(entry.pid, signal.SIGKILL)
     wait_until(lambda: "keeper of kept-1 has ended" in kernel.run("%on_all_ranks 1").traceback, what="it is told")
     wait_until(lambda: len(marked_processes() - before) == 1, 5.0, "the kernel is left")
-    assert registry.everything() == [] and not Path(entry.folder).exists()
+    assert entries.entries() == [] and not Path(entry.folder).exists()
     assert kernel.run("%ddp_restart").status == "ok"
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_notebook import attaching
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.keep import registry
+from ddp_notebook.registry import entries, finding
 from tests.keep.conftest import kill
 
 AS_OTHER_USER = """
@@ -70,37 +71,37 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_user_gets_nothing(notebook, runtime):
     kernel = notebook("%ddp_start 2 --keep 1")
-    [entry] = registry.everything()
-    file = registry.folder() / f"{entry.name}.json"
+    [entry] = entries.entries()
+    file = entry.path
     assert [path.stat().st_mode & 0o777 for path in (file.parent, file)] == [0o700, 0o600]
     spool = [path for path in Path(entry.folder).iterdir() if path.is_file()]
     assert Path(entry.folder).stat().st_mode & 0o777 == 0o700 and spool
 
     def as_other_user() -> list[str]:
-        asked = [entry.socket, str(file), str(spool[0])]
+        asked = [str(entry.door), str(file), str(spool[0])]
         done = subprocess.run([sys.executable, "-c", AS_OTHER_USER, *asked], capture_output=True, text=True, check=True)
         return done.stdout.split("\n")[:-1]
 
     assert as_other_user() == ["no", "no", "PermissionError"]
     for folder in (runtime, file.parent):  # were the folder open by mistake, the socket would ask who is there
         folder.chmod(0o755)
-    Path(entry.socket).chmod(0o666)
+    entry.door.chmod(0o666)
     answer = as_other_user()[2]
     assert answer in ("b''", "ConnectionResetError", "BrokenPipeError")
     with pytest.raises(UsageError, match=r"is not a folder of yours alone \(mode 755"):
-        registry.everything()
+        entries.entries()
     file.parent.chmod(0o700)
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
 def test_without_the_key_it_says_nothing(notebook):
     notebook("%ddp_start 2 --keep 1")
-    [entry] = registry.everything()
+    [entry] = entries.entries()
     with socket.socket(socket.AF_UNIX) as stream:
-        stream.connect(entry.socket)
-        stream.sendall(b'{"want": "stop", "key": "guessed"}\n')
+        stream.connect(str(entry.door))
+        stream.sendall(b'{"want": "stop", "secret": "guessed"}\n')
         assert stream.recv(100) == b""
-    assert registry.everything() == [entry]
+    assert entries.entries() == [entry]
 
 
 @pytest.mark.parametrize(
@@ -108,24 +109,20 @@ def test_without_the_key_it_says_nothing(notebook):
     [
         ({"version": "0.0.9"}, "kept-1 runs ddp_notebook 0.0.9, and this is"),
         ({"environment": "/opt/other"}, "kept-1 runs in the environment /opt/other, and this kernel in"),
-        ({"kind": "other"}, "kept-1 is no session, but a other"),
     ],
 )
 def test_files_of_others_are_refused_with_a_sentence(runtime, change, words):
-    from ddp_notebook import kept
-    from ddp_notebook.launch import processes
-
-    pid, started = processes.identity(os.getpid())
-    about = {"kind": registry.SESSION, "name": "kept-1", "socket": "/none", "key": "", "began_s": 0.0}
-    registry.write(registry.Entry(**{**about, "pid": pid, "started": started, **change}))
+    entry = entries.enter_next(finding.SESSION, "kept", {"secret": ""})
+    assert entry.name == "kept-1"
+    entry.path.write_text(json.dumps({**json.loads(entry.path.read_text()), **change}))
     with pytest.raises(UsageError) as caught:
-        kept.attach()
+        attaching.attach_session()
     assert words in str(caught.value)
-    (registry.folder() / "kept-1.json").chmod(0o644)
+    entry.path.chmod(0o644)
     with pytest.raises(UsageError, match="is not a file of yours alone"):
-        kept.attach("kept-1")
-    (registry.folder() / "kept-1.json").write_text(json.dumps({"name": 3}))
-    (registry.folder() / "kept-1.json").chmod(0o600)
+        attaching.attach_session("kept-1")
+    entry.path.write_text(json.dumps({"name": 3}))
+    entry.path.chmod(0o600)
     with pytest.raises(UsageError, match="cannot be read by version"):
-        kept.attach("kept-1")
-    (registry.folder() / "kept-1.json").unlink()
+        attaching.attach_session("kept-1")
+    entry.remove()

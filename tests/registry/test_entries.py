@@ -10,16 +10,16 @@ import threading
 
 import pytest
 
-from ddp_notebook.registry import doors, entries
+from ddp_notebook.errors import UsageError
+from ddp_notebook.registry import doors, entries, finding
 
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path, monkeypatch):
-    """A runtime folder of this test's own; no other one is looked at."""
+    """A runtime folder of this test's own."""
     own = tmp_path / "run"
     own.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return own
 
 
@@ -49,7 +49,7 @@ def test_what_a_killed_process_has_left_is_cleared_away(runtime):
 def test_a_process_with_a_reused_id_is_another(runtime):
     entry = entries.enter("torchrun", "train", {})
     said = json.loads(entry.path.read_text())
-    entry.path.write_text(json.dumps({**said, "started": said["started"] - 1}))
+    entry.path.write_text(json.dumps({**said, "who": [os.getpid(), said["who"][1] - 1]}))
     assert entries.entries() == []
 
 
@@ -60,7 +60,7 @@ def test_a_process_with_a_reused_id_is_another(runtime):
 def test_files_that_are_not_ours_to_judge_stay(runtime, change, why):
     entry = entries.enter("torchrun", "train", {})
     entry.path.write_text(json.dumps({**json.loads(entry.path.read_text()), **change}))
-    assert entries.entries() == [] and [why in one for one in entries.strangers("torchrun")] == [True] * bool(why)
+    assert entries.entries() == [] and [why in one for one in entries.strangers()] == [True] * bool(why)
     assert entry.path.exists()
 
 
@@ -68,14 +68,14 @@ def test_a_file_that_cannot_be_read_is_named(runtime):
     entry = entries.enter("torchrun", "train", {})
     entry.path.write_text("{")
     assert entries.entries() == []
-    [why] = entries.strangers("torchrun")
+    [why] = entries.strangers()
     assert str(entry.path) in why and why.endswith("remove it")
 
 
 def test_a_folder_that_is_open_to_others_is_refused(runtime):
     (runtime / "ddp_notebook").mkdir(mode=0o755)
     for ask in (lambda: entries.enter("torchrun", "train", {}), entries.entries):
-        with pytest.raises(entries.RegistryError, match=r"is open to others.*chmod 700"):
+        with pytest.raises(UsageError, match=r"not a folder of yours alone \(mode 755.*chmod 700"):
             ask()
 
 
@@ -84,16 +84,68 @@ def test_a_folder_of_another_user_is_refused(runtime):
     path = runtime / "ddp_notebook"
     path.mkdir(mode=0o700)
     os.chown(path, 65534, 65534)
-    with pytest.raises(entries.RegistryError, match=r"user 65534.*set XDG_RUNTIME_DIR"):
+    with pytest.raises(UsageError, match=r"user 65534.*another folder in XDG_RUNTIME_DIR"):
         entries.entries()
 
 
-def test_without_a_runtime_folder_it_is_below_the_temporary_one(tmp_path, monkeypatch):
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    entry = entries.enter("torchrun", "train", {})
-    assert entry.path.parent == tmp_path / f"ddp_notebook_{os.getuid()}"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    assert [one.path for one in entries.entries()] == [entry.path], "a notebook with the variable finds it too"
+def test_without_a_runtime_folder_it_is_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(entries, "_ELSEWHERE", str(tmp_path))
+    assert entries.enter("torchrun", "train", {}).path.parent == tmp_path / f"ddp_notebook_{os.getuid()}"
+
+
+def test_a_folder_that_goes_with_an_entry_goes_with_it(tmp_path):
+    own, other = tmp_path / f"{entries.SPOOL}1", tmp_path / "other"
+    for path in (own, other):
+        path.mkdir()
+        entries.enter("session", "kept-1", {}, folder_with_it=str(path)).remove()
+    assert (own.exists(), other.exists()) == (False, True), "no file can have another folder removed"
+
+
+def test_names_that_are_counted_are_each_given_once(runtime):
+    code = (
+        "import sys; from ddp_notebook.registry import entries\nprint(entries.enter_next('session', 'kept', {}).name)"
+    )
+    code += "\nsys.stdout.flush(); sys.stdin.read()"
+    many = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    names = {one.stdout.readline().strip() for one in many if one.stdout is not None}
+    for one in many:
+        one.communicate()
+    assert names == {"kept-1", "kept-2", "kept-3", "kept-4"}
+    assert entries.enter_next("session", "kept", {}).name == "kept-1", "those have ended"
+
+
+# ---- what a name means
+
+
+def test_which_one_a_name_means(runtime):
+    """A session, and a job of two ranks; all are this process's here, so their files are told apart by hand."""
+    about = {"key": "7", "script": "train.py", "arguments": ["--lr", "1"], "world_size": 3}
+    for kind, name, told in (
+        ("session", "kept-1", {"directory": "/home/me"}),
+        ("torchrun", "train-3f2a", {**about, "rank": 0}),
+        ("torchrun", "train-3f2a", {**about, "rank": 2}),
+    ):
+        entry = entries.enter(kind, name, told)
+        entry.path.rename(entry.path.with_name(f"{kind}-{name}-{told.get('rank', 0)}.json"))
+    assert [finding.find(name).name for name in ("kept-1", "kept", "train", "train-3f2a")] == [
+        *["kept-1"] * 2,
+        *["train-3f2a"] * 2,
+    ]
+    assert finding.find("", "session").kind == "session"
+    with pytest.raises(UsageError) as several:
+        finding.find()
+    said = str(several.value)
+    assert said.startswith("there are several; say which:\n  %ddp_attach ")
+    assert "%ddp_attach kept-1: kept ranks for 0 s, /home/me" in said
+    assert "%ddp_attach train-3f2a: train.py --lr 1, 3 ranks, here ranks 0,2 for 0 s" in said
+    with pytest.raises(
+        UsageError, match=r"there is no 'tra' to attach to.*there is (kept-1, train-3f2a|train-3f2a, ke)"
+    ):
+        finding.find("tra")
 
 
 # ---- doors
@@ -112,7 +164,7 @@ def test_lines_go_both_ways(path):
         with there:
             there.settimeout(5.0)
             doors.check_user(there)
-            doors.say(here, {"a": [1, "ä"]})
+            doors.say(here, a=[1, "ä"])
             assert doors.hear(there) == {"a": [1, "ä"]}
             there.sendall(b"hello\n")
             with pytest.raises(doors.DoorError, match="no line of this package"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_notebook.launch.keep import registry
+from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.keep.conftest import kill, notebook, runtime  # noqa: F401  # fixtures
 
@@ -23,4 +23,4 @@ def test_ranks_over_ssh_go_on_in_another_kernel(ssh, python, notebook):  # noqa:
     assert second.run("%on_all_ranks x").stdout == "[0] 0\n[1] 1\n"
     assert second.run("import ddp_notebook; ddp_notebook.current()['x']").displays[0]["text/plain"].count("1")
     assert second.run("%ddp_stop").status == "ok"
-    wait_until(lambda: not registry.everything(), what="it has ended")
+    wait_until(lambda: not entries.entries(), what="it has ended")

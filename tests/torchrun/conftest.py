@@ -7,12 +7,11 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ddp_notebook.torchrun import finding
-from ddp_notebook.torchrun.job import Job
+from ddp_notebook.registry import entries, finding
+from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until
 
 _START_S = 60.0
@@ -66,18 +65,18 @@ class Jobs:
         self._stack.callback(process.terminate)
         return process
 
-    def attach(self, name: str = "train", **options: bool) -> Job:
+    def attach(self, name: str = "train", take_over: bool = False) -> TorchrunJob:
         """Look at it, once both ranks are there."""
-        wait_until(lambda: sum(len(job.ranks) for job in finding.jobs() if job.name.startswith(name)) == 2, _START_S)
+        wait_until(lambda: sum(one.name.startswith(name) for one in self.ranks()) == 2, _START_S)
         found = finding.find(name)
-        job = Job(found.key, found.name, **options)
+        job = TorchrunJob(found.key, found.name, take_over=take_over)
         self._stack.callback(job.close)
         wait_until(lambda: job.round is not None and job.round.there == [0, 1], _START_S, "both ranks speak")
         return job
 
-    def ranks(self) -> list[Any]:
+    def ranks(self) -> list[entries.Entry]:
         """Those that are there."""
-        return finding.ranks()
+        return entries.entries(finding.TORCHRUN)
 
     def touch(self, name: str) -> None:
         (self.folder / name).touch()

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.torchrun import finding
-from ddp_notebook.torchrun.job import Job
+from ddp_notebook.registry import finding
+from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.torchrun.member import RefusedError
 from ddp_notebook.widgets import Monitor
 from tests.conftest import wait_until
@@ -81,11 +81,11 @@ def test_the_notebook_goes_and_another_comes(jobs):
     """What the second one gets does not lack what the first one was told: texts, models."""
     process = jobs.start("train(5)\nwait_for('first')\ntrain(5)\n" + _GOES_ON)
     job = jobs.attach()
-    with pytest.raises(RefusedError, match=r"process \d+ looks at it.*%ddp_attach train-.* --take"):
+    with pytest.raises(RefusedError, match=r"process \d+ looks at it.*%ddp_attach train-.* --take-over"):
         jobs.attach()
     jobs.touch("first")
     wait_until(lambda: "loss" in job.recording.metrics, 20)
-    second = jobs.attach(takes=True)
+    second = jobs.attach(take_over=True)
     wait_until(lambda: not job.is_running, 10)
     assert any("looks at it now" in line for line in job.events.last(9)), job.events.last(9)
     second.close()
@@ -99,7 +99,7 @@ def test_the_notebook_goes_and_another_comes(jobs):
 
 def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
     process = jobs.start("wait_for('go')\ntrain(2000)\nsys.stdout.write('took\\n')\n")
-    wait_until(lambda: len(finding.ranks()) == 2, 60)
+    wait_until(lambda: len(jobs.ranks()) == 2, 60)
     code = (
         "from ddp_notebook.torchrun import current\njob = current.attach_job()\n"
         "with job.changed: job.changed.wait_for(lambda: job.round.there == [0, 1])\nprint('in', flush=True)\ninput()"
@@ -119,21 +119,21 @@ def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
 def test_which_job(jobs):
     jobs.start("wait_for('go')", name="one.py")
     jobs.start("wait_for('go')", name="two.py")
-    wait_until(lambda: sorted(len(job.ranks) for job in finding.jobs()) == [2, 2], 60)
-    with pytest.raises(UsageError, match=r"several jobs are there; say which: %ddp_attach") as raised:
+    wait_until(lambda: sorted(len(one.entries) for one in finding.everything()) == [2, 2], 60)
+    with pytest.raises(UsageError, match=r"there are several; say which:\n  %ddp_attach") as raised:
         finding.find()
     assert ("one.py --lr 1, 2 ranks" in str(raised.value), "two.py --lr 1, 2 ranks" in str(raised.value)) == (
         True,
         True,
     )
     assert finding.find("two").name.startswith("two-")
-    with pytest.raises(UsageError, match=r"no job of torchrun's named 'three' runs here: there is (one|two)-"):
+    with pytest.raises(UsageError, match=r"there is no 'three' to attach to, .*; there is (one|two)-"):
         finding.find("three")
     jobs.touch("go")
 
 
 def test_none_is_there(jobs):
-    with pytest.raises(UsageError, match=r"no job of torchrun's runs here: none is there; torchrun .* starts one"):
+    with pytest.raises(UsageError, match=r"nothing is to be attached to; %ddp_start 4 --keep .*, torchrun .* a job"):
         finding.find()
 
 
@@ -176,9 +176,9 @@ def test_a_script_that_imports_no_torch(jobs):
         stdout=subprocess.PIPE,
         text=True,
     )
-    wait_until(finding.jobs, 20)
+    wait_until(finding.everything, 20)
     found = finding.find("plain")
-    job = Job(found.key, found.name)
+    job = TorchrunJob(found.key, found.name)
     assert "its start, without torch so far" in repr(job.status())
     jobs.touch("go")
     text, _ = process.communicate(timeout=20)

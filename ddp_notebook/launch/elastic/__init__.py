@@ -1,5 +1,6 @@
-"""Agents of torchrun's that a notebook starts; what it sees of their ranks is in `torchrun/`.
+"""Agents of torchrun's that a notebook starts, or a shell ends; what is seen of their ranks is in `torchrun/`.
 
-keeper  the process between the kernel and the agents, which ends them and all below them
+parent  the process between the kernel and the agents, which ends them and all below them
 agent   torchrun itself, with the script under `ddp_notebook.attach`
+ending  a job that was started anywhere is ended
 """

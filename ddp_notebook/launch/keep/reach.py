@@ -14,17 +14,19 @@ from pathlib import Path
 
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch import environment
-from ddp_notebook.launch.keep import channel, registry
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.process import Spec
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.registry import doors, finding
+from ddp_notebook.registry.entries import Entry
 from ddp_notebook.version import __version__
 from ddp_notebook.wire import signals
 
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from
 _NAME_S = 30.0  # what the keeper's process gets to say its name
 _LOOK_S = 0.2
+_FIRST_WORD_S = 5.0
 Report = Callable[[str], None]
 Check = Callable[[], None]
 
@@ -41,7 +43,7 @@ def start(options: StartOptions, check: Check, report: Report) -> Remote:
         StartError: the ranks did not come up.
         what a start without a keeper raises.
     """
-    return _attach(registry.find(_launch(options)), False, False, check, report)
+    return _attach(_find(_launch(options)), False, False, check, report)
 
 
 def attach(name: str = "", *, take_over: bool = False, looks: bool = False, check: Check = lambda: None) -> Remote:
@@ -55,41 +57,53 @@ def attach(name: str = "", *, take_over: bool = False, looks: bool = False, chec
     Raises:
         UsageError: there is none of this name, or it cannot be attached to; says what to do.
     """
-    entry = registry.find(name)
-    if entry.kind != registry.SESSION:
-        raise UsageError(f"{entry.name} is no session, but a {entry.kind}")
-    return _attach(entry, take_over, looks, check, lambda _: None)
+    return _attach(_find(name), take_over, looks, check, lambda _: None)
 
 
-def _attach(entry: registry.Entry, take_over: bool, looks: bool, check: Check, report: Report) -> Remote:
-    stream = channel.connect(entry.socket)
+def _find(name: str) -> Entry:
+    [entry] = finding.find(name, finding.SESSION).entries
+    if entry.version != __version__:
+        raise UsageError(
+            f"{entry.name} runs ddp_notebook {entry.version}, and this is {__version__}: attach from a kernel of that "
+            f"version, or end it with: python -m ddp_notebook stop {entry.name}"
+        )
+    if entry.environment != sys.prefix:
+        raise UsageError(
+            f"{entry.name} runs in the environment {entry.environment}, and this kernel in {sys.prefix}: choose a "
+            f"kernel of that one, or end it with: python -m ddp_notebook stop {entry.name}"
+        )
+    return entry
+
+
+def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Report) -> Remote:
     try:
-        about = f"the notebook of process {os.getpid()}"
-        channel.say(
+        stream = doors.connect(entry.door, _FIRST_WORD_S)
+    except OSError as error:
+        raise UsageError(f"{entry.name} does not answer ({error}); it may have ended") from error
+    try:
+        doors.say(
             stream,
             want="attach",
-            key=entry.key,
+            secret=entry.about["secret"],
             version=__version__,
             environment=sys.prefix,
-            about=about,
+            about=f"the notebook of process {os.getpid()}",
             take_over=take_over,
             looks=looks,
         )
-        words = channel.hear(stream)
+        words = doors.hear(stream)
         if "error" in words:
             raise UsageError(f"{entry.name} cannot be attached to from here: {words['error']}")
         return _wait(Channel(stream), stream, entry, check, report)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         stream.close()
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{entry.name} does not answer ({error}); it may have ended") from error
     except BaseException:
         stream.close()
         raise
 
 
-def _wait(talk: Channel, stream: socket.socket, entry: registry.Entry, check: Check, report: Report) -> Remote:
+def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, report: Report) -> Remote:
     """Wait until the session is there."""
     while True:
         check()
@@ -110,7 +124,7 @@ def _wait(talk: Channel, stream: socket.socket, entry: registry.Entry, check: Ch
             raise StartError(f"the session has ended: {why}")
 
 
-def _last_words(entry: registry.Entry) -> str:
+def _last_words(entry: Entry) -> str:
     with contextlib.suppress(OSError):
         if words := (Path(entry.folder) / "keeper.log").read_text(errors="replace").strip()[-2000:]:
             return f"; its last words:\n{words}"

@@ -1,4 +1,4 @@
-"""A kept session in a line, as it says itself how it is."""
+"""What can be attached to in a line each, a kept session as it says itself how it is."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import time
 from typing import Any
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.keep import channel
-from ddp_notebook.launch.keep.registry import SESSION, Entry
+from ddp_notebook.records.units import duration
+from ddp_notebook.registry import doors
+from ddp_notebook.registry.entries import Entry
+from ddp_notebook.registry.finding import SESSION, Found
 
 _STOP_S = 40.0
 
@@ -21,42 +23,29 @@ def ask(entry: Entry, want: str) -> dict[str, Any]:
     Raises:
         UsageError: it does not answer.
     """
-    stream = channel.connect(entry.socket)
     try:
-        channel.say(stream, want=want, key=entry.key)
-        return channel.hear(stream, _STOP_S)
-    except (OSError, ValueError) as error:
+        with doors.connect(entry.door, _STOP_S) as stream:
+            doors.say(stream, want=want, secret=entry.about["secret"])
+            return doors.hear(stream)
+    except (OSError, KeyError) as error:
         raise UsageError(f"{entry.name} (process {entry.pid}) does not answer: {error or 'it is too slow'}") from error
-    finally:
-        stream.close()
 
 
-def in_a_line(entry: Entry) -> str:
+def in_a_line(found: Found) -> str:
     """What it is, for how long, and who is there."""
-    age = duration(time.time() - entry.began_s)
-    if entry.kind != SESSION:
-        return f"{entry.name}: {entry.kind} for {age}, {entry.about}"
+    if found.kind != SESSION:
+        return str(found)
+    entry = found.entries[0]
+    age, directory = duration(time.time() - entry.began_s), str(entry.about.get("directory", "?"))
     try:
         state = ask(entry, "state")
     except UsageError as error:
         return str(error)
     if state.get("state") != "running":
-        return f"{entry.name}: starts, {entry.about}"
-    parts = [f"{state['ranks']} ranks on {state['hosts']} for {age}", entry.about]
+        return f"{entry.name}: starts, {directory}"
+    parts = [f"{state['ranks']} ranks on {state['hosts']} for {age}", directory]
     parts += [f"cell [{number}] runs for {duration(for_s)}" for number, for_s in state["running"]]
     if state["unshown"]:
         parts.append(f"{state['unshown']} ended unattended")
     parts.append(f"{state['driver']} drives it" if state["driver"] else f"alone for {duration(state['alone_s'])}")
     return f"{entry.name}: {', '.join(parts)}"
-
-
-def duration(seconds: float) -> str:
-    """In the unit that fits.
-
-    Example:
-        >>> duration(42), duration(600), duration(7200)
-        ('42 s', '10 min', '2.0 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

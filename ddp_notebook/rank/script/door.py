@@ -74,12 +74,12 @@ class Door:
             doors.check_user(guest)
             said = doors.hear(guest)
             if why := self._why_not(said):
-                doors.say(guest, {"refused": why})
+                doors.say(guest, refused=why)
                 raise doors.DoorError(why)
             if self._guest is not None:
-                doors.say(self._guest, {"taken": said["who"]})
+                doors.say(self._guest, taken=said["who"])
                 self._on_gone()
-            doors.say(guest, {"welcome": True})
+            doors.say(guest, welcome=True)
         except (OSError, KeyError):  # among them one that only looks whether somebody listens
             guest.close()
             return

@@ -14,7 +14,7 @@ from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, tra
 from ddp_notebook.run.cells import outcome
 from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
+from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.silence import Reached
 from ddp_notebook.run.cells.turn import Place, Turn
@@ -294,10 +294,7 @@ class Cells:
 
     def press_stop(self) -> str:
         """What the stop button of a view does. Returns what was done, in words."""
-        if self._watched is None:
-            return "no cell runs on the ranks"
-        self._watched[1].press_for_all()
-        return "interrupted"
+        return press_for_all(self._watched and self._watched[1])
 
     def unended(self) -> list[CellRun]:
         """The cells that have not ended everywhere, the oldest first."""

@@ -73,17 +73,6 @@ class Interrupts:
         self.pressed_s = time.monotonic()
         self._wake()
 
-    def press_for_all(self) -> None:
-        """Press by a signal, where signals are taken, so that a wait for an answer of `input()` ends too. From any
-        thread."""
-        main = threading.main_thread().ident
-        if not self.takes_signals:
-            self.press()
-        elif main is not None and hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(main, signal.SIGINT)
-        else:
-            os.kill(os.getpid(), signal.SIGINT)
-
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
         """Let interrupts raise for a while, for a read that nothing else can end."""
@@ -98,6 +87,28 @@ class Interrupts:
 
     def _on_sigint(self, _: int, __: FrameType | None) -> None:
         self.press()
+
+
+def press_for_all(interrupts: Interrupts | None) -> str:
+    """Press stop from any thread: by a signal, where signals are taken, so that a wait for an answer of `input()` ends
+    too.
+
+    Args:
+        interrupts: of what runs; None: nothing does.
+
+    Returns:
+        What was done, in words.
+    """
+    main = threading.main_thread().ident
+    if interrupts is None:
+        return "no cell runs on the ranks"
+    if not interrupts.takes_signals:
+        interrupts.press()
+    elif main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
+    return "interrupted"
 
 
 @contextlib.contextmanager

@@ -18,10 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ddp_notebook.errors import DDPNotebookError, StartError
-from ddp_notebook.launch import processes
+from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.hosts import Hosts
-from ddp_notebook.launch.keep import channel, registry
 from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
@@ -30,9 +28,12 @@ from ddp_notebook.launch.keep.recorded import Recorded
 from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, silent, state_of
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.registry import doors, entries
+from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.version import __version__
 
 IDLE_S = 12 * 3600.0  # without a cell and without a notebook, until it ends
+_FIRST_WORD_S = 5.0
 _FIRST_S = 20.0  # until the notebook that has asked for it is there
 _LOOK_S = 1.0
 _ENDS_S = 30.0
@@ -57,7 +58,7 @@ class Keeper:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._notebooks = Notebooks()
-        self._spool = tempfile.mkdtemp(prefix=registry.SPOOL)  # mode 700
+        self._spool = tempfile.mkdtemp(prefix=entries.SPOOL)  # mode 700
         self._asked: Asked | None = None
         self._failure: BaseException | None = None
         self._cluster: OwnCluster | None = None
@@ -65,34 +66,11 @@ class Keeper:
         self._why = ""  # it ends
         self._ending, self._ended = threading.Event(), threading.Event()
         self._began_s = self._left_s = time.monotonic()  # the last notebook has gone
-        self._server, self.entry = self._enter()
+        self._secret = secrets.token_hex(32)  # whoever cannot read the entry says nothing here
+        about = {"secret": self._secret, "directory": spec.cwd}
+        self.entry = entries.enter_next(SESSION, "kept", about, folder_with_it=self._spool)
+        self._server = doors.listen(self.entry.door)
         signal.signal(signal.SIGTERM, lambda *_: self.end("SIGTERM"))
-
-    def _enter(self) -> tuple[socket.socket, registry.Entry]:
-        """Listen, under a name that nobody has."""
-        pid, started = processes.identity(os.getpid())
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = str(registry.folder() / f"{pid}.sock")
-        Path(path).unlink(missing_ok=True)
-        server.bind(path)
-        os.chmod(path, 0o600)
-        server.listen(16)
-        for number in range(1, 10_000):
-            entry = registry.Entry(
-                kind=registry.SESSION,
-                name=f"kept-{number}",
-                socket=path,
-                key=secrets.token_hex(32),
-                pid=pid,
-                started=started,
-                began_s=time.time(),
-                folder=self._spool,
-                about=self._spec.cwd,
-            )
-            if registry.write(entry):
-                return server, entry
-            registry.read(entry.name)  # one that has ended is removed there
-        raise StartError("there are 9999 kept sessions: python -m ddp_notebook list")
 
     def run(self) -> None:
         """Be the keeper, until the session ends."""
@@ -167,7 +145,7 @@ class Keeper:
         if self._asked is not None:
             self._recorded.close()
         self._server.close()
-        registry.remove(self.entry)
+        self.entry.remove()
         self._ended.set()
         failure = None if isinstance(self._failure, KeyboardInterrupt) else self._failure
         with self._notebooks.lock:
@@ -216,29 +194,30 @@ class Keeper:
             threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
 
     def _answer(self, stream: socket.socket) -> None:
-        """Somebody is there: the same user, who has read the key?"""
+        """Somebody is there: the same user, who has read the entry?"""
         try:
-            is_ours = channel.is_same_user(stream)
-            words = channel.hear(stream) if is_ours else {}
-            if not hmac.compare_digest(str(words.get("key")), self.entry.key):
+            stream.settimeout(_FIRST_WORD_S)
+            doors.check_user(stream)
+            words = doors.hear(stream)
+            if not hmac.compare_digest(str(words.get("secret")), self._secret):
                 stream.close()
             elif words.get("want") == "attach":
                 self._attach(stream, words)
             else:
                 if words.get("want") == "stop":
                     self.end("python -m ddp_notebook stop", wait=True)
-                channel.say(stream, **self._in_words())
+                doors.say(stream, **self._in_words())
                 stream.close()
-        except (OSError, ValueError):  # it has gone, or speaks something else
+        except OSError:  # it has gone, or speaks something else
             stream.close()
 
     def _attach(self, stream: socket.socket, words: dict[str, Any]) -> None:
         if words.get("version") != __version__ or words.get("environment") != sys.prefix:
-            channel.say(stream, error=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}")
+            doors.say(stream, error=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}")
             stream.close()
             return
-        pid, _ = channel.peer_of(stream)
-        channel.say(stream, ok=True)
+        pid, _ = doors.peer_of(stream)
+        doors.say(stream, ok=True)
         with self._notebooks.lock:
             notebook = self._notebooks.add(stream, pid, str(words.get("about", f"process {pid}")))
             if not words.get("looks"):

@@ -1,5 +1,5 @@
 """Between a kernel and the agents of torchrun's that it starts: ends them and all below them, when it is told to or the
-kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.keeper AGENTS OPTION-OF-TORCHRUN ...`
+kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.parent AGENTS OPTION-OF-TORCHRUN ...`
 
     stdin    "stop", or its end: end the agents as torchrun is ended, by SIGTERM; "kill": at once
     stdout   what agents and workers write; stderr likewise
@@ -18,6 +18,7 @@ import time
 
 import psutil
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.launch import processes
 from ddp_notebook.registry import entries
 
@@ -26,7 +27,7 @@ _GRACE_S = 4.0  # what agents get to end their workers in order
 
 
 def main() -> None:
-    """Be the keeper, until its agents have ended."""
+    """Be it, until its agents have ended."""
     count, options = int(sys.argv[1]), sys.argv[2:]
     processes.adopt_orphans()  # a worker whose agent was killed is still below this process
     told: list[str] = []
@@ -39,7 +40,7 @@ def main() -> None:
         _wait(agents, told)
     finally:
         processes.end(psutil.Process().children(recursive=True))  # workers that do not end, and what has no parent
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UsageError):
             entries.entries()  # clears away those of workers that a signal has ended
     sys.exit(next((abs(one.returncode) for one in agents if one.wait()), 0))
 

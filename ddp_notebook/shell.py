@@ -1,4 +1,4 @@
-"""`python -m ddp_notebook list | stop NAME | logs NAME`: kept sessions from a shell."""
+"""`python -m ddp_notebook list | stop NAME | logs NAME`: from a shell, what notebooks can attach to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.launch.keep import registry
+from ddp_notebook.launch.elastic import ending
 from ddp_notebook.launch.keep.words import ask, in_a_line
+from ddp_notebook.registry import entries, finding
+from ddp_notebook.registry.finding import SESSION, Found
 
 USAGE = "usage: python -m ddp_notebook list | stop NAME | logs NAME"
 
@@ -17,13 +19,12 @@ def main(arguments: list[str]) -> int:
     try:
         match arguments:
             case ["list"]:
-                lines = [in_a_line(entry) for entry in registry.everything()]
-                print("\n".join(lines) or "nothing is kept on this machine")
+                lines = [*(in_a_line(one) for one in finding.everything()), *entries.strangers()]
+                print("\n".join(lines) or "nothing runs on this machine that can be attached to")
             case ["stop", name]:
-                ask(_of(name), "stop")
-                print(f"stopped {name}")
+                _stop(finding.find(name))
             case ["logs", name]:
-                _print_logs(_of(name))
+                _print_logs(finding.find(name))
             case _:
                 print(USAGE, file=sys.stderr)
                 return 2
@@ -33,18 +34,22 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _of(name: str) -> registry.Entry:
+def _stop(found: Found) -> None:
     """Of whatever version: it can be ended from any."""
-    entry = registry.read(name)
-    if entry is None:
-        names = ", ".join(one.name for one in registry.everything())
-        raise UsageError(f"there is no {name!r}" + (f"; there is {names}" if names else "; nothing is kept here"))
-    return entry
+    if found.kind == SESSION:
+        ask(found.entries[0], "stop")
+    else:
+        ending.end(found.entries)
+    print(f"stopped {found.name}")
 
 
-def _print_logs(entry: registry.Entry) -> None:
+def _print_logs(found: Found) -> None:
     """What ranks have written, each under its number, and what went wrong in the keeper."""
-    folder = Path(entry.folder)
+    if found.kind != SESSION:
+        raise UsageError(
+            f"what {found.name} writes is where torchrun was started; torchrun --log-dir DIR --tee 3 keeps it in files"
+        )
+    folder = Path(found.entries[0].folder)
     for log in sorted(folder.glob("rank*.log"), key=lambda path: (len(path.name), path.name)):
         older = log.with_suffix(".log.1")
         text = b"".join(path.read_bytes() for path in (older, log) if path.exists()).decode(errors="replace")

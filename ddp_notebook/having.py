@@ -1,0 +1,113 @@
+"""The ranks that a notebook has: started, attached to, looked at and let go, with what is said of that in the cell."""
+
+from __future__ import annotations
+
+from ddp_notebook import attaching
+from ddp_notebook import session as sessions
+from ddp_notebook.errors import NoSessionError, UsageError
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.survey.check import survey
+from ddp_notebook.registry.finding import SESSION
+from ddp_notebook.run import progress
+from ddp_notebook.torchrun import current as jobs
+from ddp_notebook.torchrun.job import TorchrunJob
+
+
+def start(asked: StartOptions) -> None:
+    """Start ranks. What else is there is said before, and a job that is looked at is let go."""
+    for line in attaching.others():
+        print(f"still there: {line}")
+    with progress.shown("starting:") as report:
+        session = sessions.Session(asked, report=report)
+    _let_go_of_job()
+    if session.synced is not None:
+        print(session.synced)
+    print(session.status())
+
+
+def check(asked: StartOptions) -> None:
+    """Say whether ranks could be started."""
+    with progress.shown("checking:") as report:
+        table = survey(asked, report)
+    print(table)
+
+
+def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
+    """Attach to a kept session, or look at a job of torchrun's.
+
+    Args:
+        name: of it, or its stem; "": the only one.
+        take_over: from another notebook.
+        look: do not drive a session.
+        wait: for the end of the cell that runs.
+
+    Raises:
+        UsageError: there is none, or several; or it cannot be attached to like that.
+    """
+    found = attaching.find(name)
+    if found.kind == SESSION:
+        session = attaching.attach_session(found.name, take_over=take_over, look=look)
+        _let_go_of_job()
+        print(f"{session.kept_as}: {session!r}" if session.drives else session.trouble)
+        if runs := session.show_unseen(wait=wait):
+            print("\n".join(runs))
+    elif look or wait:
+        raise UsageError(
+            f"{found.name} is a job of torchrun's, which is only looked at and has no cells: leave out "
+            f"{'--look' if look else '--wait'}"
+        )
+    else:
+        print(jobs.attach_job(found.name, take_over=take_over).status())
+
+
+def stop() -> None:
+    """End the ranks, or look at a job no more."""
+    if _let_go_of_job():
+        return
+    session = of_session()
+    end(session)
+    print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
+
+
+def end(session: sessions.Session) -> None:
+    """End a session, and say what of it did not answer or run."""
+    if session.is_running and session.trouble:
+        pids = ", ".join(map(str, session.pids("host server")))
+        print(f"the host server (pid {pids}) does not answer; its processes are ended all the same")
+    left = session.jobs.unended
+    session.stop()
+    for job in left:
+        print(job)
+
+
+def shown() -> sessions.Session | TorchrunJob:
+    """What is looked at: a job of torchrun's until it is let go, or else the session.
+
+    Raises:
+        NoSessionError: there is neither.
+    """
+    return jobs.current() or of_session()
+
+
+def of_session() -> sessions.Session:
+    """The session.
+
+    Raises:
+        NoSessionError: there is none.
+    """
+    session = sessions.current()
+    if session is not None:
+        return session
+    if (job := jobs.current()) is not None:
+        raise NoSessionError(
+            f"{job.name} is a job of torchrun's, whose ranks run their script and no cells; %ddp_start 4 starts ranks "
+            "of the notebook's own"
+        )
+    raise NoSessionError
+
+
+def _let_go_of_job() -> bool:
+    """Whether there was one."""
+    if done := jobs.let_go():
+        print(done)
+    return bool(done)

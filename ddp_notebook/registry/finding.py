@@ -1,0 +1,78 @@
+"""What there is to attach to, kept sessions and jobs of torchrun's alike, and which one a name means."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.records.units import duration
+from ddp_notebook.registry import entries
+from ddp_notebook.registry.entries import Entry
+from ddp_notebook.registry.torchrun import summary
+
+SESSION = "session"  # kinds of entries: the keeper of a session,
+TORCHRUN = "torchrun"  # and a rank of a job of torchrun's
+_HOW = (
+    "%ddp_start 4 --keep starts ranks that outlive their notebook, torchrun ... -m ddp_notebook.attach train.py and "
+    "%ddp_torchrun ... train.py a job"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A kept session, or a job with those of its ranks that are here."""
+
+    kind: str
+    key: str  # equal for all entries of it, and for nothing else
+    name: str
+    entries: tuple[Entry, ...]  # the oldest first
+
+    @property
+    def stem(self) -> str:
+        """Its name without what tells it from others: "train" of "train-3f2a"."""
+        return self.name.rpartition("-")[0]
+
+    def __str__(self) -> str:
+        """A line for people."""
+        since = f"for {duration(time.time() - self.entries[0].began_s)}"
+        if self.kind == SESSION:
+            return f"{self.name}: kept ranks {since}, {self.entries[0].about.get('directory', '?')}"
+        return f"{self.name}: {summary([one.about for one in self.entries])} {since}"
+
+
+def everything() -> list[Found]:
+    """All that is there, of this user on this machine, the oldest first.
+
+    Raises:
+        UsageError: the folder of entries cannot be trusted.
+    """
+    by_key: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries.entries():
+        if entry.kind in (SESSION, TORCHRUN):
+            by_key.setdefault((entry.kind, str(entry.about.get("key", entry.path))), []).append(entry)
+    return [Found(kind=kind, key=key, name=some[-1].name, entries=tuple(some)) for (kind, key), some in by_key.items()]
+
+
+def find(name: str = "", kind: str = "") -> Found:
+    """What a name means.
+
+    Args:
+        name: the whole of it, or its stem where no other has that; "": the only one.
+        kind: that it is to be of; "": any.
+
+    Raises:
+        UsageError: there is none, or several; says which, and what to write.
+    """
+    there = [one for one in everything() if kind in ("", one.kind)]
+    named = [one for one in there if one.name == name] or [one for one in there if name in ("", one.stem)]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        lines = "\n".join(f"  %ddp_attach {one}" for one in named)
+        raise UsageError(f"there are several{f' that {name!r} may mean' if name else ''}; say which:\n{lines}")
+    what = (
+        f"there is no {name!r} to attach to, which has ended or never was" if name else "nothing is to be attached to"
+    )
+    others = f"there is {', '.join(one.name for one in there)}" if there else _HOW
+    raise UsageError("\n".join([f"{what}; {others}", *entries.strangers()]))
