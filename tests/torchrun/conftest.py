@@ -15,6 +15,7 @@ from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until
 
 _START_S = 60.0
+_END_S = 40.0  # torchrun gives its workers 30 s
 _HEAD = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -61,9 +62,17 @@ class Jobs:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._stack.callback(process.communicate)
-        self._stack.callback(process.terminate)
+        self._stack.callback(self._end, process)
         return process
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        self.touch("end")  # what a script may wait for
+        process.terminate()
+        try:
+            process.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
 
     def attach(self, name: str = "train", take_over: bool = False) -> TorchrunJob:
         """Look at it, once both ranks are there."""
