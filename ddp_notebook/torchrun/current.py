@@ -32,7 +32,9 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     found = finding.find(name, finding.TORCHRUN)
     if _current is not None and _current.key == found.key and not _current.is_closed:
         return _current
-    return become(TorchrunJob(found.key, found.name, take_over=take_over))
+    job = become(TorchrunJob(found.key, found.name, take_over=take_over))
+    job.wait_for_ranks()
+    return job
 
 
 def become(job: TorchrunJob) -> TorchrunJob:

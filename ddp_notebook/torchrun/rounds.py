@@ -26,11 +26,16 @@ class Round:
     @property
     def there(self) -> list[int]:
         """Ranks whose processes live and speak."""
-        return [rank for rank, one in sorted(self.members.items()) if one.is_there and one.has_joined]
+        return [rank for rank in self.living if self.members[rank].has_joined]
+
+    @property
+    def living(self) -> list[int]:
+        """Ranks whose processes live."""
+        return [rank for rank, one in sorted(self.members.items()) if one.is_there]
 
     @property
     def is_under_way(self) -> bool:
-        return any(one.is_there for one in self.members.values())
+        return bool(self.living)
 
     def takes(self, place: Place) -> bool:
         """Whether a process that has come belongs to it."""

@@ -3,7 +3,7 @@ kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.paren
 
     stdin    "stop", or its end: end the agents as torchrun is ended, by SIGTERM; "kill": at once
     stdout   what agents and workers write; stderr likewise
-    status   that of the first agent that has failed, or 0
+    status   that of the agent that ended last
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import psutil
 
@@ -37,25 +38,32 @@ def main() -> None:
     command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *options]
     agents = [subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) for _ in range(count)]
     try:
-        _wait(agents, told)
+        status = _wait(agents, told)
     finally:
         processes.end(psutil.Process().children(recursive=True))  # workers that do not end, and what has no parent
         with contextlib.suppress(OSError, UsageError):
             entries.entries()  # clears away those of workers that a signal has ended
-    sys.exit(next((abs(one.returncode) for one in agents if one.wait()), 0))
+    sys.exit(status)
 
 
-def _wait(agents: list[subprocess.Popen[bytes]], told: list[str]) -> None:
-    """Until all have ended, or there is no more time for that.
+def _wait(agents: Sequence[subprocess.Popen[bytes]], told: list[str]) -> int:
+    """Until all have ended, or there is no more time for that. Returns the status of the one that ended last: a job
+    may go on without one that was killed.
 
     Args:
         told: to end them, in words; handlers of signals tell that too.
     """
-    ends_s, is_open = float("inf"), True
-    while any(one.poll() is None for one in agents) and time.monotonic() < ends_s and "kill" not in told:
+    ends_s, is_open, status = float("inf"), True, 1
+    left = list(agents)
+    while left and time.monotonic() < ends_s and "kill" not in told:
+        for one in [one for one in left if one.poll() is not None]:
+            left.remove(one)
+            status = abs(one.returncode)
+            if one.returncode < 0:
+                _end_orphans(left)
         if told and ends_s == float("inf"):
             ends_s = time.monotonic() + _GRACE_S
-            for one in agents:
+            for one in left:
                 one.terminate()
         if not is_open:
             time.sleep(_LOOK_S)
@@ -63,6 +71,16 @@ def _wait(agents: list[subprocess.Popen[bytes]], told: list[str]) -> None:
             said = os.read(0, 100).decode().split()
             is_open = bool(said)
             told += said or ["stop"]
+    return status
+
+
+def _end_orphans(agents: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the workers of an agent that was killed: with them the others would go on as if it were there, and never
+    begin anew without it."""
+    own = {one.pid for one in agents}
+    for worker in psutil.Process().children():
+        if worker.pid not in own:
+            processes.end([worker, *worker.children(recursive=True)])
 
 
 if __name__ == "__main__":
