@@ -34,16 +34,22 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.rpc import api
 from traitlets.config import Config
 
+from ddp_notebook.launch.elastic import agent
 from ddp_notebook.rank.cell import kernel_api
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.rpc.face import _INVOKES
+from ddp_notebook.rank.script import watched
+from ddp_notebook.registry.torchrun import place
 from ddp_notebook.run.output import sink
 from ddp_notebook.run.output.comms import _comm_maker
+from ddp_notebook.torchrun import starting
 
 # Before 6.18 ipykernel's comms stood on no class that other kernels share.
 COMM = getattr(comms, "BaseComm", comms.Comm)
@@ -467,3 +473,31 @@ def test_an_engine_of_ipyparallel_has_its_broadcasts_from_one_scheduler():
     source = inspect.getsource(IPEngine)
     assert "broadcast_index = self.id % len(broadcast_urls)" in source
     assert "shell_socket = self.shell_socket = ctx.socket(zmq.ROUTER)" in source  # it may have several
+
+
+def test_torchrun_has_a_store_for_each_attempt_if_it_is_told_to():
+    """`launch.elastic.agent` sets this; ranks know from the other whether somebody has."""
+    source = inspect.getsource(dynamic_rendezvous)
+    assert (
+        source.count(f'os.getenv("{agent.OWN_STORES}", "0") == "1"')
+        + source.count(f'os.getenv("{agent.OWN_STORES}", "0") != "1"')
+        == 2
+    )
+    assert '"TORCHELASTIC_USE_AGENT_STORE": str(use_agent_store)' in inspect.getsource(local_elastic_agent)
+    for name in dict(pair.split("=") for pair in starting._TIMES.split(",")):  # in its documentation are some of them
+        assert f'"{name}"' in source
+
+
+def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, capsys):
+    def missing(*_):
+        raise AttributeError("torch has no such thing")
+
+    monkeypatch.setattr(watched, "_Seen", missing)
+    one = watched.Watched(place("train.py", [], "", 1))
+    one.install()
+    assert capsys.readouterr().err == (
+        "ddp_notebook: this torch does not let a script be looked at (torch has no such thing)\n"
+    )
+    one.begin({"who": "a notebook"})
+    one.end(None)
+    one.leave()

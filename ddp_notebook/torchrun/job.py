@@ -102,7 +102,7 @@ class TorchrunJob(ViewFace):
         return self._closing.wait(timeout_s)
 
     def wait_for_ranks(self, timeout_s: float = 1.0) -> None:
-        """Wait until all ranks speak that have let this notebook in. One whose script has not imported torch does not."""
+        """Wait until all ranks speak that are there. One whose script has not imported torch does not."""
         with self.changed:
             self.changed.wait_for(lambda: self.round is None or self.round.there == self.round.living, timeout_s)
 

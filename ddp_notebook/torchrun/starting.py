@@ -27,6 +27,7 @@ _OURS = {
     f"--{name}"
     for name in ("rdzv-endpoint", "rdzv-id", "rdzv-backend", "standalone", "master-addr", "master-port", "node-rank")
 }
+_NO_RANKS = {"--no-python", "--run-path"}
 # torch's own times are for clusters: 30 s for further agents, 15 s until one that is silent counts as gone.
 _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 _ALONE_S = 20.0  # after so long without a rank it is said what torchrun waits for
@@ -37,16 +38,17 @@ _MOST_WAITING = 200  # pieces of output that were not shown; then the job waits 
 class Asked:
     """What a line asks for."""
 
-    options: list[str]  # of torchrun, with the script behind them
+    options: list[str]  # of torchrun
+    program: list[str]  # the script, or `-m` and a module, and what follows
     name: str  # of the job
     agents: int  # that are started here
     key: str = field(default_factory=lambda: f"notebook-{os.getpid()}-{secrets.token_hex(4)}")
 
     def command(self, endpoint: str) -> list[str]:
-        """The options of one agent."""
+        """What follows `torchrun`, for one agent."""
         rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.key}"]
         times = [] if any(word.startswith(("--rdzv-conf", "--rdzv_conf")) for word in self.options) else _times()
-        return [*rendezvous, *times, *self.options]
+        return [*rendezvous, *times, *self.options, "-m", "ddp_notebook.attach", *self.program]
 
 
 def read(line: str) -> Asked:
@@ -57,8 +59,8 @@ def read(line: str) -> Asked:
 
     Example:
         >>> asked = read("--name big --nnodes 1:3 --nproc-per-node 2 train.py --lr 0.1")
-        >>> asked.name, asked.agents, asked.options[:2]
-        ('big', 1, ['--nnodes', '1:3'])
+        >>> asked.name, asked.options, asked.program
+        ('big', ['--nnodes', '1:3', '--nproc-per-node', '2'], ['train.py', '--lr', '0.1'])
     """
     try:
         words = shlex.split(line)
@@ -76,17 +78,27 @@ def read(line: str) -> Asked:
     script = next((at for at, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), None)
     if script is None:
         raise UsageError(f"there is no script in {line!r}\nusage: {USAGE}")
-    for word in words[:script]:
-        if word.partition("=")[0].replace("_", "-") in _OURS:
+    options, program = words[:script], words[script:]
+    for word in options:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in _NO_RANKS:
+            raise UsageError(f"%ddp_torchrun runs a Python script or, with -m, a module in each rank: leave out {word}")
+        if option in _OURS:
             raise UsageError(
                 f"%ddp_torchrun makes the rendezvous itself, so leave out {word}; a job with one of yours is started "
                 "in a shell (torchrun ... -m ddp_notebook.attach train.py), and %ddp_attach shows it"
             )
-    path = words[script]
-    if path.endswith(".py") and not os.path.isfile(path):
-        raise UsageError(f"there is no file {path!r} in {os.getcwd()}")
-    stem = os.path.basename(path).removesuffix(".py") if path.endswith(".py") else words[-1].rpartition(".")[2]
-    return Asked(options=words, name=own["--name"] or f"{stem}-{secrets.token_hex(2)}", agents=int(agents))
+    if program[0].endswith(".py"):
+        if not os.path.isfile(program[0]):
+            raise UsageError(f"there is no file {program[0]!r} in {os.getcwd()}")
+        stem = os.path.basename(program[0]).removesuffix(".py")
+    elif len(program) > 1:
+        program[0] = "-m"
+        stem = program[1].rpartition(".")[2]
+    else:
+        raise UsageError(f"there is no module behind {program[0]}\nusage: {USAGE}")
+    name = own["--name"] or f"{stem}-{secrets.token_hex(2)}"
+    return Asked(options=options, program=program, name=name, agents=int(agents))
 
 
 def _times() -> list[str]:

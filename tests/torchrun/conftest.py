@@ -16,7 +16,7 @@ from tests.conftest import wait_until
 
 _START_S = 60.0
 _END_S = 40.0  # torchrun gives its workers 30 s
-_HEAD = """
+HEAD = """
 import os, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -45,14 +45,14 @@ class Jobs:
         self.folder = folder
         self._stack = stack
 
-    def script(self, body: str, name: str = "train.py") -> Path:
+    def script(self, body: str, name: str = "train.py", head: str = HEAD) -> Path:
         path = self.folder / name
-        path.write_text(_HEAD + body)
+        path.write_text(head + body)
         return path
 
-    def start(self, body: str, *options: str, name: str = "train.py") -> subprocess.Popen[str]:
-        """torchrun with two ranks of such a script, which has `rank`, `wait_for(file)` and `train(steps)`."""
-        script = self.script(body, name)
+    def start(self, body: str, *options: str, name: str = "train.py", head: str = HEAD) -> subprocess.Popen[str]:
+        """torchrun with two ranks of such a script, which has `rank`, `wait_for(file)` and `train(steps)` from its head."""
+        script = self.script(body, name, head)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
         process = subprocess.Popen(
             [*command, "-m", "ddp_notebook.attach", str(script), "--lr", "1"],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
 
 from ddp_notebook.errors import JobFailedError, UsageError
+from ddp_notebook.registry.torchrun import launcher
 from ddp_notebook.torchrun import current, starting
 from tests.conftest import wait_until
 
@@ -32,6 +34,8 @@ def here(jobs, monkeypatch):
         ("--standalone train.py", "leave out --standalone"),
         ("--rdzv_id=7 train.py", "leave out --rdzv_id=7"),
         ("'train.py", "No closing quotation"),
+        ("--no-python train.py", "leave out --no-python"),
+        ("-m", "there is no module behind -m"),
     ],
 )
 def test_what_cannot_be(line, why):
@@ -65,3 +69,33 @@ def test_nothing_outlives_a_killed_notebook(jobs):
         notebook.kill()
         notebook.wait()
     wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in below), 10)
+
+
+@pytest.mark.long
+def test_a_job_goes_on_with_the_agents_that_are_left(jobs):
+    """The rendezvous is with the other one, so it stays."""
+    jobs.script("""
+size = dist.get_world_size()
+train(10)
+while size == 2:
+    dist.all_reduce(torch.ones(1))
+sys.stdout.write(f"done of {size}\\n")
+""")
+    killed = []
+
+    def kill_one() -> None:
+        wait_until(lambda: current.current() is not None and current.current().world_size == 2, 60)
+        wait_until(lambda: current.current().round.there == [0, 1], 60)
+        agents = {psutil.Process(launcher(one.about)[0]) for one in jobs.ranks()}
+        endpoint = next(word for word in next(iter(agents)).cmdline() if "--rdzv-endpoint" in word).rpartition(":")[2]
+        [one] = [one for one in agents if all(str(of.laddr.port) != endpoint for of in one.net_connections())]
+        one.kill()
+        killed.append(one)
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    job = starting.run(starting.read("--agents 2 --nnodes 1:2 --nproc-per-node 1 --max-restarts 1 train.py"))
+    thread.join()
+    assert len(killed) == 1 and (job.round.number, job.world_size) == (2, 1)
+    assert [one.world_size for one in job.recordings] == [2, 1] and job.report().cell == 2
+    assert any("ended without a word" in line for line in job.events.last(9)), job.events.last(9)

@@ -1,4 +1,4 @@
-"""torchrun itself, with the script under `ddp_notebook.attach`: what `%ddp_torchrun` starts as agents.
+"""torchrun itself, as `%ddp_torchrun` starts it.
 
 With gloo and torch 2.13 a job does not get past a restart: the c10d rendezvous shares one store between all attempts,
 whose keys it does not tell apart, so workers of a later attempt look for peers at addresses of the earlier one. torch
@@ -16,19 +16,15 @@ OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def main() -> None:
-    """Be an agent, to its end."""
+    """Be an agent, to its end. Arguments are those of `torchrun`."""
     os.environ.setdefault(OWN_STORES, "1")
     from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.elastic.multiprocessing import SignalException
 
-    args = torchrun.parse_args(sys.argv[1:])
-    if args.no_python or args.run_path:
-        option = "--no-python" if args.no_python else "--run-path"
-        sys.exit(f"%ddp_torchrun runs a Python script or, with -m, a module in each rank: leave out {option}")
-    script = [args.training_script, *args.training_script_args]
-    args.training_script_args = ["-m", *script] if args.module else script
-    args.training_script, args.module = "ddp_notebook.attach", True
-    record(torchrun.run)(args)
+    try:
+        torchrun.main(sys.argv[1:])
+    except SignalException as error:  # somebody has pressed stop: not the place for a traceback of torchrun's
+        sys.exit(128 + error.sigval)
 
 
 if __name__ == "__main__":

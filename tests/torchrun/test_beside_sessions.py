@@ -1,0 +1,77 @@
+"""Jobs of torchrun's beside kept sessions: in one list, under one `%ddp_attach`, from notebooks and shells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ddp_notebook.registry import entries
+from tests.conftest import wait_until
+from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
+
+_WAITS = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.01)\n"
+
+
+def shell(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "ddp_notebook", *words], capture_output=True, text=True)
+
+
+def test_a_shell_lists_and_ends_a_job(jobs):
+    process = jobs.start("", name="waits.py", head=_WAITS)
+    wait_until(lambda: len(jobs.ranks()) == 2, 60)
+    [name] = {one.name for one in jobs.ranks()}
+    assert shell("list").stdout.startswith(f"{name}: {jobs.folder}/waits.py --lr 1, 2 ranks for ")
+    logs = shell("logs", name)
+    assert logs.returncode == 1 and "is where torchrun was started; torchrun --log-dir DIR" in logs.stderr
+    assert shell("stop", "waits").stdout == f"stopped {name}\n"
+    process.communicate(timeout=10)
+    assert process.returncode != 0 and entries.entries() == []
+
+
+def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
+    script = tmp_path / "waits.py"
+    script.write_text(_WAITS)
+    command = [sys.executable, "-m", "ddp_notebook.attach", "--name", "plain", str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)}) as process:
+        try:
+            wait_until(entries.entries, 20)
+            started = notebook().run("%ddp_start 2 --keep 1").stdout
+            assert f"still there: plain: {script}, 1 rank for" in started
+            kernel = notebook()
+            several = kernel.run("%ddp_attach")
+            assert several.ename == "UsageError" and "there are several; say which:" in several.traceback
+            assert "%ddp_attach plain: " in several.traceback and "%ddp_attach kept-1: " in several.traceback
+            listed = shell("list").stdout
+            assert "plain: " in listed and "kept-1: 2 ranks on" in listed
+            assert "its start, without torch so far" in kernel.run("%ddp_attach plain").stdout
+            assert "job plain, attempt 1" in kernel.run("%ddp_attach").stdout, "it has that one"
+            refused = kernel.run("%on_all_ranks 1")
+            assert refused.ename == "NoSessionError" and "plain is a job of torchrun's" in refused.traceback
+            assert "leave out --look" in kernel.run("%ddp_attach plain --look").traceback
+            both = kernel.run("%ddp_attach kept-1").stdout
+            assert both.startswith("let go of plain, which goes on\n") and "looks on" in both
+            assert kernel.run("%ddp_attach plain").status == "ok"
+            assert kernel.run("%ddp_stop").stdout == "let go of plain, which goes on\n"
+            assert "looks on" in kernel.run("%ddp_status").stdout
+            assert process.poll() is None
+        finally:
+            (tmp_path / "end").touch()
+    assert process.returncode == 0
+
+
+def test_one_of_another_version_keeps_nobody_from_the_rest(jobs):
+    entries.enter("torchrun", "old-1", {"key": "1", "is": "nothing that is known here"})
+    process = jobs.start("", name="waits.py", head=_WAITS)
+    wait_until(lambda: len(jobs.ranks()) == 3, 60)
+    from ddp_notebook.errors import UsageError
+    from ddp_notebook.torchrun import current
+
+    with pytest.raises(UsageError, match=r"job 'old-1' .* runs with ddp_notebook .*, which this version does not"):
+        current.attach_job("old")
+    assert current.attach_job("waits").world_size == 2
+    current.let_go()
+    jobs.touch("end")
+    assert process.wait(20) == 0
