@@ -30,7 +30,7 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
         ddp_notebook.errors.UsageError: there is no 'no such job' to attach to, ...
     """
     found = finding.find(name, finding.TORCHRUN)
-    if _current is not None and _current.key == found.key and not _current.is_closed:
+    if _current is not None and _current.key == found.key and _current.is_running:
         return _current
     job = become(TorchrunJob(found.key, found.name, take_over=take_over))
     job.wait_for_ranks()

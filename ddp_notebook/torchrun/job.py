@@ -92,11 +92,6 @@ class TorchrunJob(ViewFace):
         """Ranks of the last attempt."""
         return 0 if self.round is None else self.round.world_size
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether this notebook looks at it no more."""
-        return self._closing.is_set()
-
     def waits_for_end(self, timeout_s: float) -> bool:
         """Wait until it is closed. Returns whether it is."""
         return self._closing.wait(timeout_s)

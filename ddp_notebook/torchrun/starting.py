@@ -58,9 +58,9 @@ def read(line: str) -> Asked:
         UsageError: it cannot be; says how to write it.
 
     Example:
-        >>> asked = read("--name big --nnodes 1:3 --nproc-per-node 2 train.py --lr 0.1")
+        >>> asked = read("--name big --nnodes 1:3 --nproc-per-node 2 -m train --lr 0.1")
         >>> asked.name, asked.options, asked.program
-        ('big', ['--nnodes', '1:3', '--nproc-per-node', '2'], ['train.py', '--lr', '0.1'])
+        ('big', ['--nnodes', '1:3', '--nproc-per-node', '2'], ['-m', 'train', '--lr', '0.1'])
     """
     try:
         words = shlex.split(line)

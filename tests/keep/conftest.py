@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import shell
+from ddp_notebook import __main__ as shell
 from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.kernels import NotebookKernel

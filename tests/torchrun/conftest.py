@@ -51,7 +51,7 @@ class Jobs:
         return path
 
     def start(self, body: str, *options: str, name: str = "train.py", head: str = HEAD) -> subprocess.Popen[str]:
-        """torchrun with two ranks of such a script, which has `rank`, `wait_for(file)` and `train(steps)` from its head."""
+        """torchrun with two ranks of such a script, whose head has `rank`, `wait_for(file)`, `train(steps)`."""
         script = self.script(body, name, head)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
         process = subprocess.Popen(

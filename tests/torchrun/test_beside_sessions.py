@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.registry import entries
+from ddp_notebook.torchrun import current
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
 
@@ -64,14 +66,14 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
 
 def test_one_of_another_version_keeps_nobody_from_the_rest(jobs):
     entries.enter("torchrun", "old-1", {"key": "1", "is": "nothing that is known here"})
-    process = jobs.start("", name="waits.py", head=_WAITS)
-    wait_until(lambda: len(jobs.ranks()) == 3, 60)
-    from ddp_notebook.errors import UsageError
-    from ddp_notebook.torchrun import current
-
-    with pytest.raises(UsageError, match=r"job 'old-1' .* runs with ddp_notebook .*, which this version does not"):
-        current.attach_job("old")
-    assert current.attach_job("waits").world_size == 2
-    current.let_go()
-    jobs.touch("end")
-    assert process.wait(20) == 0
+    command = [sys.executable, "-m", "ddp_notebook.attach", "--name", "plain", str(jobs.script("", head=_WAITS))]
+    with subprocess.Popen(command, cwd=jobs.folder) as process:
+        try:
+            wait_until(lambda: len(jobs.ranks()) == 2, 20)
+            with pytest.raises(UsageError, match=r"job 'old-1' .* runs with ddp_notebook .*, which this version"):
+                current.attach_job("old")
+            assert current.attach_job("plain").world_size == 1
+        finally:
+            current.let_go()
+            jobs.touch("end")
+    assert process.returncode == 0

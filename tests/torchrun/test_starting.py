@@ -83,10 +83,13 @@ sys.stdout.write(f"done of {size}\\n")
 """)
     killed = []
 
+    def there() -> list[int]:
+        job = current.current()
+        return [] if job is None or job.round is None else job.round.there
+
     def kill_one() -> None:
-        wait_until(lambda: current.current() is not None and current.current().world_size == 2, 60)
-        wait_until(lambda: current.current().round.there == [0, 1], 60)
-        agents = {psutil.Process(launcher(one.about)[0]) for one in jobs.ranks()}
+        wait_until(lambda: there() == [0, 1], 60)
+        agents = {psutil.Process(who[0]) for one in jobs.ranks() if (who := launcher(one.about)) is not None}
         endpoint = next(word for word in next(iter(agents)).cmdline() if "--rdzv-endpoint" in word).rpartition(":")[2]
         [one] = [one for one in agents if all(str(of.laddr.port) != endpoint for of in one.net_connections())]
         one.kill()
@@ -96,6 +99,6 @@ sys.stdout.write(f"done of {size}\\n")
     thread.start()
     job = starting.run(starting.read("--agents 2 --nnodes 1:2 --nproc-per-node 1 --max-restarts 1 train.py"))
     thread.join()
-    assert len(killed) == 1 and (job.round.number, job.world_size) == (2, 1)
+    assert job.round is not None and (len(killed), job.round.number, job.world_size) == (1, 2, 1)
     assert [one.world_size for one in job.recordings] == [2, 1] and job.report().cell == 2
     assert any("ended without a word" in line for line in job.events.last(9)), job.events.last(9)

@@ -23,9 +23,7 @@ reach       from a notebook: starting a keeper, attaching to one
 remote      what is asked of it, and what comes
 state       how things are: what a notebook is told of hosts and processes
 recorded    what ranks have recorded, in files
-channel     the stream between the two
+channel     the stream between the two, after the first words (`registry.doors`)
 limits      how long, and how much
-registry    what there is to attach to: one file each in a folder of the user's
-words       a session in a line, as it says itself how it is
-shell       `python -m ddp_notebook list | stop | logs`
+words       what can be attached to in a line each, a session as it says itself how it is
 """
