@@ -216,6 +216,7 @@ def test_an_error_has_no_frames_of_ours(jobs):
     assert (ours.returncode, ours.stderr) == (bare.returncode, bare.stderr)
 
 
+@pytest.mark.long
 def test_a_worker_that_the_script_forks_does_not_hold_the_door(jobs):
     jobs.start("if os.fork() == 0:\n    wait_for('end')\n    os._exit(0)\nwait_for('go')\nos._exit(0)")
     job = jobs.attach()

@@ -51,6 +51,7 @@ def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
     assert current.current() is job
 
 
+@pytest.mark.long
 def test_one_that_fails_says_where(jobs):
     jobs.script("if rank == 1:\n    raise ValueError('bad batch')")
     with pytest.raises(JobFailedError, match=r"status 1.*rank 1: ValueError: bad batch, at train.py:"):
