@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from ddp_notebook.errors import JobFailedError, UsageError
+from ddp_notebook.registry.torchrun import NAME_VARIABLE
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
 from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
 from ddp_notebook.run.output.sink import Here
@@ -49,6 +50,21 @@ class Asked:
         rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.key}"]
         times = [] if any(word.startswith(("--rdzv-conf", "--rdzv_conf")) for word in self.options) else _times()
         return [*rendezvous, *times, *self.options, "-m", "ddp_notebook.attach", *self.program]
+
+    def joins(self, endpoint: str) -> str:
+        """What starts one more agent, in a shell on this machine in the same directory."""
+        command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *self.command(endpoint)]
+        return f"{NAME_VARIABLE}={shlex.quote(self.name)} {shlex.join(command)}"
+
+    @property
+    def most_agents(self) -> int:
+        """That torchrun takes: 3 with `--nnodes 1:3`."""
+        for word, behind in zip(self.options, [*self.options[1:], ""], strict=True):
+            name, is_joined, value = word.partition("=")
+            most = (value if is_joined else behind).rpartition(":")[2]
+            if name == "--nnodes" and most.isdecimal():
+                return int(most)
+        return 1
 
 
 def read(line: str) -> Asked:
@@ -134,7 +150,7 @@ def _start(asked: Asked, endpoint: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "DDP_NOTEBOOK_NAME": asked.name},
+        env={**os.environ, NAME_VARIABLE: asked.name},
         start_new_session=True,  # the stop button signals the kernel's process group: the job is ended in order
     )
 
@@ -156,6 +172,9 @@ def _follow(
     interrupts: Interrupts,
 ) -> None:
     outlet, open_pipes, presses = Outlet(), 2, 0
+    joins = asked.joins(endpoint)
+    if asked.most_agents > asked.agents:
+        outlet.write("stderr", f"one more agent joins from a shell with: {joins}\n")
     alone_s = time.monotonic() + _ALONE_S
     view = None
     while open_pipes:
@@ -173,7 +192,8 @@ def _follow(
         view = _look(job, view)
         if job.round is None and now_s > alone_s:
             alone_s = float("inf")
-            outlet.write("stderr", _what_it_waits_for(asked, endpoint))
+            said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
+            outlet.write("stderr", f"{said}; one more, in a shell: {joins}\n")
     outlet.drain()
     if view is not None:
         view[1].end(view[0])
@@ -218,14 +238,6 @@ def _ended(job: TorchrunJob, status: int, for_s: float, was_stopped: bool) -> To
         how = "no rank of it has started" if run is None else run.how_it_ended or "see above"
         raise JobFailedError(f"job {job.name} has failed (status {status}) after {for_s:.1f} s: {how}")
     return job
-
-
-def _what_it_waits_for(asked: Asked, endpoint: str) -> str:
-    command = shlex.join(["python", "-m", "ddp_notebook.launch.elastic.agent", *asked.command(endpoint)])
-    return (
-        f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents, or the script imports no torch "
-        f"under ddp_notebook.attach. One more agent, in a shell: {command}\n"
-    )
 
 
 def _free_port() -> int:

@@ -43,6 +43,17 @@ def test_what_cannot_be(line, why):
         starting.read(line)
 
 
+@pytest.mark.parametrize(
+    ("options", "most"), [("--nnodes 1:3", 3), ("--nproc-per-node 2 --nnodes=2", 2), ("--nproc-per-node 2", 1)]
+)
+def test_what_lets_one_more_agent_join(options, most):
+    asked = starting.read(f"--name 'my job' {options} -m train")
+    assert asked.most_agents == most
+    joins = asked.joins("localhost:1")
+    assert joins.startswith("DDP_NOTEBOOK_NAME='my job' ") and f"--rdzv-id={asked.key}" in joins
+    assert joins.endswith(f"{options} -m ddp_notebook.attach -m train")
+
+
 def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
     jobs.script("train(6)\nsys.stdout.write(f'done {sys.argv[1:]}\\n')")
     job = starting.run(starting.read("--name mine --nproc-per-node 2 train.py --lr 1"))
