@@ -60,8 +60,8 @@ def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # w
     here = place(script, rest, name, VERSION)
     watched = Watched(here)
     try:
+        Door(entries.door(TORCHRUN), VERSION, watched.begin, watched.leave)
         entry = entries.enter(TORCHRUN, here.name, here.to_json())
-        Door(entry.door, VERSION, watched.begin, watched.leave)
     except (OSError, UsageError) as error:
         print(f"ddp_notebook: no notebook can look at rank {here.rank}: {error}", file=sys.stderr)
         return None

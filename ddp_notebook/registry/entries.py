@@ -68,6 +68,15 @@ class Entry:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def door(kind: str) -> Path:
+    """Where this process is to listen before it is entered, so that who finds the entry can come in.
+
+    Raises:
+        UsageError: the folder of entries is another user's, or open to others.
+    """
+    return folder() / f"{kind}-{os.getpid()}.sock"
+
+
 def enter(kind: str, name: str, about: Mapping[str, Any], *, folder_with_it: str = "") -> Entry:
     """Enter this process.
 
@@ -96,7 +105,7 @@ def enter(kind: str, name: str, about: Mapping[str, Any], *, folder_with_it: str
         environment=sys.prefix,
         folder=folder_with_it,
         about=dict(about),
-        path=folder() / f"{kind}-{os.getpid()}.json",
+        path=door(kind).with_suffix(".json"),
     )
     _write(entry)
     return entry

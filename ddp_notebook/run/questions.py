@@ -12,9 +12,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, get_args
 
 from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.wire.cutting import WasCut
 from ddp_notebook.wire.events import Checked, ClockReply, Message, Pulled, Pushed, Vitals
 
-Answer = Checked | ClockReply | Pulled | Pushed | Vitals
+Answer = Checked | ClockReply | Pulled | Pushed | Vitals | WasCut
 
 _MOST_LAPSING = 20  # open questions to one rank that may never be answered: two a second, for as long as anybody waits
 _CHECK_S = 0.5

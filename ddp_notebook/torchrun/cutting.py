@@ -3,43 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.groups.diagnosis import RankView
 from ddp_notebook.torchrun.rounds import Round
 from ddp_notebook.torchrun.shown import JobLooks
-from ddp_notebook.wire.events import Interrupt, Message
+from ddp_notebook.wire.cutting import WasCut
 
 _FREE_S = 6.0  # what ranks get to leave what was cut
+_FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group
 
 
-def cut(run: Round, looks: JobLooks, send: Callable[[int, Message], None]) -> list[str]:
-    """Have each rank cut what it waits in, and wait until it has left that.
+def cut(run: Round, looks: JobLooks) -> list[str]:
+    """Have each rank cut what it waits in, and wait until it has left that. A rank that meanwhile has gone on by itself
+    cuts nothing: what it is in then may be well.
 
     Args:
         run: the attempt under way.
         looks: at its ranks.
-        send: sends a message to a rank.
     """
-    before = looks.look(run)
-    waiting = {rank: view for rank, view in before.items() if view.operation is not None}
-    for rank in run.there:
-        send(rank, Interrupt(cell=run.number))
-    left, until = set(waiting), time.monotonic() + _FREE_S
-    while left and time.monotonic() < until:
-        now = looks.look(run)
-        left = {rank for rank in left if _operation(now[rank]) == _operation(waiting[rank])}
-    said = []
-    for rank, view in waiting.items():
-        where = view.place.partition(", in ")[0]
-        how = "has not left it yet" if rank in left else "it raised there as if a peer were gone"
-        said.append(f"rank {rank}: {view.operation}{f' ({where})' if where else ''} was cut; {how}")
-    if free := [rank for rank in run.there if rank not in waiting]:
-        said.append(f"{list_ranks(free)}: in no operation, so nothing was cut there")
+    views = looks.look(run)
+    waiting = {rank: view for rank, view in views.items() if rank in run.there and _waits(view)}
+    asked = {rank: looks.cut(rank, view.operation) for rank, view in waiting.items()}
+    until = time.monotonic() + _FREE_S
+    said, free = [], []
+    for rank, future in asked.items():
+        what = _answer(future, until)
+        if what:
+            said.append(f"rank {rank}: {what} was cut; it raised there as if a peer were gone")
+        elif what is None:
+            said.append(f"rank {rank}: {waiting[rank].operation or 'the forming of a group'} is not left yet")
+        else:
+            free.append(rank)
+    if free:
+        said.append(f"{list_ranks(free)}: had left it by then, by {_self(free)} or since a peer was cut")
+    if others := [rank for rank in run.there if rank not in waiting]:
+        said.append(f"{list_ranks(others)}: in no operation, so nothing was cut there")
     return said or ["no rank of it is there"]
 
 
-def _operation(view: RankView) -> tuple[str, str, int] | None:
-    one = view.operation
-    return None if one is None else (one.name, one.group, one.number)
+def _waits(view: RankView) -> bool:
+    return view.operation is not None or view.place.endswith(_FORM)
+
+
+def _self(ranks: Sequence[int]) -> str:
+    return "itself" if len(ranks) == 1 else "themselves"
+
+
+def _answer(future: Future[WasCut], until_s: float) -> str | None:
+    try:
+        return future.result(max(0.0, until_s - time.monotonic())).what
+    except FutureTimeoutError:
+        return None

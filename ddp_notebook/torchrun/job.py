@@ -27,6 +27,7 @@ from ddp_notebook.torchrun.status import JobStatus, status_of
 from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
+from ddp_notebook.wire.cutting import WasCut
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import CellDone, ClockProbe, ClockReply, Hello, Message, Recorded, Vitals
 from ddp_notebook.wire.keys import Keyring
@@ -58,7 +59,8 @@ class TorchrunJob(ViewFace):
         self.changed = threading.Condition()  # somebody has come, gone, or ended
         self._takes = take_over
         self._rounds: list[Round] = []
-        self._known: set[Identity] = set()  # processes that were let in, or not
+        self._known: set[Identity] = set()  # processes that have let this notebook in, or not
+        self._silent: set[Identity] = set()  # that have not answered so far
         self._members: dict[str, tuple[Round, Member]] = {}  # by identity on the wire
         self._refused: RefusedError | None = None
         self._closing = threading.Event()
@@ -153,7 +155,7 @@ class TorchrunJob(ViewFace):
         Raises:
             UsageError: no rank has come yet.
         """
-        return cut(self._some_round(), self._looks, self._send)
+        return cut(self._some_round(), self._looks)
 
     def settle(self, timeout_s: float = 2.0) -> None:
         """Its processes have ended: wait until all is known that they have said."""
@@ -220,14 +222,16 @@ class TorchrunJob(ViewFace):
         while not self._closing.is_set():
             try:
                 if (now := entries.stamp()) != stamp:
-                    stamp = now
-                    self._look_for_ranks()
+                    stamp = now if self._look_for_ranks() else 0
                 self._look_at_lines()
             except Exception:  # the next look may see more
                 if not self._closing.wait(_LOOK_S):
                     _log.info("a look at the ranks of a job has failed", exc_info=True)
 
-    def _look_for_ranks(self) -> None:
+    def _look_for_ranks(self) -> bool:
+        """Come in where nobody of this notebook was. Returns whether all have answered: one that is in a long call of C
+        may do so later."""
+        silent = []
         for entry in entries.entries(TORCHRUN):
             if entry.about.get("key") == self.key and entry.who not in self._known:
                 self._known.add(entry.who)
@@ -237,7 +241,12 @@ class TorchrunJob(ViewFace):
                     self._refused = error
                     self.events.add(str(error))
                 except OSError as error:
-                    self.events.add(f"process {entry.pid} of the job does not answer at its door: {error}")
+                    silent.append(entry.who)
+                    if entry.who not in self._silent:
+                        self.events.add(f"process {entry.pid} of the job does not answer at its door: {error}")
+        self._silent = set(silent)
+        self._known -= self._silent
+        return not silent
 
     def _join(self, entry: Entry, place: Place) -> None:
         before = run = self.round
@@ -337,5 +346,5 @@ class TorchrunJob(ViewFace):
             case ClockReply():
                 run.observer.on_clock(member.rank, message)
                 self._questions.on_answer(member.rank, message)
-            case Vitals():
+            case Vitals() | WasCut():
                 self._questions.on_answer(member.rank, message)

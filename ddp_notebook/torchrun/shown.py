@@ -8,11 +8,13 @@ from concurrent.futures import Future
 
 import psutil
 
+from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.groups.diagnosis import RankView, Views
 from ddp_notebook.run.groups.looks import of_vitals
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.torchrun.rounds import Round
+from ddp_notebook.wire.cutting import Cut, WasCut
 from ddp_notebook.wire.events import Probe, Vitals
 
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
@@ -42,6 +44,13 @@ class JobLooks:
             silent: ranks that do not answer.
         """
         return {rank: _view(run, rank, answers.get(rank), rank in silent) for rank in range(run.world_size)}
+
+    def cut(self, rank: int, operation: Operation | None) -> Future[WasCut]:
+        """Have a rank cut an operation that it waits in; None: the forming of a group."""
+        if operation is None:
+            return self._questions.ask(rank, lambda n: Cut(request=n), lapses=True)
+        name, group, number = operation.name, operation.group, operation.number
+        return self._questions.ask(rank, lambda n: Cut(request=n, name=name, group=group, number=number), lapses=True)
 
     def gone(self) -> dict[int, str]:
         """Ranks whose scripts have failed, and how."""

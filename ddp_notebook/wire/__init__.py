@@ -1,9 +1,10 @@
 """Everything that travels between processes: the socket wire between the notebook and its ranks, its messages, signals.
 
-    events      every message but those of the next four, and their binary form
+    events      every message but those of the next five, and their binary form
     files       messages about files of ranks
     resizing    messages about more or fewer ranks
     survival    messages about a cell that goes on when a rank dies in it
+    cutting     messages about what a script of torchrun's waits in
     faults      the message that makes something go wrong on a rank
     endpoint    one end of the wire: the thread that owns the sockets
     link        counts messages, acknowledges and resends them

@@ -69,11 +69,13 @@ sys.stdout.write("on again\\n")
     wait_until(lambda: len([one for one in job.look().values() if one.state == "waiting"]) == 2, 20)
     assert job.status().why == "rank 0 is in all_reduce #1, rank 1 is in broadcast #1 of group default"
     said = job.interrupt()
-    assert [one.endswith("was cut; it raised there as if a peer were gone") for one in said] == [True, True], said
+    assert "#1 of group default (train.py:" in said[0]
+    assert said[0].endswith("was cut; it raised there as if a peer were gone"), said
+    assert all("was cut; it raised" in one or "had left it by then, by itself or" in one for one in said), said
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0, text
     assert text.count("caught RuntimeError") == 2 and text.count("on again") == 2, "a script that handles it goes on"
-    assert "has cut all_reduce #1 of group default (train.py:" in text
+    assert "has cut" in text and "#1 of group default (train.py:" in text
 
 
 def test_the_notebook_goes_and_another_comes(jobs):
@@ -197,6 +199,25 @@ def test_a_script_that_imports_no_torch(jobs):
     text, _ = process.communicate(timeout=20)
     assert (process.returncode, text) == (0, "False\n")
     job.close()
+
+
+@pytest.mark.long
+def test_a_rank_that_does_not_answer_is_asked_again(jobs):
+    path = jobs.script("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)", head="")
+    with subprocess.Popen([sys.executable, "-m", "ddp_notebook.attach", str(path)], cwd=jobs.folder) as process:
+        try:
+            wait_until(finding.everything, 20)
+            process.send_signal(signal.SIGSTOP)
+            found = finding.find()
+            job = TorchrunJob(found.key, found.name)
+            assert job.round is None and "does not answer at its door" in job.events.last(1)[0]
+            process.send_signal(signal.SIGCONT)
+            wait_until(lambda: job.round is not None and job.round.living == [0], 20, "it has let this one in")
+            job.close()
+        finally:
+            process.send_signal(signal.SIGCONT)
+            jobs.touch("go")
+    assert process.returncode == 0
 
 
 def test_a_script_whose_rank_cannot_be_entered_runs_all_the_same(jobs):

@@ -4,6 +4,7 @@ peer is gone. Unlike in a cell nothing else is refused afterwards, so a script t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.connections.cutting import Connections
@@ -14,32 +15,59 @@ from ddp_notebook.rank.group.release import Release
 _LOOK_S = 0.02
 _PATIENCE_S = 0.1  # then waits at a store are cut too
 _LIMIT_S = 5.0
+_FORMING_S = 0.5  # a group that forms faster is not in anybody's way
 
 
-def free(recorder: Recorder, connections: Connections, release: Release) -> str:
-    """Cut what this process waits in now, until it does not wait there any more.
+def free(recorder: Recorder, connections: Connections, release: Release, name: str, group: str, number: int) -> str:
+    """Cut what this process waits in, until it does not wait there any more.
+
+    Args:
+        name, group, number: of the operation that is to be cut, and no other; name "": the forming of a group.
 
     Returns:
-        What was cut, in words: "all_reduce #46 of group default (train.py:13 in main)"; "": it waits in nothing.
+        What was cut, in words: "all_reduce #46 of group default (train.py:13 in main)"; "": it does not wait in that.
     """
-    doing, call = release.now(), release.waits_in()
-    calls = [*recorder.waiting.values(), *([] if call is None else [call])]
-    if not calls and not connections.is_connecting and not connections.is_making:
-        return ""
+
+    def calls() -> list[Call]:
+        return [call for call in [*recorder.waiting.values(), release.waits_in()] if call is not None]
+
+    doing = release.now()
+    where = (doing.thread or doing.place).partition(", in ")[0]
+    what = "the forming of a group"
+    if name:
+        asked = next((call for call in calls() if _key(call) == (name, group, number)), None)
+        if asked is None:
+            return ""
+        what = str(asked.describe())
+
+        def waits() -> bool:
+            return any(call is asked for call in calls())
+    else:
+
+        def waits() -> bool:
+            return connections.is_connecting or connections.is_making
+
+        if not _lasts(waits, _FORMING_S):
+            return ""
     began = time.monotonic()
     with quiet():
-        while _waits(calls, recorder, release) or connections.is_connecting or connections.is_making:
+        while waits() and (for_s := time.monotonic() - began) < _LIMIT_S:
             connections.cut_groups()
-            if (for_s := time.monotonic() - began) > _LIMIT_S:
-                break
-            if for_s > _PATIENCE_S:
+            if for_s > _PATIENCE_S or not name:
                 connections.cut_stores()
             time.sleep(_LOOK_S)
-    where = doing.thread or doing.place
-    what = "the forming of a group" if doing.operation is None else str(doing.operation)
-    return what + (f" ({where.partition(', in ')[0]})" if where else "")
+    return what + (f" ({where})" if where else "")
 
 
-def _waits(calls: list[Call], recorder: Recorder, release: Release) -> bool:
-    now = [*recorder.waiting.values(), release.waits_in()]
-    return any(call is one for call in calls for one in now)
+def _key(call: Call) -> tuple[str, str, int]:
+    operation = call.describe()
+    return operation.name, operation.group, operation.number
+
+
+def _lasts(waits: Callable[[], bool], for_s: float) -> bool:
+    until = time.monotonic() + for_s
+    while waits():
+        if time.monotonic() > until:
+            return True
+        time.sleep(_LOOK_S)
+    return False

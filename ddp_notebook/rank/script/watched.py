@@ -14,9 +14,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.registry.torchrun import Place
+
+if TYPE_CHECKING:
+    from ddp_notebook.wire.cutting import Cut
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 _FAREWELL_S = 2.0  # what a notebook that is there gets to take the last ones
@@ -93,6 +96,7 @@ class Watched:
             agent.endpoint.close()
 
     def _watch(self, said: dict[str, Any]) -> None:
+        import ddp_notebook.wire.cutting  # noqa: F401  # its messages are known from then on
         from ddp_notebook.rank.agent import Agent
 
         assert self._seen is not None
@@ -121,16 +125,20 @@ class Watched:
         return agent is None or agent.endpoint.waiting() > _MOST_WAITING
 
     def _on_message(self, message: Any) -> None:
-        from ddp_notebook.wire.events import Interrupt
+        from ddp_notebook.wire.cutting import Cut
 
-        if isinstance(message, Interrupt):
-            threading.Thread(target=self._free, name="ddp-free", daemon=True).start()
+        if isinstance(message, Cut):
+            threading.Thread(target=self._free, args=(message,), name="ddp-free", daemon=True).start()
 
-    def _free(self) -> None:
+    def _free(self, asked: Cut) -> None:
+        from ddp_notebook.wire.cutting import WasCut
+
         assert self._seen is not None
         who = (self._told or {}).get("who", "a notebook")
-        if what := self._seen.free():
+        if what := self._seen.free(asked):
             print(f"ddp_notebook: {who} has cut {what} on rank {self._place.rank}; it raises here", file=sys.stderr)
+        if (agent := self._agent) is not None:
+            agent.send(WasCut(request=asked.request, what=what))
 
     def _vitals(self) -> dict[str, Any]:
         assert self._seen is not None
@@ -185,10 +193,11 @@ class _Seen:
         tape.level = 0
         tape.take(len(tape))
 
-    def free(self) -> str:
+    def free(self, asked: Cut) -> str:
         from ddp_notebook.rank.script.freeing import free
 
-        return free(self._recorder, self._connections, self._release)
+        which = asked.name, asked.group, asked.number
+        return free(self._recorder, self._connections, self._release, *which)
 
     def vitals(self) -> dict[str, Any]:
         """What the main thread is in, as fields of `Vitals`."""

@@ -68,8 +68,8 @@ class Keeper:
         self._began_s = self._left_s = time.monotonic()  # the last notebook has gone
         self._secret = secrets.token_hex(32)  # whoever cannot read the entry says nothing here
         about = {"secret": self._secret, "directory": spec.cwd}
+        self._server = doors.listen(entries.door(SESSION))
         self.entry = entries.enter_next(SESSION, "kept", about, folder_with_it=self._spool)
-        self._server = doors.listen(self.entry.door)
         signal.signal(signal.SIGTERM, lambda *_: self.end("SIGTERM"))
 
     def run(self) -> None:
