@@ -40,7 +40,7 @@ def cut(run: Round, looks: JobLooks) -> list[str]:
             free.append(rank)
     if free:
         said.append(f"{list_ranks(free)}: had left it by then, by {_self(free)} or since a peer was cut")
-    if others := [rank for rank in run.there if rank not in waiting]:
+    if others := [rank for rank in run.living if rank not in waiting]:
         said.append(f"{list_ranks(others)}: in no operation, so nothing was cut there")
     return said or ["no rank of it is there"]
 
