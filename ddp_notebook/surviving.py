@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _EXAMPLE = "for step in ddp_notebook.survive(model, optimizer, loader, steps=500):"
 
 
-def survive(*members: Any, steps: int) -> Iterable[Step]:
+def survive(*members: Any, steps: int, on_loss: str = "replace") -> Iterable[Step]:
     """Steps that survive the death of a rank: it gets a new process while the cell runs, and all do the step again that
     was broken off. None is lost, none is done twice. In a cell on all ranks.
 
@@ -28,9 +28,12 @@ def survive(*members: Any, steps: int) -> Iterable[Step]:
         members: the model and the optimizer; the loader or sampler whose batches the steps get; what else the steps
             change: schedulers and whatever has a `state_dict`, lists, dicts, sets, tensors, arrays, generators.
         steps: how many.
+        on_loss: "replace" the rank, or "shrink": the others go on without it, with numbers that have no gap, and share
+            the rest of each epoch's data among themselves.
 
     Raises:
-        UsageError: not on a rank, or not with an optimizer and its model.
+        UsageError: not on a rank, or not with an optimizer and its model; or "shrink" with something in shards, such as
+            a model in FSDP, whose parts on a lost rank are lost.
 
     Example:
         >>> for step in ddp_notebook.survive(model, optimizer, loader, losses, steps=500):  # doctest: +SKIP
@@ -54,6 +57,8 @@ def survive(*members: Any, steps: int) -> Iterable[Step]:
 
     if not isinstance(steps, int) or steps < 0:
         raise UsageError(f"steps is {steps!r}, which is no number of steps; {_EXAMPLE}")
+    if on_loss not in ("replace", "shrink"):
+        raise UsageError(f'on_loss is {on_loss!r}: "replace" a rank that dies, or "shrink" and go on without it')
     optimizers = [one for one in members if isinstance(one, torch.optim.Optimizer)]
     if not optimizers:
         raise UsageError(f"survive() got no optimizer, without which no step could be done again: {_EXAMPLE}")
@@ -62,7 +67,12 @@ def survive(*members: Any, steps: int) -> Iterable[Step]:
         if any(id(p) not in held for group in optimizer.param_groups for p in group["params"]):
             kind = type(optimizer).__name__
             raise UsageError(f"survive() got no model with the parameters that {kind} changes: {_EXAMPLE}")
+    if on_loss == "shrink" and (obstacles := here.obstacles()):
+        raise UsageError(
+            f'survive(on_loss="shrink") cannot go on with fewer ranks: {"; ".join(obstacles)}; the default, '
+            'on_loss="replace", needs as many as there are'
+        )
     try:
-        return Loop(here, Members(members), steps)
+        return Loop(here, Members(members), steps, shrinks=on_loss == "shrink")
     except TypeError as error:
         raise UsageError(str(error)) from None

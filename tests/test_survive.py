@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import re
@@ -155,6 +156,7 @@ def test_the_stop_button(session):
         ("model, optimizer, steps=-1", "steps is -1, which is no number of steps"),
         ("model, optimizer, loader, sampler, steps=3", "takes one loader or sampler, whose batches steps get, not 2"),
         ("model, optimizer, object(), steps=3", "survive() cannot put back a object"),
+        ("model, optimizer, steps=3, on_loss='wait'", "on_loss is 'wait': \"replace\" a rank that dies, or"),
     ],
 )
 def test_what_cannot_be(session, arguments, words):
@@ -169,6 +171,17 @@ def test_a_body_without_with(session):
         session.run("for step in ddp_notebook.survive(model, optimizer, steps=3): pass", quiet=True)
 
 
+def test_fewer_ranks_are_no_choice_for_what_is_in_shards(session):
+    session.run(SETUP, quiet=True)
+    session.run("from torch.distributed.device_mesh import init_device_mesh\nmesh = init_device_mesh('cpu', (2,))")
+    words = (
+        'survive(on_loss="shrink") cannot go on with fewer ranks: mesh is a device mesh; the default, on_loss="replace"'
+    )
+    with pytest.raises(RankError, match=re.escape(words)):
+        session.run("for step in ddp_notebook.survive(model, optimizer, steps=3, on_loss='shrink'): pass", quiet=True)
+    session.run("del mesh")
+
+
 def test_outside_of_ranks():
     with pytest.raises(UsageError, match=r"survive\(\) is for ranks of a notebook: put the loop into a cell with"):
         ddp_notebook.survive(steps=3)
@@ -180,6 +193,63 @@ def test_what_cannot_be_copied_is_said(session, capsys):
     assert (
         "survive: a rank that is replaced will be without 'lock': a lock cannot be pickled" in capsys.readouterr().err
     )
+
+
+SHRINK = """
+import ddp_notebook, os, pathlib, signal
+was, rows, sizes = rank, [], []
+data = torch.utils.data.TensorDataset(torch.arange(24.0)[:, None])
+sampler = torch.utils.data.DistributedSampler(data, world_size, rank, shuffle=False)
+loader = torch.utils.data.DataLoader(data, 2, sampler=sampler)
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+for step in ddp_notebook.survive(model, optimizer, {source}, rows, steps=5, on_loss="shrink"):
+    with step:
+        if was in {victims} and int(step) == 2: os.kill(os.getpid(), signal.SIGKILL)
+        [inputs] = step.batch
+        model(inputs).sum().backward()
+        optimizer.step()
+        rows.append([int(one) for one in inputs])
+        sizes.append(world_size)
+after = torch.ones(1)
+dist.all_reduce(after)
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_training_goes_on_with_fewer_ranks(make_session_alone, capsys, victim):
+    session = make_session_alone(3)
+    pids = session.pids()
+
+    session.run(SHRINK.format(source="loader", victims=[victim]), timeout=60)
+
+    said = capsys.readouterr()
+    again = r"2 ranks instead of 3 \(now (rank \d is rank \d[,)] ?)+do step 2 again"
+    assert re.search(rf"rank {victim} died \(killed by SIGKILL\) and left in \d\.\d s: {again}", said.err), said
+    assert "[0] survive: loader goes over 2 ranks now: with batches of 2 a step has 4 samples, and had 6" in said.err
+    stayed = [rank for rank in range(3) if rank != victim]
+    assert session.pids() == [pids[rank] for rank in stayed] and session.world_size == 2
+    names = "was, rank, world_size, sampler.num_replicas, int(after), sizes, model.module.weight.item(), rows"
+    result = session.run(names, quiet=True)
+    first, second = (ast.literal_eval(result[rank].result) for rank in (0, 1))
+    assert [first[0], second[0]] == stayed and [first[1], second[1]] == [0, 1]
+    assert first[2:7] == second[2:7] and first[2:6] == (2, 2, 2, [3, 3, 2, 2, 2])
+    # Two steps of three ranks have had 12 of the 24 samples; the others come once, those of the dead rank's too.
+    assert sorted(sample for batch in first[7][2:] + second[7][2:] for sample in batch) == list(range(12, 24))
+
+
+def test_one_rank_is_left_of_three(make_session_alone, capsys):
+    session = make_session_alone(3)
+    code = SHRINK.format(source="sampler", victims=[0, 2])
+    session.run(code.replace("= step.batch", "= data[step.batch]"), timeout=60)
+    said = capsys.readouterr().err
+    assert re.search(r"1 rank instead of [23] \(now rank 1 is rank 0\) does step 2 again", said), said
+    assert "loader goes over 1 rank now: with batches of 2 a step has 2 samples, and had 6" in said
+    assert "a step has 1/3 of the samples that it had, if each rank's batch stays as large" in said  # of the sampler's
+    result = session.run("was, len(rows), sizes[-1], int(after)", quiet=True)
+    assert result.ranks == [0] and result[0].result == "(1, 5, 1, 1)"
+    assert session.resize(2)[0] == "2 ranks now: rank 1 is new"
 
 
 @contextmanager

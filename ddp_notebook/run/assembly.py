@@ -83,6 +83,7 @@ class Parts:
         self.resizing = Resizing(
             cluster, cells, questions, living, renumbered, lambda: self.recordings.now, may_share=options.share_gpus
         )
+        cells.survival.before_shrinking, cells.survival.on_renumbered = lambda: self.recordings.now, renumbered
         self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget)

@@ -20,6 +20,7 @@ class Survives(Message):
     cell: int
     line: int  # of the cell's statement that the loop is in; 0: it has left it
     loop: int = 0  # number of the loop among those of that statement
+    shrinks: bool = False  # it goes on with fewer ranks, and none is replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Stalls(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume(Message):
-    """All redo this step. To a rank that is new it comes before its cell."""
+    """All redo this step, of which there may be fewer. To a rank that is new it comes before its cell."""
 
     step: int
     source: int  # a rank that has parameters and optimizers as they were before the step

@@ -41,7 +41,7 @@ def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str
             told.append(sampler)
             note = f"{name} goes {goes}"
             if batch := getattr(value, "batch_size", 0) or getattr(getattr(value, "batch_sampler", 0), "batch_size", 0):
-                note += f": with batches of {batch} a step has {batch * now[1]} samples, and had {batch * before[1]}"
+                note += f": {of_step(batch, before[1], now[1])}"
             notes.append(note)
     if others := len(resized) - len(told):
         notes.append(f"{'1 DistributedSampler goes' if others == 1 else f'{others} DistributedSamplers go'} {goes}")
@@ -49,6 +49,22 @@ def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str
         which = "1 DistributedSampler is" if left == 1 else f"{left} DistributedSamplers are"
         notes.append(f"{which} not for all the ranks that there were, and left as before")
     return notes
+
+
+def of_step(batch_size: int, was: int, now: int) -> str:
+    """What a step of all ranks has now.
+
+    Args:
+        batch_size: of one rank; 0: not known.
+        was, now: how many ranks there were, and are.
+
+    Example:
+        >>> of_step(4, 3, 2)
+        'with batches of 4 a step has 8 samples, and had 12'
+    """
+    if batch_size:
+        return f"with batches of {batch_size} a step has {batch_size * now} samples, and had {batch_size * was}"
+    return f"a step has {now}/{was} of the samples that it had, if each rank's batch stays as large"
 
 
 def _share_anew(sampler: DistributedSampler[Any], rank: int, world_size: int) -> None:

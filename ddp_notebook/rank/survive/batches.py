@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 _KEPT = 2  # batches: ranks may go back by one step
 
@@ -69,17 +69,52 @@ class Batches:
         self._kept.pop(step - _KEPT, None)
 
     def _begin(self) -> None:
-        source = self._source
-        for one in (source, getattr(source, "sampler", None), getattr(source, "batch_sampler", None)):
+        for one in self._samplers():
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(self._epoch)
         self._of_epoch = self._read_random()
-        self._iterator = iter(source)
+        self._iterator = iter(self._source)
+
+    def _samplers(self) -> list[Any]:
+        """The source, and the samplers that it draws from."""
+        source = self._source
+        batch_sampler = getattr(source, "batch_sampler", None)
+        return [source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
 
     def position(self, step: int) -> tuple[Any, ...] | None:
         """Where it stood after it had given the batch of a step, for `go_to`; None: there is none."""
         kept = self._kept.get(step)
         return None if kept is None else kept.position
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one batch, as far as the loader says it; 0: not known."""
+        inner = getattr(self._source, "batch_sampler", None)
+        return getattr(self._source, "batch_size", 0) or getattr(inner, "batch_size", 0) or 0
+
+    def share_anew(self, step: int, was: int, now: int) -> None:
+        """There are fewer ranks, and the samplers know it: from this step on share what no rank has had in a whole step
+        of this epoch. (Up to as many batches as there are ranks come twice, and no sample is left out.) A source that
+        is not shared among the ranks goes on with the same batch.
+
+        Args:
+            was, now: how many ranks there were, and are.
+        """
+        if not any(isinstance(one, DistributedSampler) and one.num_replicas == now for one in self._samplers()):
+            return
+        if (kept := self._kept.get(step)) is not None:
+            self._epoch, index, of_epoch, before = kept.position
+            index -= 1
+        else:
+            index, of_epoch, before = self._index, self._of_epoch, self._read_random()
+        self._kept.clear()
+        self._index = index * was // now
+        self._set_random(of_epoch)
+        self._begin()
+        assert self._iterator is not None
+        for _ in range(self._index):
+            next(self._iterator, None)
+        self._set_random(before)
 
     def go_to(self, step: int, position: tuple[Any, ...]) -> None:
         """Stand where another process stood after it had given the batch of this step. What lies before it in its epoch

@@ -7,10 +7,12 @@ another, never two, and the step that all do again is the last one that any of t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+from ddp_notebook.rank.resize import samplers
 from ddp_notebook.rank.survive.members import Members
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.survive.survival import Survival
@@ -57,12 +59,15 @@ class Loop:
         survival: this rank's.
         members: what steps change.
         steps: how many.
+        shrinks: it goes on with fewer ranks when some die, and so no copies are given on.
     """
 
-    def __init__(self, survival: Survival, members: Members, steps: int) -> None:
+    def __init__(self, survival: Survival, members: Members, steps: int, *, shrinks: bool) -> None:
         self._survival = survival
         self._members = members
         self._steps = steps
+        self._shrinks = shrinks
+        self._size = survival.world_size  # how many ranks share the data
         self._ring: Ring | None = None
         self._is_told = False  # the notebook, that this rank may die
         self._begun = -1  # the last step that all ranks have begun
@@ -108,7 +113,7 @@ class Loop:
     def _share_names(self) -> None:
         """Let the next rank hold the variables, from which a new process begins."""
         assert self._ring is not None
-        if self._ring.size > 1:
+        if self._ring.size > 1 and not self._shrinks:
             self._names_held = self._ring.pass_on(self._survival.names())
 
     def _begin(self, number: int) -> int:
@@ -123,7 +128,8 @@ class Loop:
                 members.forget_gradients()
                 own = self._own[number] = unseen(members.own, number)
                 if ring.size > 1:
-                    self._held[number] = ring.pass_on(own)
+                    if not self._shrinks:
+                        self._held[number] = ring.pass_on(own)
                     if not ring.agree_on(number):
                         raise ValueError(f"ranks are at different steps of survive(): this one at {number}")
             except RuntimeError as error:
@@ -133,7 +139,7 @@ class Loop:
                 continue
             self._is_at(number)
             if not self._is_told:
-                self._survival.begins()
+                self._survival.begins(shrinks=self._shrinks)
                 self._is_told = True
             return number
 
@@ -154,6 +160,8 @@ class Loop:
                 self._members.forget_gradients()
                 unseen(self._members.put_back)
                 unseen(self._members.take_own, self._own[step])
+            if self._size != self._survival.world_size:
+                self._go_on_with_fewer(step)
             try:
                 ring = self._ring = self._survival.make_ring()
                 for newcomer in resume.newcomers:
@@ -168,3 +176,16 @@ class Loop:
             except RuntimeError as error:
                 if not self._survival.is_loss(error):
                     raise
+
+    def _go_on_with_fewer(self, step: int) -> None:
+        """Share the data from this step on, and say what a step is now."""
+        was, now = self._size, self._survival.world_size
+        self._size = now
+        batches = self._members.batches
+        if batches is not None:
+            unseen(batches.share_anew, step, was, now)
+        if self._survival.rank == 0:
+            of_step = samplers.of_step(0 if batches is None else batches.batch_size, was, now)
+            notes = self._survival.resized
+            for note in notes if any(of_step in note for note in notes) else [of_step, *notes]:
+                print(f"survive: {note}", file=sys.stderr)

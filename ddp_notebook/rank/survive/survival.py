@@ -16,12 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.alone import Alone
+from ddp_notebook.rank.resize import samplers
+from ddp_notebook.rank.resize.obstacles import Obstacles
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying
@@ -77,6 +80,7 @@ class Survival:
         self._came: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._rings = (0, 0)  # the epoch, and how many rings were made in it
         self._loops: dict[int, int] = {}  # by line of the cell's statement: loops so far
+        self.resized: list[str] = []  # what became of samplers when there were fewer ranks, in words
         self._resume: Resume | None = None  # this process is new, and the cell to come is to begin with that
         self.rejoining: tuple[Resume, Ring, bytes] | None = None  # until it is in its loop
 
@@ -167,14 +171,24 @@ class Survival:
         """This process is new, and has now all that its rank had."""
         self._resume, self.rejoining = None, None
 
-    def begins(self) -> None:
-        """All have begun a first step, and the next rank holds a copy: from now on this one may die."""
+    def begins(self, *, shrinks: bool) -> None:
+        """All have begun a first step, and can do it again: from now on this rank may die.
+
+        Args:
+            shrinks: the others go on without it, then.
+        """
+        self._at = replace(self._at, shrinks=shrinks)
         self._send(self._at)
 
     def leave(self) -> None:
         """The loop is over."""
         self._is_in_loop, self._resume, self.rejoining = False, None, None
         self._send(Survives(cell=self._cell(), line=0))
+
+    def obstacles(self) -> list[str]:
+        """What is in the way of fewer ranks."""
+        found = Obstacles(self._shell.user_ns)
+        return [*(f"{name} is {what}" for name, what in found.sharded.items()), *found.others]
 
     def is_loss(self, error: BaseException, *, in_body: bool = False) -> bool:
         """Whether this was raised because others are gone, and not by a stop.
@@ -191,7 +205,7 @@ class Survival:
             os._exit(_LOST_OTHERS)
 
     def wait(self, step: int, holds: bool) -> Resume:
-        """Wait until all are there again, and do meanwhile what that needs.
+        """Wait until all are there again, or those that are left, and do meanwhile what that needs.
 
         Args:
             step: the last one that all have begun, as far as this rank knows.
@@ -212,7 +226,10 @@ class Survival:
                 if isinstance(message, Resume):
                     return message
                 assert isinstance(message, Form)
+                before = self.rank, self.world_size
                 self._take(message)
+                if before != (now := (self.rank, self.world_size)):
+                    self.resized = samplers.resize(before, now, self._shell.user_ns)
         finally:
             self._waits = False
             while not self._came.empty():

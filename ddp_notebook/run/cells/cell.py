@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.records.operation import Operation
@@ -193,7 +193,21 @@ class CellRun:
             for rank in ranks:
                 self.result.by_rank[rank] = RankResult(text=self.result[rank].text)
                 self._open[rank] = {"text", "done"}
-            self.has_failed = any(one.status not in ("ok", "running") for one in self.result.by_rank.values())
+            self._see_failures()
+
+    def on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        """There are fewer ranks, and the cell goes on without those that have died.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one.
+        """
+        with self._lock:
+            self.result.by_rank = {now: self.result[before] for now, before in stayed.items()}
+            self._open = {now: self._open[before] for now, before in stayed.items() if before in self._open}
+            self._see_failures()
+
+    def _see_failures(self) -> None:
+        self.has_failed = any(one.status not in ("ok", "running") for one in self.result.by_rank.values())
 
     def _close(self, rank: int, what: str) -> None:
         with self._lock:

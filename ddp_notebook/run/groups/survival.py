@@ -1,15 +1,17 @@
-"""A rank has died in a cell whose loop survives that (`ddp_notebook.survive`): it is replaced while the cell runs.
+"""A rank has died in a cell whose loop survives that (`ddp_notebook.survive`): it is replaced while the cell runs, or
+the others go on without it.
 
 The others come to a stop by themselves and say which step they have begun. When all have, the dead ones get new
 processes, the group forms anew, the new ones run the cell from its loop on, and all are told which step to do again.
+A loop that is to go on with fewer ranks is a resize in place of the healing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ddp_notebook.errors import StartError
+from ddp_notebook.errors import HostError, StartError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
@@ -31,6 +33,8 @@ class Survival:
     """
 
     def __init__(self, cluster: Cluster, mend: Mend) -> None:
+        self.before_shrinking: Callable[[], object] = lambda: None
+        self.on_renumbered: Callable[[Mapping[int, int]], object] = lambda _: None  # told as by `Mend.resize`
         self._cluster = cluster
         self._mend = mend
         self._begin: RunCell | None = None  # the cell
@@ -97,7 +101,7 @@ class Survival:
             return True  # whose end they have seen is not known yet
         self._cannot = self._why_not(gone, living, stalled)
         if not self._cannot:
-            self._bring_together(run, gone, {rank: stalled[rank] for rank in living}, check)
+            self._bring_together(run, gone, living, check)
         if self._cannot:
             run.note(self._cannot)
         return not self._cannot
@@ -108,6 +112,8 @@ class Survival:
             return "the cell cannot go on without the ranks that it does not run on"
         if max(stalled[rank].step for rank in living) < 0:
             return f"{list_ranks(list(gone))} died before the first step of the loop, and the cell ends"
+        if self._shrinks:
+            return ""
         for rank in gone:
             behind = (rank + 1) % size
             if behind in gone:
@@ -116,38 +122,79 @@ class Survival:
                 return f"rank {rank} died before rank {behind}, which is new itself, had its copy: the cell ends"
         return ""
 
-    def _bring_together(self, run: CellRun, gone: list[int], stalled: dict[int, Stalls], check: Check) -> None:
+    @property
+    def _shrinks(self) -> bool:
+        return self._at is not None and self._at.shrinks
+
+    def _bring_together(self, run: CellRun, gone: list[int], living: list[int], check: Check) -> None:
         assert self._begin is not None and self._at is not None
         began = time.monotonic()
         how = {rank: self._cluster.process(rank).how for rank in gone}
+        newcomers = [] if self._shrinks else gone
         try:
-            notes = self._mend.heal(check) if gone else self._mend.form(check=check)
+            if newcomers:
+                notes = self._mend.heal(check)
+            elif gone:
+                notes = self._shrink(run, living, check)
+            else:
+                notes = self._mend.form(check=check)
         except StartError as error:
             self._tries += 1
             if self._tries >= _MOST_TRIES:
                 self._cannot = f"{error}. The cell ends"
             return
+        except (HostError, UsageError) as error:
+            self._cannot = f"{list_ranks(gone)} died. {error}. The cell ends"
+            return
         except KeyboardInterrupt:
             return  # the press is seen next
         self._tries = 0
+        stalled = {rank: one for rank, one in self._stalled.items() if rank not in newcomers}
         step = max(one.step for one in stalled.values())
         source = min(rank for rank, one in stalled.items() if one.step == step)
-        resume = Resume(step=step, source=source, newcomers=gone, line=self._at.line, loop=self._at.loop)
+        resume = Resume(step=step, source=source, newcomers=newcomers, line=self._at.line, loop=self._at.loop)
         self._stalled.clear()  # all wait, so nothing new comes
-        self._loops -= set(gone)
-        self._joining |= set(gone)
-        run.revive(gone)
-        if gone:
-            self._cluster.tell(resume, gone)
-            self._cluster.tell(self._begin, gone)
+        self._loops -= set(newcomers)
+        self._joining |= set(newcomers)
+        run.revive(newcomers)
+        if newcomers:
+            self._cluster.tell(resume, newcomers)
+            self._cluster.tell(self._begin, newcomers)
         for rank in stalled:
             self._cluster.send(rank, resume)
+        died = f"{list_ranks(gone)} died ({'; '.join(dict.fromkeys(how.values()))}) and "
         took = f"{time.monotonic() - began:.1f} s"
-        if gone:
-            what = f"{list_ranks(gone)} died ({'; '.join(dict.fromkeys(how.values()))}) and "
-            what += f"{'was' if len(gone) == 1 else 'were'} replaced in {took}"
+        if newcomers:
+            run.note(f"{died}{'was' if len(gone) == 1 else 'were'} replaced in {took}: all do step {step} again")
+        elif gone:
+            run.note(f"{died}left in {took}: {_fewer(living, len(living) + len(gone))} step {step} again")
         else:
-            what = f"the ranks lost each other, and were brought together in {took}"
-        run.note(f"{what}: all do step {step} again")
+            run.note(f"the ranks lost each other, and were brought together in {took}: all do step {step} again")
         for note in notes:
             run.note(note)
+
+    def _shrink(self, run: CellRun, stay: list[int], check: Check) -> list[str]:
+        """Let the others be all. Returns what could not be had again."""
+        placement = self._cluster.place(stay, len(stay), may_share=True)
+        self.before_shrinking()
+
+        def renumbered(stayed: Mapping[int, int]) -> None:
+            self._stalled = {now: self._stalled[before] for now, before in stayed.items()}
+            self._loops, self._joining = set(stayed), set()
+            run.on_renumbered(stayed)
+            self.on_renumbered(stayed)
+
+        return self._mend.resize(stay, placement, check, renumbered)
+
+
+def _fewer(stay: Sequence[int], were: int) -> str:
+    """How many go on, and who has another number.
+
+    Example:
+        >>> _fewer([0, 2], 3)
+        '2 ranks instead of 3 (now rank 2 is rank 1) do'
+    """
+    moved = ", ".join(f"rank {was} is rank {now}" for now, was in enumerate(stay) if was != now)
+    count = "1 rank" if len(stay) == 1 else f"{len(stay)} ranks"
+    renamed = f" (now {moved})" if moved else ""
+    return f"{count} instead of {were}{renamed} {'does' if len(stay) == 1 else 'do'}"

@@ -59,7 +59,7 @@ class Job(Future[CellResult]):
         super().__init__()
         self.set_running_or_notify_cancel()  # from now on it is cancelled by `cancel` alone
         self.number = number
-        self.ranks = list(ranks)
+        self._ranks = list(ranks)
         self.code = code
         self.prompt = prompt
         self.state = "waiting"
@@ -82,6 +82,10 @@ class Job(Future[CellResult]):
         self._began_s = self._ended_s = 0.0
 
     # ---- for its user
+
+    @property
+    def ranks(self) -> list[int]:
+        return self._ranks if self.run is None else self.run.result.ranks
 
     @property
     def seconds(self) -> float:
@@ -124,7 +128,6 @@ class Job(Future[CellResult]):
         """Its turn has come."""
         self._began_s = time.monotonic()
         self.run = run
-        self.ranks = run.result.ranks
         self.state = "running"
         with self._pressing:
             self._interrupts = interrupts
