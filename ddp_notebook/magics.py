@@ -34,7 +34,8 @@ class DDPMagics(Magics):
         """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
         [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]
         [--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH]
-        [--sync DIR] [--sync-large] [--lease S] [--keep [HOURS]] [--check]"""
+        [--sync DIR] [--sync-large] [--lease S] [--keep [HOURS]] [--on-preempt save DIR]
+        [--check]"""
         asked = start_options.read(line)
         if asked.note:
             print(asked.note)

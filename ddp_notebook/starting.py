@@ -41,6 +41,7 @@ def start(
     keep_h: float | None = None,
     keep_output_mb: float = OUTPUT_MB,
     keep_recording_mb: float = RECORDING_MB,
+    on_preempt: str | None = None,
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
@@ -49,8 +50,8 @@ def start(
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
-            client, python, sync, sync_large, lease_s, ports, keep_h, keep_output_mb, keep_recording_mb: see
-            `StartOptions`.
+            client, python, sync, sync_large, lease_s, ports, keep_h, keep_output_mb, keep_recording_mb,
+            on_preempt: see `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
         report: told a line about each stage that is done, and behind a carriage return how far one is.
@@ -92,6 +93,7 @@ def start(
         keep_h=keep_h,
         keep_output_mb=keep_output_mb,
         keep_recording_mb=keep_recording_mb,
+        on_preempt=on_preempt,
     ).with_defaults()
     if not reuse:
         return Session(asked, report=report)

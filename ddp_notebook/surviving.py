@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _EXAMPLE = "for step in ddp_notebook.survive(model, optimizer, loader, steps=500):"
 
 
-def survive(*members: Any, steps: int, on_loss: str = "replace") -> Iterable[Step]:
+def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "") -> Iterable[Step]:
     """Steps that survive the death of a rank: it gets a new process while the cell runs, and all do the step again that
     was broken off. None is lost, none is done twice. In a cell on all ranks.
 
@@ -30,6 +31,8 @@ def survive(*members: Any, steps: int, on_loss: str = "replace") -> Iterable[Ste
         steps: how many.
         on_loss: "replace" the rank, or "shrink": the others go on without it, with numbers that have no gap, and share
             the rest of each epoch's data among themselves.
+        resume: a folder that `%ddp_start --on-preempt save` names: begin with the last step that was saved there, or
+            with 0 if none was.
 
     Raises:
         UsageError: not on a rank, or not with an optimizer and its model; or "shrink" with something in shards, such as
@@ -72,7 +75,8 @@ def survive(*members: Any, steps: int, on_loss: str = "replace") -> Iterable[Ste
             f'survive(on_loss="shrink") cannot go on with fewer ranks: {"; ".join(obstacles)}; the default, '
             'on_loss="replace", needs as many as there are'
         )
+    folder = os.path.abspath(resume) if resume else ""
     try:
-        return Loop(here, Members(members), steps, shrinks=on_loss == "shrink")
+        return Loop(here, Members(members), steps, shrinks=on_loss == "shrink", resume=folder)
     except TypeError as error:
         raise UsageError(str(error)) from None

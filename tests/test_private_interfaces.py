@@ -332,6 +332,14 @@ def test_torch_lets_a_model_begin_anew():
     assert callable(getattr(FSDPModule, "reset_iter_state", None)) or TORCH < (2, 13)
 
 
+def test_torch_lets_buckets_be_chosen_for_a_reducer():
+    from torch.nn.parallel import DistributedDataParallel
+
+    helper = inspect.getsource(DistributedDataParallel._ddp_init_helper)
+    assert "dist._compute_bucket_assignment_by_size(" in helper and "list(reversed(bucket_indices))" in helper
+    assert "self.reducer._rebuild_buckets()" in inspect.getsource(DistributedDataParallel._pre_forward)
+
+
 def test_torch_lets_operators_be_left_out_of_what_it_shows():
     from torch._C import _distributed_c10d
 

@@ -28,7 +28,7 @@ USAGE = (
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
     "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
     "[--sync DIR] [--sync-large] [--lease S] [--ports FIRST-LAST] "
-    "[--keep [HOURS]] [--keep-output MB] [--keep-recording MB] [--check]"
+    "[--keep [HOURS]] [--keep-output MB] [--keep-recording MB] [--on-preempt save DIR] [--check]"
 )
 _ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
@@ -64,6 +64,8 @@ class StartOptions:
         keep_h: the ranks outlive the notebook, and live on for so many hours while none is there; None: they end
             with it.
         keep_output_mb: of what each rank prints and displays meanwhile, so many megabytes are kept.
+        on_preempt: a folder, for `save DIR`: SIGTERM or SIGUSR1 to the kernel, or a file `preempt` in that folder, lets
+            loops of `survive` write their state there and end. None: such signals do what they always do.
         keep_recording_mb: of what all ranks record, so many megabytes are kept in files.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
@@ -96,6 +98,7 @@ class StartOptions:
     keep_h: float | None = None
     keep_output_mb: float = limits.OUTPUT_MB
     keep_recording_mb: float = limits.RECORDING_MB
+    on_preempt: str | None = None
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
@@ -151,6 +154,8 @@ class StartOptions:
                 f"--keep goes with this machine and with --hosts; what {asked[0]} starts ends with its notebook, or "
                 "with its job: leave one of them out"
             )
+        if self.on_preempt is not None and self.keep_h is not None:
+            raise UsageError("--on-preempt goes with ranks that end with the kernel: leave --keep out")
         limits.check(self.keep_h, self.keep_output_mb, self.keep_recording_mb, _LONGEST_S / 3600)
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")
@@ -265,6 +270,7 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
     parser.add_argument("--keep", nargs="?", const=f"{limits.HOURS:g}")
     parser.add_argument("--keep-output", default=f"{limits.OUTPUT_MB:g}")
     parser.add_argument("--keep-recording", default=f"{limits.RECORDING_MB:g}")
+    parser.add_argument("--on-preempt", nargs=2, metavar=("save", "DIR"))
     parser.add_argument("--check", action="store_true")
     parser.set_defaults(**_as_on_a_line(defaults))
     given = parser.parse_line(line)
@@ -272,6 +278,8 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
         for name in ("python", "ports"):
             if getattr(given, name) == defaults.start.get(name):
                 setattr(given, name, None)  # the site's, for other machines
+    if given.on_preempt is not None and given.on_preempt[0] != "save":
+        parser.error(f"--on-preempt {given.on_preempt[0]}: what can be done is save DIR")
     n = given.world_size
     options = StartOptions(
         world_size=None if n is None else parser.number(int, "N", n, "whole number of ranks"),
@@ -297,6 +305,7 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
         ports=given.ports,
         keep_h=None if given.keep is None else parser.number(float, "--keep", given.keep, "number of hours"),
         keep_output_mb=parser.number(float, "--keep-output", given.keep_output, "number of megabytes"),
+        on_preempt=None if given.on_preempt is None else given.on_preempt[1],
         keep_recording_mb=parser.number(float, "--keep-recording", given.keep_recording, "number of megabytes"),
     )
     return options.with_defaults(defaults), given.check

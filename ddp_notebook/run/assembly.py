@@ -24,6 +24,7 @@ from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.fetching import Fetching
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.output.comms import Comms
@@ -84,6 +85,9 @@ class Parts:
             cluster, cells, questions, living, renumbered, lambda: self.recordings.now, may_share=options.share_gpus
         )
         cells.survival.before_shrinking, cells.survival.on_renumbered = lambda: self.recordings.now, renumbered
+        self._preemption: Preemption | None = None
+        if (folder := options.on_preempt) is not None:
+            self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
         self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget)
@@ -118,6 +122,8 @@ class Parts:
         if not self._attached:
             self.arrivals.forget_text()
         self.observer.start()
+        if self._preemption is not None:
+            self._preemption.begin()
 
     def let_go(self) -> None:
         """The session ends: let go of what others hold, while the ranks live."""
@@ -126,6 +132,8 @@ class Parts:
 
     def close(self) -> None:
         """Nothing comes from the ranks any more, or nothing that anybody wants."""
+        if self._preemption is not None:
+            self._preemption.end()
         self.living.end()
         self.cells.close()
         self.arrivals.close()

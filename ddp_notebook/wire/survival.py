@@ -3,7 +3,7 @@
 notebook -> rank                                    rank -> notebook
 ----------------                                    ----------------
 Resume  the group is whole again: redo this step    Survives  I am in such a loop, or not any more
-                                                    Stalls    I cannot go on without others, and wait for them
+Save    write all to a folder, and end the loop     Stalls    I cannot go on without others, and wait for them
 """
 
 from __future__ import annotations
@@ -41,3 +41,10 @@ class Resume(Message):
     newcomers: list[int]  # each gets what was its own from the rank that follows it
     line: int  # where their cell begins
     loop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save(Message):
+    """Before the next step that all ranks agree on, write the loop's state, and end it."""
+
+    folder: str

@@ -20,6 +20,7 @@ from tests.benchmarks import (
     rpc,
     scale,
     start,
+    survive,
 )
 
 
@@ -46,6 +47,7 @@ def main() -> None:
             *recording.measure(),
             *monitor.measure(),
             *memory.measure(),
+            *survive.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")

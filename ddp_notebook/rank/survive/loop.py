@@ -7,16 +7,22 @@ another, never two, and the step that all do again is the last one that any of t
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch.distributed.checkpoint import CheckpointException
+
 from ddp_notebook.rank.resize import samplers
+from ddp_notebook.rank.survive import checkpoint
 from ddp_notebook.rank.survive.members import Members
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.wire.survival import Resume
 
 
 class Step:
@@ -60,13 +66,15 @@ class Loop:
         members: what steps change.
         steps: how many.
         shrinks: it goes on with fewer ranks when some die, and so no copies are given on.
+        resume: a folder; it begins with the last step that was saved there, if any was.
     """
 
-    def __init__(self, survival: Survival, members: Members, steps: int, *, shrinks: bool) -> None:
+    def __init__(self, survival: Survival, members: Members, steps: int, *, shrinks: bool, resume: str) -> None:
         self._survival = survival
         self._members = members
         self._steps = steps
         self._shrinks = shrinks
+        self._resume = resume
         self._size = survival.world_size  # how many ranks share the data
         self._ring: Ring | None = None
         self._is_told = False  # the notebook, that this rank may die
@@ -94,7 +102,7 @@ class Loop:
         if (rejoining := self._survival.rejoining) is None:
             self._ring = self._survival.make_ring()
             self._share_names()
-            return 0
+            return self._load()
         resume, self._ring, own = rejoining
         try:
             shared = self._ring.receive(resume.source)
@@ -127,12 +135,15 @@ class Loop:
                     members.batches.at(number)
                 members.forget_gradients()
                 own = self._own[number] = unseen(members.own, number)
-                if ring.size > 1:
-                    if not self._shrinks:
-                        self._held[number] = ring.pass_on(own)
-                    if not ring.agree_on(number):
-                        raise ValueError(f"ranks are at different steps of survive(): this one at {number}")
-            except RuntimeError as error:
+                if ring.size > 1 and not self._shrinks:
+                    self._held[number] = ring.pass_on(own)
+                is_same, saves = ring.agree_on(number, bool(self._survival.save_to))
+                if not is_same:
+                    raise ValueError(f"ranks are at different steps of survive(): this one at {number}")
+                self._members.buckets.settle()
+                if saves and number:  # before a first step optimizers have no state
+                    self._save(number)
+            except (RuntimeError, CheckpointException) as error:
                 if not self._survival.is_loss(error):
                     raise
                 number = self._go_back()
@@ -142,6 +153,33 @@ class Loop:
                 self._survival.begins(shrinks=self._shrinks)
                 self._is_told = True
             return number
+
+    def _save(self, number: int) -> None:
+        """All have done the steps before this one, and nothing of it has happened: write that down, and end."""
+        path = checkpoint.save(self._survival.save_to, number, self._members, self._own[number])
+        raise checkpoint.PreemptedError(
+            f"the machine is about to be taken away, and all ranks have saved what they had before step {number}: "
+            f"{path}. Run the cell again with survive(..., steps={self._steps}, resume={str(Path(path).parent)!r}) to "
+            'go on there; torch.distributed.checkpoint.load reads it too ("model" and "optimizer")'
+        )
+
+    def _load(self) -> int:
+        """Returns the first step: 0, or the one that was saved last."""
+        if not self._resume:
+            return 0
+        if (path := checkpoint.newest(self._resume)) is None:
+            self._say(f"nothing was saved in {self._resume}, so it begins with step 0")
+            return 0
+        ranks, size = checkpoint.load(path, self._members), self._survival.world_size
+        self._say(f"it goes on with step {checkpoint.step_of(path)}, saved in {path}")
+        if ranks != size:
+            own = "random numbers, the place in the data, buffers and what else was named begin anew"
+            self._say(f"it was saved by {ranks} ranks and there are {size} now: {own}")
+        return checkpoint.step_of(path)
+
+    def _say(self, what: str) -> None:
+        if self._survival.rank == 0:
+            print(f"survive: {what}", file=sys.stderr)
 
     def _is_at(self, number: int) -> None:
         """All have begun this step, and nothing of it has happened."""
@@ -170,12 +208,27 @@ class Loop:
                         ring.send(newcomer, self._held[step])
                     if resume.source == ring.rank:
                         ring.send(newcomer, unseen(self._members.shared))
+                self._share_buckets(resume)
                 self._is_at(step)
                 self._share_names()
                 return step
             except RuntimeError as error:
                 if not self._survival.is_loss(error):
                     raise
+
+    def _share_buckets(self, resume: Resume) -> None:
+        """All reducers are new where a rank is: let their buckets be what they were."""
+        ring, buckets = self._ring, self._members.buckets
+        assert ring is not None
+        if not resume.newcomers:
+            return
+        if ring.rank != resume.source:
+            buckets.make(json.loads(ring.receive(resume.source)))
+            return
+        for rank in range(ring.size):
+            if rank != ring.rank and rank not in resume.newcomers:
+                ring.send(rank, json.dumps(buckets.known).encode())
+        buckets.make(buckets.known)
 
     def _go_on_with_fewer(self, step: int) -> None:
         """Share the data from this step on, and say what a step is now."""
@@ -184,8 +237,7 @@ class Loop:
         batches = self._members.batches
         if batches is not None:
             unseen(batches.share_anew, step, was, now)
-        if self._survival.rank == 0:
-            of_step = samplers.of_step(0 if batches is None else batches.batch_size, was, now)
-            notes = self._survival.resized
-            for note in notes if any(of_step in note for note in notes) else [of_step, *notes]:
-                print(f"survive: {note}", file=sys.stderr)
+        of_step = samplers.of_step(0 if batches is None else batches.batch_size, was, now)
+        notes = self._survival.resized
+        for note in notes if any(of_step in note for note in notes) else [of_step, *notes]:
+            self._say(note)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.survive.batches import Batches, is_source
+from ddp_notebook.rank.survive.buckets import Buckets
 from ddp_notebook.wire import bulk
 
 
@@ -32,13 +33,14 @@ class Members:
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
-        self._modules = [one for one in members if isinstance(one, torch.nn.Module)]
+        self.modules = [one for one in members if isinstance(one, torch.nn.Module)]
+        self.buckets = Buckets(self.modules)
         self.optimizers = [one for one in members if isinstance(one, torch.optim.Optimizer)]
         sources = [one for one in members if is_source(one)]
         if len(sources) > 1:
             raise TypeError(f"survive() takes one loader or sampler, whose batches steps get, not {len(sources)}")
         self.batches = Batches(sources[0], read_random, set_random) if sources else None
-        known = [*self._modules, *self.optimizers, *sources]
+        known = [*self.modules, *self.optimizers, *sources]
         self._others = [one for one in members if not any(one is other for other in known)]
         for one in self._others:
             _putting_back(one)  # or the error now
@@ -55,21 +57,23 @@ class Members:
         self._take(copy.deepcopy(self._kept))
 
     def shared(self) -> bytes:
-        """Parameters and optimizers, for `take_shared` of another process."""
-        return bulk.dumps(self._shared())
+        """Parameters, optimizers and the buckets of DDP, for `take_shared` of another process."""
+        return bulk.dumps((self.buckets.known, self._shared()))
 
     def take_shared(self, data: bytes) -> None:
         """Take those of another process."""
-        self._take(pickle.loads(data))
+        buckets, shared = pickle.loads(data)
+        self._take(shared)
+        self.buckets.make(buckets)
 
     def _shared(self) -> list[Any]:
-        parameters = [[p.detach() for p in module.parameters()] for module in self._modules]
+        parameters = [[p.detach() for p in module.parameters()] for module in self.modules]
         return [parameters, [optimizer.state_dict() for optimizer in self.optimizers]]
 
     def _take(self, shared: list[Any]) -> None:
         parameters, states = shared
         with torch.no_grad():
-            for module, values in zip(self._modules, parameters, strict=True):
+            for module, values in zip(self.modules, parameters, strict=True):
                 for parameter, value in zip(module.parameters(), values, strict=True):
                     parameter.copy_(value)
         for optimizer, state in zip(self.optimizers, states, strict=True):
@@ -77,7 +81,7 @@ class Members:
 
     def forget_gradients(self) -> None:
         """A step begins without gradients: those of a step that was broken off are of no use."""
-        for module in self._modules:
+        for module in self.modules:
             module.zero_grad(set_to_none=True)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -87,7 +91,7 @@ class Members:
     def own(self, step: int) -> bytes:
         """What is this rank's own before a step, for `take_own` of this process or of the one that replaces it."""
         position = None if self.batches is None else self.batches.position(step)
-        buffers = [[b.detach() for b in module.buffers()] for module in self._modules]
+        buffers = [[b.detach() for b in module.buffers()] for module in self.modules]
         return bulk.dumps((read_random(), position, buffers, [_value_of(one) for one in self._others]))
 
     def take_own(self, data: bytes, new_at: int | None = None) -> None:
@@ -100,7 +104,7 @@ class Members:
         if new_at is not None and self.batches is not None and position is not None:
             self.batches.go_to(new_at, position)
         with torch.no_grad():
-            for module, ones in zip(self._modules, buffers, strict=True):
+            for module, ones in zip(self.modules, buffers, strict=True):
                 for buffer, value in zip(module.buffers(), ones, strict=True):
                     buffer.copy_(value)
         for one, value in zip(self._others, values, strict=True):

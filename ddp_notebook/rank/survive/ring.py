@@ -81,15 +81,16 @@ class Ring:
             self._wait(self._group.recv([_as_tensor(taken)], of, _DATA_TAG))
         return taken.tobytes()
 
-    def agree_on(self, number: int) -> bool:
-        """Returns when all ranks have called this: whether with the same number."""
-        return unseen(self._agree_on, number)
+    def agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:
+        """Returns when all ranks have called this: whether with the same number, and whether one of them has a wish."""
+        return unseen(self._agree_on, number, wish)
 
-    def _agree_on(self, number: int) -> bool:
-        least = np.array((number, -number))
-        with self._connections.waiting_unseen():
-            self._wait(self._group.allreduce([_as_tensor(least)], self._least))
-        return int(least[0]) == -int(least[1])
+    def _agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:
+        least = np.array((number, -number, -int(wish)))
+        if self.size > 1:
+            with self._connections.waiting_unseen():
+                self._wait(self._group.allreduce([_as_tensor(least)], self._least))
+        return int(least[0]) == -int(least[1]), bool(least[2])
 
     @staticmethod
     def _wait(*works: Any) -> None:

@@ -29,7 +29,7 @@ from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying
 from ddp_notebook.wire.events import Form, Message
-from ddp_notebook.wire.survival import Resume, Stalls, Survives
+from ddp_notebook.wire.survival import Resume, Save, Stalls, Survives
 
 _LOOK_S = 0.1
 _FREE_S = 0.02
@@ -80,6 +80,7 @@ class Survival:
         self._came: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._rings = (0, 0)  # the epoch, and how many rings were made in it
         self._loops: dict[int, int] = {}  # by line of the cell's statement: loops so far
+        self.save_to = ""  # a folder: loops are to write their state there, and to end
         self.resized: list[str] = []  # what became of samplers when there were fewer ranks, in words
         self._resume: Resume | None = None  # this process is new, and the cell to come is to begin with that
         self.rejoining: tuple[Resume, Ring, bytes] | None = None  # until it is in its loop
@@ -96,6 +97,9 @@ class Survival:
 
     def takes(self, message: Message) -> bool:
         """Take a message that is for a rank in a loop. Returns whether it was."""
+        if isinstance(message, Save):
+            self.save_to = message.folder
+            return True
         if isinstance(message, Resume) or (isinstance(message, Form) and self._waits):
             self._came.put(message)
             return True

@@ -20,7 +20,7 @@ from ddp_notebook.run.groups.mend import Mend
 from ddp_notebook.wire.events import RunCell
 from ddp_notebook.wire.survival import Resume, Stalls, Survives
 
-_MOST_TRIES = 3
+_MOST_TRIES = 10  # in a row: a process that comes may be killed too
 _SETTLE_S = 0.5  # from when all wait and none is known to have died, until they are brought together as they are
 
 
@@ -50,6 +50,11 @@ class Survival:
         """A cell begins."""
         self._begin, self._tries, self._cannot = cell, 0, ""
         self._at, self._loops, self._stalled, self._joining = None, set(), {}, set()
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether ranks are in a loop now."""
+        return bool(self._loops)
 
     # ---- I/O threads
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -110,9 +111,29 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
         model._update_process_group(model.process_group)
     elif model.process_group is dist.group.WORLD:
         # Not in a smaller group: with a new rank in it, the user has to make it again, and the model too.
-        state = model.__getstate__()
-        model._has_rebuilt_buckets = state["_has_rebuilt_buckets"] = False
+        make_reducer_anew(model)
+
+
+def make_reducer_anew(model: DistributedDataParallel, buckets: Sequence[list[int]] = ()) -> None:
+    """Give a model in DDP a new reducer. The same on all ranks.
+
+    Args:
+        buckets: numbers of the parameters in each; none: torch's first ones.
+    """
+    state = model.__getstate__()
+    model._has_rebuilt_buckets = state["_has_rebuilt_buckets"] = False
+    assign = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]  # exported later
+
+    def as_given(*args: Any) -> tuple[list[list[int]], list[int]]:
+        _, limits = assign(*args)
+        return list(reversed(buckets)), [limits[-1]] * len(buckets)
+
+    if buckets:
+        dist._compute_bucket_assignment_by_size = as_given  # type: ignore[attr-defined]
+    try:
         model.__setstate__(state)
+    finally:
+        dist._compute_bucket_assignment_by_size = assign  # type: ignore[attr-defined]
 
 
 def _sharded_modules() -> list[FSDPModule]:

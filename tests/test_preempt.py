@@ -1,0 +1,107 @@
+"""A machine that is about to be taken away: loops save one step of all ranks, and another session goes on there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from ddp_notebook.errors import RankError, UsageError
+from ddp_notebook.launch import options
+from tests.test_survive import SETUP, STATE
+
+LOOP = """
+for step in ddp_notebook.survive(model, optimizer, scheduler, loader, losses, steps=20, resume={folder!r}):
+    with step:
+        train()
+        if int(step) == {pause} and rank == 0: print("at step", int(step), flush=True)
+        if int(step) >= {pause}: time.sleep(0.2)
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session) -> list[str]:
+    session.run(SETUP, quiet=True)
+    session.run(LOOP.format(folder="", pause=20), quiet=True, timeout=60)
+    result = session.run(STATE, quiet=True)
+    return [result[rank].result for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_kernel(undisturbed, make_kernel, make_session_alone, tmp_path, number):
+    kernel, folder = make_kernel(), str(tmp_path / "saved")
+    kernel.run("%load_ext ddp_notebook")
+    kernel.run(f"%ddp_start 2 --live off --on-preempt save {folder}")
+    assert kernel.run(f"%%on_all_ranks\n{SETUP}").status == "ok"
+    cell = kernel.start("%%on_all_ranks\n" + LOOP.format(folder=folder, pause=7))
+    kernel.wait_for_text("at step 7")
+    os.kill(kernel.pid, number)
+
+    reply = kernel.finish(cell)
+
+    assert reply.status == "error" and "PreemptedError: the machine is about to be taken away" in reply.evalue
+    [step] = re.findall(rf"saved what they had before step (\d+): {re.escape(folder)}/step-\1", reply.evalue)
+    assert 8 <= int(step) < 20 and f"steps=20, resume='{folder}'" in reply.evalue
+    assert kernel.run("%on_all_ranks len(losses)").stdout.strip() == f"[0-1] {step}"  # the kernel goes on meanwhile
+    saved = kernel.run("%on_all_ranks ' '.join(float(p.sum()).hex() for p in model.parameters())").stdout
+
+    session = make_session_alone(2)
+    session.run(SETUP + LOAD.format(path=f"{folder}/step-{step}"), quiet=True)
+    assert session.run("found", quiet=True)[1].result in saved
+    session.run(SETUP, quiet=True)
+    session.run(LOOP.format(folder=folder, pause=20), timeout=60)
+    result = session.run(STATE, quiet=True)
+    assert [result[rank].result for rank in (0, 1)] == undisturbed
+
+
+LOAD = """
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+its_model, its_optimizer = get_state_dict(model, optimizer)
+checkpoint.load({{"model": its_model, "optimizer": its_optimizer}}, checkpoint_id={path!r})
+set_state_dict(model, optimizer, model_state_dict=its_model, optim_state_dict=its_optimizer)
+found = ' '.join(float(p.sum()).hex() for p in model.parameters())
+"""
+
+
+def test_a_file_in_the_folder_and_other_ranks_then(make_session_alone, tmp_path, capsys):
+    session = make_session_alone(2, on_preempt=str(tmp_path))
+    session.run(SETUP, quiet=True)
+    (tmp_path / "preempt").touch()
+    with pytest.raises(RankError, match=r"saved what they had before step \d+"):
+        session.run(LOOP.format(folder=str(tmp_path), pause=1), timeout=60)
+    assert "survive: nothing was saved in" in capsys.readouterr().err
+    step = int(session.run("len(losses)", quiet=True)[0].result)
+    wanted = session.run("[float(p.sum()).hex() for p in model.parameters()]", quiet=True)[0].result
+    session.stop()
+
+    session = make_session_alone(3, on_preempt=str(tmp_path))
+    session.run(SETUP, quiet=True)
+    loop = LOOP.format(folder=str(tmp_path), pause=20).replace("steps=20", f"steps={step}")
+    session.run(loop, timeout=60)
+    assert "it was saved by 2 ranks and there are 3 now: random numbers" in capsys.readouterr().err
+    found = session.run("[float(p.sum()).hex() for p in model.parameters()]", quiet=True)
+    assert {found[rank].result for rank in range(3)} == {wanted}
+
+
+def test_without_a_loop_it_says_that_nothing_is_saved(make_kernel, tmp_path):
+    kernel = make_kernel()
+    kernel.run("%load_ext ddp_notebook")
+    kernel.run(f"%ddp_start 2 --live off --on-preempt save {tmp_path}")
+    cell = kernel.start("%%on_all_ranks\nimport time\nprint('here', flush=True)\ntime.sleep(1)")
+    kernel.wait_for_text("here")
+    os.kill(kernel.pid, signal.SIGTERM)
+    words = "SIGTERM came, and nothing is saved, since no rank is in a loop of survive()"
+    assert words in kernel.wait_for_text(words)
+    assert kernel.finish(cell).status == "ok" and not list(tmp_path.glob("step-*"))
+    assert kernel.run("%ddp_stop").status == "ok"
+
+
+def test_what_cannot_be_asked_for():
+    with pytest.raises(UsageError, match=r"--on-preempt mail: what can be done is save DIR"):
+        options.parse("2 --on-preempt mail x")
+    with pytest.raises(UsageError, match="leave --keep out"):
+        options.parse("2 --on-preempt save x --keep")
+    assert options.parse("2 --on-preempt save x").on_preempt == "x"
