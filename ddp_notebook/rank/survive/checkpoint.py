@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from ddp_notebook.rank.survive.members import Members
 from ddp_notebook.wire import bulk
@@ -37,15 +40,13 @@ def save(folder: str, step: int, members: Members, own: bytes) -> str:
     Raises:
         whatever torch raises: CheckpointException where a rank cannot write.
     """
-    from torch.distributed import checkpoint
-
     folders = [""] * dist.get_world_size()
     dist.all_gather_object(folders, folder)
     path = str(Path(max(folders)) / f"{_STEP}{step}")
     state = _shared(members)
     data = bulk.dumps((members.buckets.known, own))
     state[f"own.{dist.get_rank()}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    checkpoint.save(state, checkpoint_id=path)
+    state_dict_saver.save(state, checkpoint_id=path)
     return path
 
 
@@ -70,11 +71,8 @@ def load(path: Path, members: Members) -> int:
     Returns:
         How many ranks have saved it. If there are as many now, this rank has what was its own.
     """
-    from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import set_state_dict
-
     state = _shared(members)
-    checkpoint.load(state, checkpoint_id=path)
+    state_dict_loader.load(state, checkpoint_id=path)
     set_state_dict(
         _root(members.modules),
         members.optimizers,
@@ -82,13 +80,13 @@ def load(path: Path, members: Members) -> int:
         optim_state_dict=state["optimizer"],
     )
     members.forget_gradients()
-    known = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
+    known = FileSystemReader(path).read_metadata().state_dict_metadata
     ranks = sum(name.startswith("own.") for name in known)
     if ranks == dist.get_world_size():
         name = f"own.{dist.get_rank()}"
         told: Any = known[name]
         data = torch.empty(told.size, dtype=torch.uint8)
-        checkpoint.load({name: data}, checkpoint_id=path)
+        state_dict_loader.load({name: data}, checkpoint_id=path)
         buckets, own = pickle.loads(data.numpy().tobytes())
         members.buckets.make(buckets)
         members.take_own(own, step_of(path))
@@ -96,8 +94,6 @@ def load(path: Path, members: Members) -> int:
 
 
 def _shared(members: Members) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
     model, optimizer = get_state_dict(_root(members.modules), members.optimizers)
     return {"model": model, "optimizer": optimizer}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ddp_notebook.rank.resize import samplers
 from ddp_notebook.rank.survive import checkpoint

@@ -63,17 +63,20 @@ class Preemption:
         self._came.put(signal.Signals(number).name)
 
     def _hear(self) -> None:
-        is_told = False
+        file, is_told = self._folder / FILE, False
         while True:
             try:
-                why = self._came.get(timeout=_LOOK_S)
+                name = self._came.get(timeout=_LOOK_S)
             except queue.Empty:
-                why = FILE if not is_told and (self._folder / FILE).exists() else None
-            if why == "":
-                return
-            if why is not None:
-                is_told = True
-                self._tell(f"{self._folder / FILE} is there" if why == FILE else f"{why} came")
+                if is_told or not file.exists():
+                    continue
+                why = f"{file} is there"
+            else:
+                if not name:
+                    return
+                why = f"{name} came"
+            is_told = True
+            self._tell(why)
 
     def _tell(self, why: str) -> None:
         for rank in self._cluster.alive:

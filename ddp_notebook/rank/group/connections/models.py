@@ -129,7 +129,7 @@ def make_reducer_anew(model: DistributedDataParallel, buckets: Sequence[list[int
         return list(reversed(buckets)), [limits[-1]] * len(buckets)
 
     if buckets:
-        dist._compute_bucket_assignment_by_size = as_given  # type: ignore[attr-defined]
+        dist._compute_bucket_assignment_by_size = as_given  # type: ignore[attr-defined, assignment]
     try:
         model.__setstate__(state)
     finally:
