@@ -86,6 +86,15 @@ def test_rank_0_leaves_and_everybody_has_another_number(make_session):
     assert session.client[:]["rank"] == [0, 1]
 
 
+def test_a_rank_that_was_replaced_leaves(make_session):
+    """The one that had its number before, and has died, is no reason that the group does not form."""
+    session = make_session(2)
+    session.fault("kill", 1)
+    session.heal()
+    assert session.resize(1) == ["1 rank now: rank 1 has left"]
+    assert session.resize(2)[0] == "2 ranks now: rank 1 is new" and ask(session, SUM) == ["2", "2"]
+
+
 def test_what_cannot_be_changes_nothing(make_session):
     session = make_session(2)
     session.run("kept = rank\nimport time", quiet=True)

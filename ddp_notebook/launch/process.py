@@ -111,8 +111,8 @@ class Processes:
 
     @property
     def current(self) -> list[Process]:
-        """Without those that another process has replaced as their rank."""
-        return [p for p in self.all.values() if p.kind != RANK or self.by_rank.get(p.rank, p) is p]
+        """Without those that another process has replaced as their rank, which there may no longer be."""
+        return [p for p in self.all.values() if p.kind != RANK or self.by_rank.get(p.rank) is p]
 
     def living(self, kind: str) -> list[Process]:
         """The living processes of a kind; ranks in their order."""
