@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+import ddp_notebook.wire
 from ddp_notebook.wire.bulk import PIECE_BYTES
 from ddp_notebook.wire.events import Message, Probe, Pull
 from ddp_notebook.wire.keys import Address, Keyring, unlock
@@ -201,6 +204,18 @@ def test_a_message_that_cannot_be_read_is_logged_and_silences_nobody(caplog):
             assert w.inbox.wait_for(1) == [Probe(request=1)]
         assert "a message of local/0 was lost: [b'garbage']" in caplog.messages
         assert "a message of local/0 was lost: [b'']" in caplog.messages
+
+
+def test_an_end_reads_messages_of_all_kinds():
+    """Whatever else its process imports: a keeper has no use of its own for most of them."""
+    known = "import ddp_notebook.wire.endpoint; from ddp_notebook.wire.events import _KINDS; print(*sorted(_KINDS))"
+    modules = [path.stem for path in Path(ddp_notebook.wire.__file__).parent.glob("*.py") if path.stem != "__init__"]
+    every = f"import {', '.join(f'ddp_notebook.wire.{name}' for name in modules)}; {known}"
+    alone, all_of_them = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for code in (known, every)
+    )
+    assert alone == all_of_them
 
 
 def test_both_sockets_listen_on_loopback_only():
