@@ -4,4 +4,5 @@ questions        what was asked, and whether an answer is right
 judging          how answers are judged
 answers          what notebooks 04 to 07 ask
 answers_training what notebooks 08 and 09 ask
+answers_faults   what notebook 19 asks
 """

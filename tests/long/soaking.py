@@ -1,0 +1,303 @@
+"""A session that faults of all kinds strike at random moments, and what has to hold after each of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import wait_until
+from tests.keep.conftest import kill as kill_kernel
+from tests.kernels import NotebookKernel, Reply
+from tests.long.watching import pids_of_ranks
+from tests.test_cell_table import by_rank
+
+RANKS = 3
+_CELL_S = 30.0  # no cell here takes nearly as long
+_SET_UP = """%%on_ranks {ranks} --quiet
+import time, ddp_notebook
+kept = [rank]
+"""
+_MODEL = """%%on_all_ranks --quiet
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+"""
+_CHECK = """%%on_all_ranks
+x = torch.full((256,), rank + 1.0); dist.all_reduce(x); print('sum', x.unique().tolist(), kept)
+"""
+_LOOP = """%%on_all_ranks{options}
+print('cell {number} on', rank, 'begins')
+for _ in range({steps}):
+    dist.all_reduce(torch.ones(64))
+    time.sleep(0.005)
+print('cell {number} on', rank, 'ends')
+"""
+_SURVIVING = """%%on_all_ranks
+print('cell {number} on', rank, 'begins')
+done = []
+for step in ddp_notebook.survive(model, optimizer, done, steps={steps}):
+    with step:
+        optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
+        time.sleep(0.005)
+        done.append(int(step))
+assert done == list(range({steps})), done
+"""
+_FOR_EVER = 20_000  # steps: longer than any limit here
+_A_WHILE = 200  # more than a second, so that whatever strikes at its beginning strikes in it
+_STRIKES_S = 0.3  # within so long
+_SERVERS = "import ddp_notebook\nprint('pids', *ddp_notebook.current().pids('host server'))"
+
+
+class Soak:
+    """Faults in a row. The session goes on after each; one that it has not survived is noted, and a new one started.
+
+    Args:
+        make: starts a kernel, and runs a line in it.
+        keeper: the process id of the keeper of the session that was started; None: it is no kept one.
+        seed: of what happens to whom and when.
+    """
+
+    def __init__(self, make: Callable[[str], NotebookKernel], keeper: Callable[[], int] | None, seed: int) -> None:
+        self._make = make
+        self._keeper = keeper
+        self._chance = random.Random(seed)
+        self.tried: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self.worst_s: dict[str, float] = defaultdict(float)
+        self.held: list[dict[str, int]] = []  # what the session's lasting processes have, again and again
+        self._number = 0
+        self.kinds: dict[str, Callable[[], float]] = {
+            "kill": self._kill,
+            "kill between cells": self._kill_between,
+            "kill under survive": self._kill_under_survive,
+            "hang": self._hang,
+            "raise": self._raise,
+            "stop": self._stop,
+            "stopped process": self._stopped_process,
+            "resize": self._resize,
+        }
+        if keeper is not None:
+            self.kinds["kernel death"] = self._kernel_death
+            self.kinds["kernel death in a cell"] = self._kernel_death_in_a_cell
+        self._start()
+
+    def _start(self) -> None:
+        kept = "" if self._keeper is None else " --keep 1"
+        self.kernel = self._make(f"%ddp_start {RANKS} --grace 1 --hang-after 1 --live off{kept}")
+        self._world_size = RANKS
+        self._set_up(range(RANKS))
+        self._run(_MODEL)
+        self._pids = pids_of_ranks(self.kernel)
+
+    def strike(self, times: int) -> None:
+        """Let so many faults strike, all kinds equally often, and look again and again at what the session holds."""
+        row: list[str] = []
+        while len(row) < times:
+            row += self._chance.sample(list(self.kinds), len(self.kinds))
+        for at, kind in enumerate(row[:times]):
+            self._number += 1
+            self.tried[kind] += 1
+            try:
+                struck_at = self.kinds[kind]()
+                self._check()
+                self.worst_s[kind] = max(self.worst_s[kind], time.monotonic() - struck_at)
+            except Exception as error:  # whatever a fault makes of the session is counted
+                self.failed.append(f"fault {self._number}, {kind}: {type(error).__name__}: {error}")
+                self._end()
+                self._start()
+            if at % 20 == 0:
+                self.held.append(self._held())
+        if self._world_size != RANKS:
+            self._run(f"%ddp_resize {RANKS}")
+            self._world_size = RANKS
+        self.held.append(self._held())
+
+    def _end(self) -> None:
+        self.kernel.interrupt()
+        self.kernel.run("%ddp_stop", _CELL_S)
+        self.kernel.close()
+
+    @property
+    def survived(self) -> int:
+        """How many faults the session has survived."""
+        return self.tried.total() - len(self.failed)
+
+    def report(self) -> str:
+        """Survived of tried, and the worst time of each kind until the group was checked to work."""
+        lines = [f"{self.survived} of {self.tried.total()} faults survived"]
+        for kind in sorted(self.kinds):
+            refused = f", {self.refused[kind]} refused" if self.refused[kind] else ""
+            lines.append(f"  {kind}: {self.tried[kind]}{refused}; at worst {self.worst_s[kind]:.2f} s")
+        lines += [f"  {name}: {[one[name] for one in self.held]}" for name in self.held[-1]]
+        return "\n".join([*lines, *self.failed])
+
+    # ---- what has to hold
+
+    def _run(self, code: str) -> Reply:
+        reply = self.kernel.run(code, _CELL_S)
+        assert reply.status == "ok", reply
+        return reply
+
+    def _set_up(self, ranks: range | list[int]) -> None:
+        self._run(_SET_UP.format(ranks=",".join(map(str, ranks))))
+
+    def _check(self) -> None:
+        """The ranks communicate, and have their variables, in the same processes."""
+        total = float(sum(rank + 1 for rank in range(self._world_size)))
+        shown = by_rank(self._run(_CHECK).stdout)
+        assert shown == {rank: [f"sum [{total}] [{rank}]"] for rank in range(self._world_size)}, shown
+        pids = pids_of_ranks(self.kernel)
+        assert pids == self._pids, f"{pids} where {self._pids} were"
+
+    def _replaced(self, victim: int) -> None:
+        """The victim is another process, and the others are the same."""
+        pids = pids_of_ranks(self.kernel)
+        changed = [rank for rank in range(self._world_size) if pids[rank] != self._pids[rank]]
+        assert changed == [victim], f"ranks {changed} were replaced, not {victim}"
+        self._pids = pids
+
+    def _heal(self, victim: int) -> None:
+        source = (victim + 1) % self._world_size
+        reply = self._run(f"%ddp_heal --from {source}")
+        assert f"variables of rank {source} copied to rank {victim}" in reply.stdout, reply
+        self._replaced(victim)
+        shown = by_rank(self._run("%%on_all_ranks\nprint(kept)").stdout)
+        assert shown[victim] == [f"[{source}]"], shown
+        self._set_up([victim])
+
+    def _held(self) -> dict[str, int]:
+        """What must not grow: processes below the lasting ones, and their open files."""
+        lasting = [int(pid) for pid in self.kernel.run(_SERVERS).stdout.split()[1:]]
+        lasting += [] if self._keeper is None else [self._keeper()]
+        return {
+            "processes": len({child for pid in lasting for child in psutil.Process(pid).children(recursive=True)}),
+            "open files": sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in lasting),
+            "ranks": self._world_size,
+        }
+
+    # ---- faults: each returns when it has struck
+
+    def _victim(self) -> int:
+        return self._chance.randrange(self._world_size)
+
+    def _in_a_loop(self, options: str = "", steps: int = _FOR_EVER) -> str:
+        """A cell is in its loop. Returns its message id."""
+        message = self.kernel.start(_LOOP.format(options=options, number=self._number, steps=steps))
+        self._wait_until_it_begins()
+        return message
+
+    def _wait_until_it_begins(self) -> None:
+        self.kernel.wait_for_text("begins", _CELL_S)
+        time.sleep(self._chance.uniform(0.0, _STRIKES_S))  # the moment is what is tried
+
+    def _asked_for(self, fault: str, victim: int, options: str = "") -> tuple[Reply, float]:
+        """Run a cell into a fault of `%ddp_fault`. Returns how it ended, and when the fault came."""
+        after_s = self._chance.uniform(0.0, _STRIKES_S)
+        self._run(f"%ddp_fault {fault} --ranks {victim} --after {after_s:.3f}")
+        struck_at = time.monotonic() + after_s
+        return self.kernel.run(_LOOP.format(options=options, number=self._number, steps=_FOR_EVER), _CELL_S), struck_at
+
+    def _kill(self) -> float:
+        victim = self._victim()
+        reply, struck_at = self._asked_for("kill", victim)
+        assert reply.ename == "RankDiedError" and "killed by SIGKILL" in reply.traceback, reply
+        self._heal(victim)
+        return struck_at
+
+    def _kill_between(self) -> float:
+        victim = self._victim()
+        os.kill(self._pids[victim], signal.SIGKILL)
+        struck_at = time.monotonic()
+        wait_until(lambda: not psutil.pid_exists(self._pids[victim]), what="the rank's end")
+        self._heal(victim)
+        return struck_at
+
+    def _kill_under_survive(self) -> float:
+        victim = self._victim()
+        message = self.kernel.start(_SURVIVING.format(number=self._number, steps=_A_WHILE))
+        self._wait_until_it_begins()
+        os.kill(self._pids[victim], signal.SIGKILL)
+        struck_at = time.monotonic()
+        reply = self.kernel.finish(message, _CELL_S)
+        assert reply.status == "ok" and f"rank {victim} died (killed by SIGKILL) and was replaced" in reply.stderr, reply
+        self._replaced(victim)
+        return struck_at
+
+    def _hang(self) -> float:
+        reply, struck_at = self._asked_for("hang", self._victim(), " --timeout 1")
+        assert reply.ename == "CellTimeoutError", reply
+        return struck_at
+
+    def _raise(self) -> float:
+        victim = self._victim()
+        reply, struck_at = self._asked_for("raise", victim)
+        assert reply.ename == "RankError" and f"InjectedFaultError: rank {victim} fails" in reply.evalue, reply
+        return struck_at
+
+    def _stop(self) -> float:
+        message = self._in_a_loop()
+        struck_at = time.monotonic()
+        self.kernel.interrupt()
+        reply = self.kernel.finish(message, _CELL_S)
+        assert reply.ename == "KeyboardInterrupt", reply
+        return struck_at
+
+    def _stopped_process(self) -> float:
+        """Which a first press of stop names, and a second one replaces."""
+        victim, message = self._victim(), self._in_a_loop()
+        os.kill(self._pids[victim], signal.SIGSTOP)
+        struck_at = time.monotonic()
+        self.kernel.interrupt()
+        told = self.kernel.wait_for_text("press stop again", _CELL_S)
+        assert f"kill -CONT {self._pids[victim]} lets it go on" in told, told
+        self.kernel.interrupt()
+        reply = self.kernel.finish(message, _CELL_S)
+        assert reply.ename == "KeyboardInterrupt", reply
+        self._heal(victim)
+        return struck_at
+
+    def _resize(self) -> float:
+        size = self._chance.choice([n for n in range(1, RANKS + 2) if n != self._world_size])
+        struck_at = time.monotonic()
+        reply = self.kernel.run(f"%ddp_resize {size}", _CELL_S)
+        if reply.status != "ok":
+            assert self._keeper is not None and "a kept session cannot get more or fewer ranks" in reply.evalue, reply
+            self.refused["resize"] += 1
+            return struck_at
+        assert f"{size} rank{'s' * (size > 1)} now: " in reply.stdout, reply
+        pids = pids_of_ranks(self.kernel)
+        stayed = min(size, self._world_size)
+        assert pids[:stayed] == self._pids[:stayed] and len(pids) == size, f"{pids} where {self._pids} were"
+        self._pids, self._world_size = pids, size
+        if size > stayed:
+            self._set_up(list(range(stayed, size)))
+        return struck_at
+
+    def _kernel_death(self) -> float:
+        struck_at = self._lose_the_kernel()
+        reply = self._run("%ddp_attach")
+        assert f"<Session: {self._world_size} rank" in reply.stdout, reply
+        return struck_at
+
+    def _kernel_death_in_a_cell(self) -> float:
+        """All that the cell prints is shown, by the old kernel or by the new one, and its end by the new one once."""
+        self._in_a_loop(steps=_A_WHILE)
+        struck_at = self._lose_the_kernel()
+        shown = self._run("%ddp_attach").stdout + self._run("%ddp_attach --wait").stdout
+        ends = by_rank("\n".join(line for line in shown.splitlines() if line.endswith(" ends")))
+        assert ends == {rank: [f"cell {self._number} on {rank} ends"] for rank in range(self._world_size)}, shown
+        return struck_at
+
+    def _lose_the_kernel(self) -> float:
+        """SIGKILL. Returns when a new one is there: starting it takes longer than anything else."""
+        kill_kernel(self.kernel)
+        self.kernel.close()
+        self.kernel = self._make("")
+        return time.monotonic()
