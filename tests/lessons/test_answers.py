@@ -1,4 +1,4 @@
-"""The questions of notebooks 04 to 07: what is right, what is not, and what is said then."""
+"""The questions of the notebooks from 04 on: what is right, what is not, and what is said then."""
 
 from __future__ import annotations
 

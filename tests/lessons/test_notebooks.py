@@ -19,7 +19,7 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(p for p in FOLDER.glob("[0-9][0-9]_*.ipynb") if not p.name.endswith(".executed.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.name >= "04"]
 COMPUTE_MUCH = ("08", "09")  # on four ranks in the long test
-MOST_S = 30.0
+MOST_S = {"19": 90.0}  # else 30
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -41,7 +41,7 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
             assert any("image/png" in output.get("data", {}) for output in outputs), cell.source
         if "raises-exception" in tags:
             errors = [output.ename for output in outputs if output.output_type == "error"]
-            assert errors and set(errors) <= {"RankError", "CellTimeoutError"}, (cell.source, errors)
+            assert errors and set(errors) <= {"RankError", "RankDiedError", "CellTimeoutError"}, (cell.source, errors)
     said = [o.text for c in cells if "summary" in c.metadata.get("tags", []) for o in c.outputs if "text" in o]
     assert said and "not yet" not in "".join(said)
 
@@ -57,9 +57,10 @@ def test_a_lesson_runs(path, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_takes_half_a_minute(path, tmp_path):
+    """One that starts a dozen processes, each of which imports torch, a minute and a half."""
     began = time.monotonic()
     check_shown(execute(path, tmp_path / "executed.ipynb", 4))
-    assert time.monotonic() - began < MOST_S
+    assert time.monotonic() - began < MOST_S.get(path.name[:2], 30.0)
 
 
 # ---- links

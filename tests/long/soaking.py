@@ -130,7 +130,8 @@ class Soak:
         return self.tried.total() - len(self.failed)
 
     def report(self) -> str:
-        """Survived of tried, and the worst time of each kind until the group was checked to work."""
+        """Survived of tried, and the worst time of each kind until the group was checked to work: with what heals it;
+        of a cell that survives, until its end; of a kernel, from the moment on at which a new one is there."""
         lines = [f"{self.survived} of {self.tried.total()} faults survived"]
         for kind in sorted(self.kinds):
             refused = f", {self.refused[kind]} refused" if self.refused[kind] else ""
@@ -226,7 +227,8 @@ class Soak:
         os.kill(self._pids[victim], signal.SIGKILL)
         struck_at = time.monotonic()
         reply = self.kernel.finish(message, _CELL_S)
-        assert reply.status == "ok" and f"rank {victim} died (killed by SIGKILL) and was replaced" in reply.stderr, reply
+        told = f"rank {victim} died (killed by SIGKILL) and was replaced"
+        assert reply.status == "ok" and told in reply.stderr, reply
         self._replaced(victim)
         return struck_at
 
@@ -264,7 +266,7 @@ class Soak:
         return struck_at
 
     def _resize(self) -> float:
-        size = self._chance.choice([n for n in range(1, RANKS + 2) if n != self._world_size])
+        size = self._chance.choice([n for n in range(2, RANKS + 2) if n != self._world_size])  # one alone has no heir
         struck_at = time.monotonic()
         reply = self.kernel.run(f"%ddp_resize {size}", _CELL_S)
         if reply.status != "ok":

@@ -6,10 +6,10 @@ from ddp_notebook.lessons.questions.judging import Question
 
 QUESTIONS = {
     "19/next-step": Question(
-        answer=20,
-        why="the checkpoint was saved after 20 steps, 0 to 19, and all that came later was in the memory of the dead.",
-        hint="Ask what the new processes know: what is in the file, which is written after every 20 steps.",
-        traps={34: "So it would be if somebody had kept steps 20 to 33.", 0: "The script begins with what is saved."},
+        answer=50,
+        why="the checkpoint was saved after 50 steps, 0 to 49, and all that came later was in the memory of the dead.",
+        hint="Ask what the new processes know: what is in the file, which is written after every 50 steps.",
+        traps={65: "So it would be if somebody had kept steps 50 to 64.", 0: "The script begins with what is saved."},
     ),
     "19/who-restarts": Question(
         answer=2,
