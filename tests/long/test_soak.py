@@ -26,6 +26,7 @@ def _keeper() -> int:
     return entry.pid
 
 
+@pytest.mark.timeout(120 + 5 * FAULTS)  # each takes about one second
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "ordinary"])
 def test_the_session_goes_on(notebook, keeps):  # noqa: F811
     """A fifth of the faults strikes a session that is not kept, where ranks come and go too."""
