@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.launch.keep import registry
+from ddp_notebook.registry import entries
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
 from tests.long.soaking import Soak
 from tests.long.test_faults import SEED
@@ -22,7 +22,7 @@ _MORE_FILES = 6  # of the lasting processes: a cell, or a connection, may be und
 
 
 def _keeper() -> int:
-    [entry] = registry.everything()
+    [entry] = entries.entries()
     return entry.pid
 
 
@@ -39,6 +39,6 @@ def test_the_session_goes_on(notebook, keeps):  # noqa: F811
     first, last = soak.held[0], soak.held[-1]
     assert last["processes"] - last["ranks"] == first["processes"] - first["ranks"], soak.held
     assert last["open files"] <= first["open files"] + _MORE_FILES, soak.held
-    folders = [Path(entry.folder) for entry in registry.everything()]
+    folders = [Path(entry.folder) for entry in entries.entries()]
     assert soak.kernel.run("%ddp_stop").status == "ok"
-    assert registry.everything() == [] and not any(folder.exists() for folder in folders)
+    assert entries.entries() == [] and not any(folder.exists() for folder in folders)
