@@ -190,7 +190,8 @@ class Session(CellFace, KeptFace, GroupFace, ValueFace, FileFace, RecordFace, Vi
             return f"<Session: {'stopped' if self._host_ended else 'starting'}>"
         gone = sorted(set(self._cluster.ranks) - set(self._cluster.alive))
         dead = f", {name_ranks(gone)} died" if gone else ""
-        return f"<Session: {self.world_size} ranks on {self._hosts.words}, {self.backend}{dead}>"
+        ranks = f"{self.world_size} rank{'s' * (self.world_size != 1)}"
+        return f"<Session: {ranks} on {self._hosts.words}, {self.backend}{dead}>"
 
     def _end_processes(self) -> None:
         (cluster, self._cluster), (done, self._host_ended) = (self._cluster, None), (self._host_ended, True)

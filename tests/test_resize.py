@@ -266,6 +266,16 @@ def test_shards_are_gathered_and_built_anew(make_session):
     assert found == pytest.approx(losses(session, 7), rel=1e-9)
 
 
+def test_no_cell_comes_between_the_plan_and_what_is_built_anew(make_session):
+    session = make_session(2)
+    session.run(SHARDED, quiet=True)
+    resizing = session._parts.resizing
+    jobs = []
+    resizing.on_resized = lambda: jobs.append(session.run("type(model).__name__", wait=False, quiet=True))
+    session.resize(3, build="make")
+    assert set(jobs[0].result(timeout=30).by_rank) == {0, 1, 2}, "rank 2 has no model before it is built"
+
+
 def test_the_recording_goes_on(make_session):
     session = make_session(3)
     session.run("log(loss=float(rank)); dist.all_reduce(torch.ones(1))", quiet=True)

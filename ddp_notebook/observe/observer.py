@@ -12,6 +12,7 @@ from typing import Any
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.clocks import boot_id
+from ddp_notebook.records.renumbering import Renumbered
 from ddp_notebook.wire.events import ClockProbe, ClockReply, Message, Recorded
 
 _FIRST_LOOKS = 8  # in quick succession at the start, so that at least one round trip is short
@@ -69,21 +70,25 @@ class Observer:
             else:
                 self._behind.append((rank, message.data))
 
-    def read_earlier(self, batches: Iterable[tuple[int, bytes]]) -> None:
+    def read_earlier(self, batches: Iterable[tuple[int, bytes] | Renumbered]) -> None:
         """Take in what was recorded before this notebook was there, in a thread. What comes meanwhile waits behind it:
         its rows name texts that were told earlier. Call it before anything comes.
 
         Args:
-            batches: with the rank of each.
+            batches: with the rank of each, and where ranks got other numbers.
         """
         self._behind = deque()
         self._earlier = threading.Thread(target=self._read_earlier, args=(batches,), name="ddp-earlier", daemon=True)
         self._earlier.start()
 
-    def _read_earlier(self, batches: Iterable[tuple[int, bytes]]) -> None:
+    def _read_earlier(self, batches: Iterable[tuple[int, bytes] | Renumbered]) -> None:
         try:
-            for number, (rank, data) in enumerate(batches, 1):
-                self._intake.put(rank, data)
+            for number, one in enumerate(batches, 1):
+                if isinstance(one, Renumbered):
+                    self._intake.flush()
+                    self._renumber(one)
+                else:
+                    self._intake.put(*one)
                 if number % _BATCHES_AT_ONCE == 0:
                     self._intake.flush()
         except Exception:
@@ -114,13 +119,15 @@ class Observer:
         """
         self.flush()
         recording = self.recording
-        recording.store.renumber(stayed)
-        recording.world_size = max(
-            recording.world_size, world_size
-        )  # rows of all that there have been can be asked for
+        self._renumber(Renumbered(stayed, world_size))
         recording.hosts = self._hosts()
         for rank in [rank for rank in recording.clock.shifted() if stayed.get(rank) != rank]:
             recording.part_from_clock(rank)
+
+    def _renumber(self, told: Renumbered) -> None:
+        recording = self.recording
+        recording.store.renumber(told.stayed)
+        recording.world_size = max(recording.world_size, told.world_size)  # rows of all that there have been
 
     def flush(self) -> None:
         """Wait until all that has arrived is in the recording."""

@@ -2,6 +2,7 @@
 
     schema      what a rank records, as tables
     codec       a batch of records as bytes, with its checksum
+    renumbering that ranks have other numbers from here on
     operation   a collective, send or receive in words and numbers
     words       sets of ranks in words
     units       numbers with their units

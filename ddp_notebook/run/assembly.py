@@ -27,6 +27,7 @@ from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
+from ddp_notebook.run.kernel import before_next_cell
 from ddp_notebook.run.output.comms import Comms
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
@@ -103,11 +104,17 @@ class Parts:
         self.comms.on_renumbered(stayed)
         self.observer.on_renumbered(stayed, self.cluster.placement.world_size)
 
+    def _on_renumbered_elsewhere(self, stayed: Mapping[int, int]) -> None:
+        """Another notebook has resized the session."""
+        self._on_renumbered(stayed)
+        before_next_cell(self.resizing.on_resized)  # views are made in the main thread
+
     def attach(self, remote: Remote) -> None:
         """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
         told = remote.welcome
         self._attached = self.jobs.ranks_live_on = True
         self.questions.begin_at(told.number << 32)
+        remote.renumbered = self._on_renumbered_elsewhere
         if told.drives:
             self.cells.adopt([(cell, ranks) for cell, ranks, _ in told.cells], told.last_cell)
             self.cells.on_shown = lambda cell: remote.tell("shown", cell)

@@ -2,6 +2,7 @@
 
     rank u4  nbytes u8  batch
 
+Where ranks got other numbers, that is written in the place of a batch, under a number that no rank has.
 There are several files of equal size. When all together are as large as they may be, the oldest goes; its texts stay,
 since later rows need them, and its rows are counted as dropped. So it is for what a full disk does not take.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from ddp_notebook.records.codec import Batch, CodecError, encode, skim
+from ddp_notebook.records.renumbering import Renumbered
 
 _HEAD = struct.Struct("<IQ")
 _FILES = 32
+_NO_RANK = 0xFFFFFFFF
 Part = tuple[str, int]  # a file, and how much of it
 
 
@@ -41,6 +45,13 @@ class Recorded:
 
     def put(self, rank: int, data: bytes) -> None:
         """Keep a batch of a rank."""
+        self._put(rank, data)
+
+    def renumber(self, stayed: Mapping[int, int], world_size: int) -> None:
+        """Ranks have other numbers from now on, see `Renumbered`."""
+        self._put(_NO_RANK, Renumbered(stayed, world_size).encode())
+
+    def _put(self, rank: int, data: bytes) -> None:
         try:
             if self._file is None or self._written > self._part_bytes:
                 self._begin_file()
@@ -50,7 +61,7 @@ class Recorded:
         except OSError as error:
             self._give_up_file()
             self.trouble = f"{self._folder}: {error.strerror}"
-            self._skim(data)
+            self._leave_out(rank, data)
 
     def parts(self) -> list[Part]:
         """All that is kept now."""
@@ -69,8 +80,8 @@ class Recorded:
         self._give_up_file()
         while len(self._parts) >= _FILES:
             oldest = self._parts.pop(0)
-            for _, data in batches([(str(oldest), oldest.stat().st_size)]):
-                self._skim(data)
+            for rank, data in _read([(str(oldest), oldest.stat().st_size)]):
+                self._leave_out(rank, data)
             oldest.unlink()
         path = self._folder / f"recorded.{self._number}"
         self._file, self._written = open(path, "wb", buffering=0), 0  # noqa: SIM115
@@ -84,7 +95,14 @@ class Recorded:
             self._file.close()
             self._file = None
 
-    def _skim(self, data: bytes) -> None:
+    def _leave_out(self, rank: int, data: bytes) -> None:
+        if rank == _NO_RANK:
+            now = {before: rank for rank, before in Renumbered.decode(data).stayed.items()}
+            self._left = {
+                (its := now.get(rank, rank), stream): replace(batch, rank=its)
+                for (rank, stream), batch in self._left.items()
+            }
+            return
         try:
             new = skim(data)
         except CodecError:  # the notebook would not read it either
@@ -96,8 +114,13 @@ class Recorded:
         self._left[key] = Batch(rank=new.rank, stream=new.stream, dropped=dropped, texts=before.texts)
 
 
-def batches(parts: list[Part]) -> Iterator[tuple[int, bytes]]:
+def batches(parts: list[Part]) -> Iterator[tuple[int, bytes] | Renumbered]:
     """The batches of files, with their ranks. All files are opened at once, so that none goes meanwhile."""
+    for rank, data in _read(parts):
+        yield Renumbered.decode(data) if rank == _NO_RANK else (rank, data)
+
+
+def _read(parts: list[Part]) -> Iterator[tuple[int, bytes]]:
     files = [(open(path, "rb"), nbytes) for path, nbytes in parts if os.path.exists(path)]  # noqa: SIM115
     try:
         for file, nbytes in files:

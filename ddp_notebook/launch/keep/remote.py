@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -28,12 +28,15 @@ class Remote:
         welcome: what it has told first.
         gone: why there is no keeper any more, or none for this notebook; "" while there is one.
         told_all: set once all has come that was not shown before.
+        renumbered: told the former number of each rank that has stayed, by its new one, where another notebook has
+            resized the session.
     """
 
     def __init__(self, channel: Channel, welcome: Welcome) -> None:
         self.welcome = welcome
         self.gone = ""
         self.told_all = threading.Event()
+        self.renumbered: Callable[[Mapping[int, int]], object] = lambda _: None
         self.notices: list[str] = []
         self._channel = channel
         self._numbers = itertools.count(1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.errors import HostError, UsageError
+from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Check, Cluster, Listener
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
@@ -15,6 +15,7 @@ from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.state import State, take
 from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Processes
 from ddp_notebook.launch.sync.sync import Synced
@@ -38,6 +39,7 @@ class KeptCluster(Cluster):
         self._listener = listener
         self._hosts: dict[str, Host] = {}
         self._processes = Processes()
+        self._renumbered: Renumbered = lambda stayed: remote.renumbered(stayed)
         self._take(welcome.state)
 
     def _take(self, state: State) -> None:
@@ -60,6 +62,7 @@ class KeptCluster(Cluster):
         self._remote.listen(
             {
                 "state": self._take,
+                "renumbered": self._on_renumbered,
                 "message": self._listener.on_message,
                 "text": self._on_text_of,
                 "ended rank": self._listener.on_ended,
@@ -77,10 +80,23 @@ class KeptCluster(Cluster):
         return notes
 
     def place(self, stay: Sequence[int], world_size: int, *, may_share: bool) -> Placement:
-        raise UsageError(
-            f"a kept session cannot get more or fewer ranks, so these stay {self.placement.world_size}: pull what is "
-            f"needed, %ddp_stop, and %ddp_start {world_size} --keep"
-        )
+        placement: Placement = self._remote.ask("place", stay=stay, world_size=world_size, may_share=may_share)
+        return placement
+
+    def resize(
+        self, stay: Sequence[int], placement: Placement, deadline: float, check: Check, renumbered: Renumbered
+    ) -> list[str]:
+        before, self._renumbered = self._renumbered, renumbered  # which is told in the order of what ranks say
+        try:
+            notes: list[str] = self._remote.ask(
+                "resize", check=check, stay=stay, placement=placement, deadline=deadline
+            )
+        finally:
+            self._renumbered = before
+        return notes
+
+    def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        self._renumbered(stayed)
 
     # ---- the ranks
 

@@ -11,7 +11,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import Process, Processes
+from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.wire.events import RunCell
 
@@ -138,16 +138,19 @@ def take(state: State, hosts: dict[str, Host], processes: Processes) -> None:
         else:
             old.is_alive, old.unheard, old.silent_s = new.is_alive, new.unheard, new.silent_s
     with processes.changed:
+        by_rank: dict[int, Process] = {}
         for told in state.processes:
             name = f"{told.host}/{told.number}"
             process = processes.all.get(name)
             if process is None:
                 host = hosts.get(told.host) or _unknown(told.host)
-                process = Process(told.number, told.kind, host, told.rank, tails=dict(told.tails))
+                process = Process(told.number, told.kind, host, tails=dict(told.tails))
                 processes.all[name] = process
+            process.kind, process.rank = told.kind, told.rank
             process.pid, process.status, process.lost = told.pid, told.status, told.lost
-            if told.rank >= 0:
-                processes.by_rank[told.rank] = process
+            if told.kind == RANK:
+                by_rank[told.rank] = process
+        processes.by_rank = by_rank
         processes.changed.notify_all()
 
 

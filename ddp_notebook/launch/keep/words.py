@@ -43,7 +43,7 @@ def in_a_line(found: Found) -> str:
         return str(error)
     if state.get("state") != "running":
         return f"{entry.name}: starts, {directory}"
-    parts = [f"{state['ranks']} ranks on {state['hosts']} for {age}", directory]
+    parts = [f"{state['ranks']} rank{'s' * (state['ranks'] != 1)} on {state['hosts']} for {age}", directory]
     parts += [f"cell [{number}] runs for {duration(for_s)}" for number, for_s in state["running"]]
     if state["unshown"]:
         parts.append(f"{state['unshown']} ended unattended")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 
 from ddp_notebook.errors import DDPNotebookError, HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
@@ -95,7 +95,7 @@ class Cells:
         file: str = "",
         record: RecordOptions,
         beside: Beside | None = None,
-        place: Place | None = None,
+        place: AbstractContextManager[object] | None = None,
         waiter: Waiter = NOTEBOOK,
         on_begin: Callable[[CellRun, Interrupts], object] | None = None,
     ) -> CellResult:
@@ -105,11 +105,11 @@ class Cells:
             choose: returns the ranks that are to run it, and notes to show before; called when its turn has come.
             sink: where its output goes; None: nowhere.
             beside: what is shown beside its output, where that is shown.
-            place: its place in the queue; None: the last one.
+            place: its place in the queue; None: the last one. One that does nothing: the caller has the turn.
             waiter: who waits for it.
             on_begin: gets the cell, and how to press stop for it, before it is sent.
         """
-        earlier = self._ends_of_adopted() if place is None else []  # in a turn of its own
+        earlier = self.ends_of_adopted() if place is None else []  # in a turn of its own
         with place or Place(self.turn):
             ranks, notes = choose()
             notes = [*earlier, *notes]
@@ -244,7 +244,7 @@ class Cells:
                         screen.pause(run.pending)
         return list(self.adopted)
 
-    def _ends_of_adopted(self) -> list[str]:
+    def ends_of_adopted(self) -> list[str]:
         """Show those that have ended meanwhile. Returns how, where one has failed, no fault of the next one."""
         try:
             if self.adopted:
@@ -364,7 +364,7 @@ class Cells:
         """
         pending = run.pending
         signals = (INTERRUPT,) if RELEASE is None else (INTERRUPT, RELEASE)
-        with contextlib.suppress(HostError):  # the host server is gone: the watch sees that
+        with suppress(HostError):  # the host server is gone: the watch sees that
             answers = self._cluster.signal(pending, *signals, value=run.number)
             for rank in pending:
                 self._cluster.send(rank, Interrupt(cell=run.number))
@@ -391,7 +391,7 @@ class Cells:
     def kill(self, ranks: list[int]) -> None:
         """End ranks that do not answer. Those of a host that is not heard are given up with it."""
         self._cluster.give_up("the stop button was pressed again", ranks)
-        with contextlib.suppress(HostError):
+        with suppress(HostError):
             self._cluster.signal([rank for rank in ranks if rank in self._cluster.alive], signal.SIGKILL)
 
     def answer(self, rank: int, answer: InputReply) -> None:

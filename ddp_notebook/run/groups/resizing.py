@@ -87,22 +87,22 @@ class Resizing:
             raise UsageError(f"{world_size} ranks: at least one has to stay; %ddp_stop ends all of them")
         if build is not None:
             check_name(build)
-        with self._turn():
+        earlier = self._cells.ends_of_adopted()
+        with self._turn():  # one for all, so that no other cell comes between the plan and what it was made for
             plan = self._plan(world_size, without, build)
-        if plan is None:
-            if build is not None and self._sharded.is_left:
-                return self._sharded.build(build)
-            return [f"there {'is 1 rank' if world_size == 1 else f'are {world_size} ranks'} already"]
-        if plan.sharded:
-            assert build is not None
-            self._sharded.gather(build, plan.sharded)
-        with self._turn():
-            notes = self._carry_out(plan)
-        self.on_resized()
-        if plan.sharded:
-            assert build is not None
-            notes += self._sharded.build(build)
-        return notes
+            if plan is None:
+                if build is not None and self._sharded.is_left:
+                    return self._sharded.build(build)
+                return [*earlier, f"there {'is 1 rank' if world_size == 1 else f'are {world_size} ranks'} already"]
+            if plan.sharded:
+                assert build is not None
+                self._sharded.gather(build, plan.sharded)
+            notes = [*earlier, *self._carry_out(plan)]
+            self.on_resized()
+            if plan.sharded:
+                assert build is not None
+                notes += self._sharded.build(build)
+            return notes
 
     @contextmanager
     def _turn(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from ddp_notebook.errors import RankError
 from ddp_notebook.launch.cluster import Cluster
@@ -14,7 +15,7 @@ _NOTHING = RecordOptions(level="off")
 
 
 class Sharded:
-    """Of one session. Cells do it, so that one that hangs or fails ends as any other.
+    """Of one session. Cells do it, so that one that hangs or fails ends as any other. The caller has the turn.
 
     Args:
         cells: run them.
@@ -55,4 +56,4 @@ class Sharded:
         return [f"{build}() has built what is in shards anew, with the state of before"]
 
     def _run(self, code: str) -> None:
-        self._cells.run(code, lambda: (self._cluster.ranks, []), record=_NOTHING)
+        self._cells.run(code, lambda: (self._cluster.ranks, []), record=_NOTHING, place=nullcontext())

@@ -62,6 +62,21 @@ class RankLog:
             data = data[cut + 1 :]
         return data.decode("utf-8", "replace")
 
+    def renumber(self, number: int) -> None:
+        """Have this number from now on, which no other log has."""
+        with self._lock:
+            names = f"rank{number}.log", f"rank{number}.log.1"
+            for path, name in zip((self._path, self._older), names, strict=True):
+                if path.exists():
+                    path.rename(path.with_name(name))
+            self._path, self._older = (self._path.with_name(name) for name in names)
+
+    def remove(self) -> None:
+        """Write no more, and leave no file."""
+        self.close()
+        for path in (self._path, self._older):
+            path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Write no more. The files go with the session's directory."""
         with self._lock:

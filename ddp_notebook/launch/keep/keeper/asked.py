@@ -11,6 +11,8 @@ from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.keeper.journal import Event, Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.state import OwnCluster
+from ddp_notebook.launch.members.members import Renumbered
+from ddp_notebook.launch.placement import Placement
 from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Probe, Pull, RunCell
 
 _QUESTIONS = (Probe, ClockProbe, Check, Pull)  # which change nothing
@@ -23,6 +25,7 @@ class Asked:
     Args:
         cluster, hosts, journal, notebooks: of the session.
         changed: tells all how things are, after something was done that may change it.
+        renumbered: told the former number of each rank that has stayed, by its new one.
         end: ends the session, and waits for that.
     """
 
@@ -33,6 +36,7 @@ class Asked:
         journal: Journal,
         notebooks: Notebooks,
         changed: Callable[[], None],
+        renumbered: Renumbered,
         end: Callable[[], None],
     ) -> None:
         self._cluster = cluster
@@ -40,6 +44,7 @@ class Asked:
         self._journal = journal
         self._notebooks = notebooks
         self._changed = changed
+        self._renumbered = renumbered
         self._end = end
 
     def serve(self, notebook: Notebook) -> None:
@@ -109,6 +114,17 @@ class Asked:
     def _do_replace(self, check: Callable[[], None], ranks: list[int], deadline: float) -> list[str]:
         try:
             return self._cluster.replace(ranks, deadline, check)
+        finally:
+            self._changed()
+
+    def _do_place(self, _: Callable[[], None], stay: list[int], world_size: int, may_share: bool) -> Placement:
+        return self._cluster.place(stay, world_size, may_share=may_share)
+
+    def _do_resize(
+        self, check: Callable[[], None], stay: list[int], placement: Placement, deadline: float
+    ) -> list[str]:
+        try:
+            return self._cluster.resize(stay, placement, deadline, check, self._renumbered)
         finally:
             self._changed()
 

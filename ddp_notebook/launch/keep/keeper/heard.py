@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
@@ -12,6 +13,19 @@ from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.output.text import TextSplitter
 from ddp_notebook.wire.events import Message, Recorded
+
+
+class _Text:
+    """A rank's text, without marks, on disk."""
+
+    def __init__(self, log: RankLog, mark_token: str) -> None:
+        self.log = log
+        self._splitters = {fd: TextSplitter(mark_token) for fd in (1, 2)}
+
+    def add(self, fd: int, data: bytes) -> None:
+        for piece in self._splitters[fd].feed(data):
+            if isinstance(piece, str):
+                self.log.write(piece)
 
 
 class Heard:
@@ -25,6 +39,8 @@ class Heard:
     def __init__(self, notebooks: Notebooks, on_gone: Callable[[], None]) -> None:
         self._notebooks = notebooks
         self.on_gone = on_gone
+        self._texts: dict[int, _Text] = {}
+        self._lock = threading.Lock()  # of those
         self._told = ""  # what was not kept, the last time that this was said
 
     def begin(
@@ -42,9 +58,16 @@ class Heard:
         self._journal = journal
         self._recorded = recorded
         self._changed = changed
-        ranks = range(cluster.placement.world_size)
-        self._logs = [RankLog(Path(folder), rank) for rank in ranks]
-        self._splitters = {(rank, fd): TextSplitter(cluster.mark_token) for rank in ranks for fd in (1, 2)}
+        self._folder = Path(folder)
+        self._most = cluster.placement.world_size  # ranks that there have been
+        for rank in range(self._most):
+            self._text_of(rank)
+
+    def _text_of(self, rank: int) -> _Text:
+        with self._lock:
+            if rank not in self._texts:
+                self._texts[rank] = _Text(RankLog(self._folder, rank), self._cluster.mark_token)
+            return self._texts[rank]
 
     def notices(self) -> list[str]:
         """What a notebook should know and was not told."""
@@ -52,6 +75,25 @@ class Heard:
             return []
         self._told = self._recorded.trouble
         return [f"a part of the recording is not kept, since it cannot be written: {self._told}; make room there"]
+
+    def on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        """There are more or fewer ranks.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one; those are as high or higher.
+        """
+        with self._notebooks.lock:
+            with self._lock:
+                before, self._texts = self._texts, {now: self._texts[before] for now, before in stayed.items()}
+                for rank in before.keys() - set(stayed.values()):
+                    before[rank].log.remove()
+                for rank, text in self._texts.items():
+                    text.log.renumber(rank)
+            self._most = max(self._most, self._cluster.placement.world_size)
+            self._journal.on_renumbered(stayed)
+            self._recorded.renumber(stayed, self._most)
+            self._changed()
+            self._notebooks.tell("renumbered", stayed)
 
     # ---- I/O threads
 
@@ -68,9 +110,7 @@ class Heard:
         with self._notebooks.lock:
             self._journal.on_text(rank, process, fd, data)
             self._notebooks.tell("text", process, fd, data)
-        for piece in self._splitters[rank, fd].feed(data):
-            if isinstance(piece, str):
-                self._logs[rank].write(piece)
+        self._text_of(rank).add(fd, data)
 
     def on_ended(self, rank: int, how: str) -> None:
         self._changed()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -111,15 +111,15 @@ class Journal:
 
     def events(self) -> Iterator[Event]:
         """What a notebook that attaches has to be told."""
-        for of_rank in self._ranks.values():
-            yield from (entry.event for entry in of_rank.kept if entry.event is not None)
+        for rank, of_rank in self._ranks.items():
+            yield from (_with_rank(entry.event, rank) for entry in of_rank.kept if entry.event is not None)
             if of_rank.left_out_bytes:
                 words = f"... {size(of_rank.left_out_bytes)} before this were not kept ...\n"
                 yield "text", of_rank.process, 1, words.encode()
             for entry in of_rank.entries:
                 lost = isinstance(entry.mark, Place) and entry.mark.number in of_rank.without_display
                 if entry.event is not None and not lost:
-                    yield entry.event
+                    yield _with_rank(entry.event, rank)
             for fd, data in of_rank.unfinished.items():
                 if data:
                     yield "text", of_rank.process, fd, data
@@ -202,9 +202,24 @@ class Journal:
             of_rank.without_display.clear()
         self.cells = {n: one for n, one in self.cells.items() if n > number or not one.is_over}
 
+    def on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        """There are more or fewer ranks, and so no cell runs. One that was given up and has ended meanwhile is none any
+        more: what is left of its text is shown above the next cell.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one.
+        """
+        self._ranks = {now: self._of(before) for now, before in stayed.items()}
+        self.cells.clear()
+
     def _note_end(self, cell: Cell) -> None:
         if cell.is_over:
             self.busy_until_s = time.monotonic()
 
     def _of(self, rank: int) -> _OfRank:
         return self._ranks.setdefault(rank, _OfRank())
+
+
+def _with_rank(event: Event, rank: int) -> Event:
+    """An event of a rank as its number is now; text comes with the name of its process."""
+    return event if event[0] == "text" else (event[0], rank, *event[2:])

@@ -108,7 +108,8 @@ class Keeper:
         beginning.start(cluster)
         self._heard, self._journal, self._recorded = heard, journal, recorded
         self._hosts, self._synced = hosts, beginning.synced
-        asked = Asked(cluster, hosts, journal, self._notebooks, self._changed, lambda: self.end("stopped", wait=True))
+        told = self._changed, heard.on_renumbered, lambda: self.end("stopped", wait=True)
+        asked = Asked(cluster, hosts, journal, self._notebooks, *told)
         with self._notebooks.lock:
             self._asked = asked
             for notebook in self._notebooks.all:

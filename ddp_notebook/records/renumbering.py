@@ -1,0 +1,31 @@
+"""That ranks have other numbers from here on, between the batches of a recording."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Renumbered(NamedTuple):
+    """More or fewer ranks.
+
+    Args:
+        stayed: the former number of each rank that has stayed, by its new one.
+        world_size: the most ranks that there have been.
+
+    Example:
+        >>> Renumbered.decode(Renumbered({0: 1}, 2).encode())
+        Renumbered(stayed={0: 1}, world_size=2)
+    """
+
+    stayed: Mapping[int, int]
+    world_size: int
+
+    def encode(self) -> bytes:
+        return json.dumps([list(self.stayed.items()), self.world_size]).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Renumbered:
+        stayed, world_size = json.loads(data)
+        return cls(dict(stayed), world_size)

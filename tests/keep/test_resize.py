@@ -1,0 +1,71 @@
+"""More or fewer ranks of a kept session, also for the notebooks that come after, or look on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.keep.conftest import kill
+
+COUNT = "import ddp_notebook; [len(ddp_notebook.current().recording.collectives(rank=r)) for r in range(3)]"
+SUM = "%%on_all_ranks\nfor _ in range({}): dist.all_reduce(torch.ones(1))\n(rank, world_size, x)"
+
+
+def test_the_next_notebook_has_as_many_ranks(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.run("%%on_all_ranks\nx = 5; was = rank; print('I am', rank)")
+    first.run(SUM.format(2))
+    grown = first.run("%ddp_resize 3").stdout
+    assert grown.startswith("3 ranks now: rank 2 is new\n1 variable of rank 0 copied to rank 2: x\n"), grown
+    assert first.run(SUM.format(3)).stdout == "[0] (0, 3, 5)\n[1] (1, 3, 5)\n[2] (2, 3, 5)\n"
+    kill(first)
+
+    second = notebook()
+    assert "kept-1: <Session: 3 ranks" in second.run("%ddp_attach").stdout
+    assert second.run(SUM.format(1)).stdout == "[0] (0, 3, 5)\n[1] (1, 3, 5)\n[2] (2, 3, 5)\n"
+    assert second.run(COUNT).displays[0]["text/plain"] == "[6, 6, 4]"
+    shrunk = second.run("%ddp_resize 2 --without 0").stdout
+    assert shrunk.startswith("2 ranks now: rank 0 has left; rank 1 is rank 0, rank 2 is rank 1"), shrunk
+    second.run("%%on_ranks 0\nprint('still', was)")
+    kill(second)
+
+    third = notebook()
+    assert "kept-1: <Session: 2 ranks" in third.run("%ddp_attach").stdout
+    assert third.run(SUM.format(10)).stdout == "[0] (0, 2, 5)\n[1] (1, 2, 5)\n"
+    assert third.run(COUNT).displays[0]["text/plain"] == "[16, 16, 4]", "with the numbers of their time"
+    logs = subprocess.run([sys.executable, "-m", "ddp_notebook", "logs", "kept-1"], capture_output=True, text=True)
+    assert logs.stdout.startswith("---- rank 0\nI am 1\n") and "still 1\n" in logs.stdout, logs.stdout
+    assert third.run("%ddp_stop").stdout == "stopped 2 ranks\n"
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(notebook):
+    kernel = notebook("%ddp_start 2 --keep 1")
+    for line, words in (
+        ("%ddp_resize 100000", "the hosts have memory for"),
+        ("%ddp_resize 0", "0 ranks: at least one has to stay"),
+    ):
+        refused = kernel.run(line)
+        assert refused.ename == "UsageError" and words in refused.traceback, refused.traceback
+    job = "%%on_all_ranks --background\nimport time\ntime.sleep(60)"
+    kernel.run(job)
+    assert "a cell is under way" in kernel.run("%ddp_resize 3").traceback
+    kernel.run("%ddp_cancel all")
+    assert kernel.run("%ddp_resize 1").stdout == "1 rank now: rank 1 has left\n"
+
+
+def test_a_notebook_that_looks_on_follows(notebook):
+    drives = notebook("%ddp_start 2 --keep 1")
+    drives.run("%%on_all_ranks\nx = 5")
+    drives.run(SUM.format(2))
+    looks = notebook()
+    looks.run("%ddp_attach")
+    assert drives.run("%ddp_resize 3").status == "ok"
+    drives.run(SUM.format(3))
+    assert looks.run(COUNT).displays[0]["text/plain"] == "[5, 5, 3]"
+    status = looks.run("%ddp_status").stdout
+    assert status.count("idle") == 3, status
+    assert drives.run("%ddp_resize 1").status == "ok"
+    looks.run(COUNT)
+    assert looks.run("%ddp_status").stdout.count("idle") == 1
+    assert "kept-1: <Session: 1 rank " in looks.run("%ddp_attach --take-over").stdout
+    assert looks.run("%on_all_ranks rank, world_size").stdout == "[0] (0, 1)\n"
