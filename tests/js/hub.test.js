@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Hub } from "../../ddp_notebook/widgets/js/hub.js";
-import { answersInWords } from "../../ddp_notebook/widgets/js/parts/notices.js";
+import { answersInWords, stateOf } from "../../ddp_notebook/widgets/js/parts/notices.js";
 
 /** @param {import("node:test").TestContext} context @param {(message: any, hub: Hub) => void} kernel */
 function greeted(context, kernel) {
@@ -62,4 +62,20 @@ test("a view that was closed says nothing more", (context) => {
   stop();
   pass(5000);
   assert.equal(said().length, 1);
+});
+
+test("without its kernel a view says that it is the last picture, also behind its last words", (context) => {
+  let lives = true;
+  const shown = { kind: "snapshot", run: "a", seq: 1, state: "running", cell: 1, world_size: 2 };
+  const { hub, pass } = greeted(context, ({ kind }, its) => lives && kind === "hello" && its.receive({ ...shown, seq: its.store.seq + 1 }, []));
+  hub.receive(shown, []);
+  hub.left();
+  pass(2500);
+  assert.equal(stateOf(hub.store, "").words, "Cell 1 is running.", "it has answered: only the connection was another one");
+  lives = false;
+  hub.left();
+  hub.receive({ ...shown, kind: "delta", seq: hub.store.seq + 1, state: "idle" }, []);
+  pass(2500);
+  assert.deepEqual(stateOf(hub.store, ""), { chip: "gone", words: "The kernel of this view has ended; this is the last picture of it." });
+  assert.equal(answersInWords(hub.store), "");
 });

@@ -77,7 +77,7 @@ export class Head {
     if (this.stop) this.stop.disabled = !["running", "stuck"].includes(store.state);
     if (this.pause) {
       const { paused } = store.choice;
-      show(this.pause, paused || !["recorded", "stopped"].includes(store.state));
+      show(this.pause, paused || !["recorded", "stopped", "gone"].includes(store.state));
       this.pause.setAttribute("aria-pressed", String(paused));
       const label = paused ? "Resume" : "Pause";
       if (this.pause.textContent !== label) this.pause.textContent = label;

@@ -63,8 +63,9 @@ const hubs = new Map();
  * @typedef {object} Model  of anywidget, as far as it is used
  * @property {(name: "key"|"compact") => any} get
  * @property {(content: object) => void} send
- * @property {(name: "msg:custom", listener: Hub["receive"]) => void} on
- * @property {(name: "msg:custom", listener: Hub["receive"]) => void} off
+ * @property {(name: "msg:custom"|"comm_live_update", listener: Hub["receive"]|Hub["left"]) => void} on  the second name
+ *   is of ipywidgets, and told when a manager has lost the kernel
+ * @property {(name: "msg:custom"|"comm_live_update", listener: Hub["receive"]|Hub["left"]) => void} off
  */
 
 /** Once for each model: takes in what comes, whether somebody looks or not. @param {{model: Model}} context */
@@ -73,10 +74,12 @@ function initialize({ model }) {
   const hub = new Hub((message) => model.send(message));
   hubs.set(key, hub);
   model.on("msg:custom", hub.receive);
+  model.on("comm_live_update", hub.left);
   const stop = hub.greet();
   return () => {
     stop();
     model.off("msg:custom", hub.receive);
+    model.off("comm_live_update", hub.left);
     hubs.delete(key);
   };
 }

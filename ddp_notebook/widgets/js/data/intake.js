@@ -95,6 +95,16 @@ export class Intake extends Run {
     this.tell("data");
   }
 
+  /** Nothing comes any more, and nobody answers: the kernel is gone. */
+  leave() {
+    this.state = "gone";
+    this.alert = this.heard = "";
+    this.notes.answers = "";
+    this.missed = 0;
+    this.catchingUp = false;
+    this.tell("data");
+  }
+
   /** Another run: nothing of the one before is shown; what was chosen stays where it can. @param {Record<string, any>} message */
   #startRun(message) {
     Object.assign(this, new Run(message.run));

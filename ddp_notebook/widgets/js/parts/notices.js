@@ -60,6 +60,7 @@ export function stateOf(store, interrupt) {
     running: `Cell ${cell} is running.`,
     idle: `No cell is running${store.cell ? `; the last one was ${cell}` : ""}.`,
     stopped: "The session has ended.",
+    gone: "The kernel of this view has ended; this is the last picture of it.",
     recorded: only === null ? "This was recorded." : `Cell ${store.cellName(only)} was recorded.`,
   };
   const what = store.messages ? (whats[state] ?? "") : "Waiting for the first message.";
