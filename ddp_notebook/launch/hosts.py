@@ -221,7 +221,8 @@ class Hosts:
 
     def _way(self, name: str) -> Ssh:
         options = self._options
-        return Ssh(name, python=options.python, env=options.env, lease_s=options.lease_s)
+        lasts = options.keep is not None
+        return Ssh(name, python=options.python, env=options.env, lease_s=options.lease_s, lasts=lasts)
 
     def _key(self, name: str) -> Hashable:
         """What a host server was started with."""

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import select
 import shlex
 import signal
@@ -28,6 +29,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ddp_notebook.errors import HostError
@@ -35,7 +37,7 @@ from ddp_notebook.launch import processes
 from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.host.framing import ServerEnd
-from ddp_notebook.launch.ways import folders
+from ddp_notebook.launch.ways import folders, lasting
 from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.wire import signals
@@ -79,6 +81,7 @@ class Ssh(Way):
         python: the interpreter there; None: python3.
         env: variables on top of those that the host has.
         lease_s: without a word from the other side, until either gives the other up.
+        lasts: the connection is to outlive cuts of the link that an ssh does not, see `lasting`.
     """
 
     is_here = False
@@ -90,11 +93,12 @@ class Ssh(Way):
         python: str | None = None,
         env: Mapping[str, str] | None = None,
         lease_s: float = LEASE_S,
+        lasts: bool = False,
     ) -> None:
         self.name = self.machine = destination
         self.lease_s = lease_s
         self.beat_s = min(BEAT_S, lease_s / _BEATS)
-        self._asked = destination, python, env, lease_s
+        self._asked: dict[str, Any] = {"python": python, "env": env, "lease_s": lease_s, "lasts": lasts}
         self.directory = folders.make("ddp_notebook-")
         self._python = python or "python3"
         self._log_file = Path(self.directory) / "host_server.log"
@@ -109,7 +113,12 @@ class Ssh(Way):
         code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.ssh import main; main()"
         command = f"exec {_quoted(self._python)} -P -c {shlex.quote(code)}"
         patience = {"ServerAliveInterval": f"{lease_s:.0f}", "ServerAliveCountMax": "3"}  # no less than ours
-        options = [word for name, value in (_OPTIONS | patience).items() for word in ("-o", f"{name}={value}")]
+        if lasts:
+            carrier = [*ssh_command(), "-T", "-S", "none", *_words(_OPTIONS), "--", destination]
+            patience["ProxyCommand"] = lasting.proxy_command(
+                carrier, _quoted(self._python), secrets.token_hex(16), lease_s
+            )
+        options = _words(_OPTIONS | patience)
         try:
             with open(self._log_file, "wb") as log, signals.held_back():
                 self._ssh = subprocess.Popen(
@@ -168,8 +177,7 @@ class Ssh(Way):
         return max(0.0, time.monotonic() - self._heard_s)
 
     def again(self) -> Ssh:
-        destination, python, env, lease_s = self._asked
-        return Ssh(destination, python=python, env=env, lease_s=lease_s)
+        return Ssh(self.name, **self._asked)
 
     def _read(self) -> bytes:
         assert self._ssh.stdout is not None
@@ -260,6 +268,11 @@ class Ssh(Way):
 
     def files(self, directory: str, pattern: str) -> list[Path]:
         return []
+
+
+def _words(options: Mapping[str, str]) -> list[str]:
+    """As arguments of ssh."""
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
 def _quoted(path: str) -> str:
