@@ -15,7 +15,6 @@ from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts
-from ddp_notebook.run.cells.face import CellFace
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.watch import Beside
 from ddp_notebook.run.dispatch import Dispatch
@@ -41,7 +40,7 @@ def current() -> Session | None:
     return _current
 
 
-class Session(CellFace, KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
+class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 
     def __init__(

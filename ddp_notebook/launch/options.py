@@ -172,6 +172,7 @@ class StartOptions:
             return None
         return Keep(
             alone_s=self.keep_h * 3600,
+            idle_s=limits.idle_s(),
             output_bytes=round(self.keep_output_mb * 1e6),
             recording_bytes=round(self.keep_recording_mb * 1e6),
         )

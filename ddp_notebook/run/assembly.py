@@ -17,6 +17,7 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.agree.checking import Checking
+from ddp_notebook.run.cells.adopted import Adopted
 from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.unended import Unended
@@ -69,6 +70,7 @@ class Parts:
             hang_after_s=options.hang_after_s,
             heals=options.heal,
         )
+        self.adopted = Adopted(cluster, cells)
         transfers = Transfers(cluster, living.check_rank)
         self.exchange = Exchange(cells, questions, transfers, living)
         self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
@@ -116,7 +118,9 @@ class Parts:
         self.questions.begin_at(told.number << 32)
         remote.renumbered = self._on_renumbered_elsewhere
         if told.drives:
-            self.cells.adopt([(cell, ranks) for cell, ranks, _ in told.cells], told.last_cell)
+            self.cells.begin_behind(told.last_cell)
+            self.adopted.take(told.cells)
+            self.cells.before_turn = self.adopted.notes
             self.cells.on_shown = lambda cell: remote.tell("shown", cell)
         self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from ddp_notebook.launch.keep.remote import Remote
-from ddp_notebook.run.assembly import Assembled
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.face import CellFace
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.jobs.job import Job
+from ddp_notebook.run.kernel import is_run_by_program
+from ddp_notebook.run.output.sink import of_this_cell
+from ddp_notebook.wire.events import RunCell
 
 
-class KeptFace(Assembled):
+class KeptFace(CellFace):
     """The part of `Session` that is about who has its ranks."""
 
     _remote: Remote | None = None  # the keeper, if it has one
@@ -32,10 +38,11 @@ class KeptFace(Assembled):
             self._remote.close("this notebook has left the session")
 
     def show_unseen(self, *, wait: bool = False, timeout_s: float = 30.0) -> list[str]:
-        """Show what cells have printed and displayed that an earlier notebook has sent and not shown to their end.
+        """Show what cells have printed and displayed that an earlier notebook has sent and not shown to their end. One
+        that still runs goes on in the background: its output comes here, and it is one of `jobs`.
 
         Args:
-            wait: for the end of one that runs; the stop button ends it then.
+            wait: for the end of one that runs. The stop button ends it then, unless it is in the background already.
             timeout_s: how long what was kept may take to come.
 
         Returns:
@@ -51,10 +58,26 @@ class KeptFace(Assembled):
         if self._remote is None or not self.drives:
             return []
         self._remote.told_all.wait(timeout_s)
-        numbers = {cell.cell: cell.execution_count for cell, *_ in self._remote.welcome.cells}
-        left = self._parts.cells.show_adopted(wait=wait)
-        return [
-            f"cell [{numbers[run.number]}] of the earlier notebook still runs: %ddp_attach --wait shows the rest, and "
-            "%ddp_interrupt ends it"
-            for run in left
+        jobs, adopted = self._parts.jobs, self._parts.adopted
+        wait = wait or is_run_by_program()  # which takes nothing that comes later
+        adopted.show_ended(wait=wait)
+        said = []
+        for run, cell in adopted.let_go():
+            job = self._in_background(run, cell)
+            adopted.jobs.add(job.number)
+            said.append(f"cell [{cell.execution_count}] of the earlier notebook goes on as job {job.number}")
+        if wait and (numbers := [job.number for job in jobs if job.number in adopted.jobs]):
+            jobs.wait(*numbers)
+        return said + [
+            f"cell [{cell.execution_count}] of the earlier notebook waits at input(): %ddp_attach --wait asks you"
+            for cell in adopted.asking
         ]
+
+    def _in_background(self, run: CellRun, cell: RunCell) -> Job:
+        sink = of_this_cell()
+        beside = self._beside(sink)
+
+        def follow(job: Job) -> CellResult:
+            return self._parts.adopted.follow(run, sink, job.place, job.waiter, beside, job.on_begin)
+
+        return self._parts.jobs.start(run.result.ranks, cell.code, cell.execution_count, sink, follow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.recorded import Recorded, batches
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch, decode, encode
+from ddp_notebook.records.renumbering import Renumbered
 from ddp_notebook.records.schema import TABLES
 from ddp_notebook.run.output.text import Ordered, TextSplitter
 from ddp_notebook.wire.events import CellDone, Display, RunCell
 from ddp_notebook.wire.marks import CellEnd, Place
+from ddp_notebook.wire.survival import Stalls, Survives
 
 TOKEN = "ab12"
 
@@ -44,10 +47,10 @@ def test_a_mark_that_came_in_two_pieces_is_whole_for_who_attaches_in_between():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0])
     whole = b"a\n" + CellEnd(1, 0.5).encode(TOKEN)
-    journal.on_text(0, "p", 1, whole[:6])
+    journal.on_text(0, 1, whole[:6])
     assert b"".join(event[3] for event in journal.events()) == whole[:6]
     assert [cell.told.cell for cell in journal.running] == [1]
-    journal.on_text(0, "p", 1, whole[6:])
+    journal.on_text(0, 1, whole[6:])
     assert b"".join(event[3] for event in journal.events()) == whole
     assert journal.running == []
 
@@ -59,7 +62,7 @@ def test_a_cell_that_is_sent_again_to_a_new_rank_is_still_that_of_all():
     for rank in (1, 0):
         assert [cell.ranks for cell in journal.running] == [[0, 1]]
         journal.on_message(rank, CellDone(cell=1, status="ok", duration_s=1.0))
-        journal.on_text(rank, f"p{rank}", 1, CellEnd(1, 1.0).encode(TOKEN))
+        journal.on_text(rank, 1, CellEnd(1, 1.0).encode(TOKEN))
     assert journal.running == []
 
 
@@ -67,9 +70,9 @@ def test_of_a_flood_the_end_is_kept_and_the_rest_counted():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0])
     for number in range(500):
-        journal.on_text(0, "p", 1, b"line %03d\n" % number)
+        journal.on_text(0, 1, b"line %03d\n" % number)
     journal.on_message(0, CellDone(cell=1, status="error", duration_s=1.0, ename="E"))
-    journal.on_text(0, "p", 1, CellEnd(1).encode(TOKEN))
+    journal.on_text(0, 1, CellEnd(1).encode(TOKEN))
     first, *lines, done, end = pieces(journal)
     assert first == "... 3.5 kB before this were not kept ...\n"
     assert (lines[0], lines[-1], len(lines)) == ("line 389\n", "line 499\n", 111)
@@ -82,7 +85,7 @@ def test_text_does_not_wait_for_a_display_that_was_left_out():
     told(journal, 1, [0])
     for place in range(1, 6):
         journal.on_message(0, display(1, place, chars=400))
-        journal.on_text(0, "p", 1, Place(place).encode(TOKEN) + b"%d\n" % place)
+        journal.on_text(0, 1, Place(place).encode(TOKEN) + b"%d\n" % place)
     kept = pieces(journal)
     assert [one.place for one in kept if isinstance(one, Display)] == [4, 5]
     assert kept[-2:] == [display(1, 5, chars=400), "5\n"]
@@ -92,16 +95,42 @@ def test_a_cell_that_was_shown_is_forgotten_and_what_came_behind_it_is_not():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0, 1])
     for rank in (0, 1):
-        journal.on_text(rank, f"p{rank}", 1, b"one\n" + CellEnd(1, 0.1).encode(TOKEN) + b"behind\n")
+        journal.on_text(rank, 1, b"one\n" + CellEnd(1, 0.1).encode(TOKEN) + b"behind\n")
     journal.on_shown(1)
     assert [event[3] for event in journal.events()] == [b"behind\n", b"behind\n"]
     told(journal, 2, [0])
-    journal.on_text(0, "p0", 1, b"two\n")
+    journal.on_text(0, 1, b"two\n")
     journal.on_shown(2)
     assert len(journal.running) == 1, "it has not ended"
-    journal.on_text(0, "p0", 1, CellEnd(2, 0.1).encode(TOKEN))
+    journal.on_text(0, 1, CellEnd(2, 0.1).encode(TOKEN))
     journal.on_shown(2)
     assert list(journal.events()) == [] and journal.cells == {}, "rank 1's text was shown above the second cell"
+
+
+def test_what_is_kept_has_the_numbers_that_ranks_have_now():
+    journal = Journal(TOKEN, 1000)
+    for rank in (0, 1):
+        journal.on_text(rank, 1, b"of %d\n" % rank)
+        journal.on_message(rank, display(9, 1))
+    journal.on_renumbered({0: 1})
+    assert [event[:2] for event in journal.events()] == [("text", 0), ("message", 0)]
+    assert next(journal.events())[3] == b"of 1\n"
+
+
+def test_who_attaches_is_told_of_loops_that_survive_as_they_are_now():
+    journal = Journal(TOKEN, 1000)
+    told(journal, 1, [0, 1])
+    for rank in (0, 1):
+        journal.on_message(rank, Survives(cell=1, line=3))
+    journal.on_message(0, Stalls(cell=1, step=4, holds=True))
+    journal.on_ended(1, ("ended rank", 1, "killed"))
+    found = [event[2] for event in journal.events()]
+    assert found == [Survives(cell=1, line=3), Stalls(cell=1, step=4, holds=True), "killed", Survives(cell=1, line=3)]
+    told(journal, 1, [1])  # the new process of rank 1 has the cell
+    journal.on_resumed(0)
+    assert [event[2] for event in journal.events()] == [Survives(cell=1, line=3)]
+    journal.on_message(0, Survives(cell=1, line=0))
+    assert list(journal.events()) == []
 
 
 def losses(first: int, count: int) -> Batch:
@@ -113,8 +142,9 @@ def losses(first: int, count: int) -> Batch:
 def fed(recorded: Recorded) -> Recording:
     recorded.close()
     recording = Recording(world_size=1)
-    for _, data in [*recorded.left(), *batches(recorded.parts())]:
-        recording.feed(decode(data))
+    for one in [*recorded.left(), *batches(recorded.parts())]:
+        assert not isinstance(one, Renumbered)
+        recording.feed(decode(one[1]))
     return recording
 
 
@@ -136,3 +166,17 @@ def test_a_disk_that_takes_nothing_loses_rows_and_no_names(tmp_path):
     recorded.put(0, encode(losses(10, 10)))
     recording = fed(recorded)
     assert recording.dropped == {0: 10} and len(recording.metrics["loss"].values) == 10
+
+
+def test_a_recording_has_the_numbers_of_its_time(tmp_path):
+    whole, cut = Recorded(str(tmp_path), limit_bytes=10_000_000), Recorded(str(tmp_path / "cut"), limit_bytes=100_000)
+    (tmp_path / "cut").mkdir()
+    for recorded in (whole, cut):
+        recorded.put(1, encode(replace(losses(0, 10), rank=1)))
+        recorded.renumber({0: 1}, 2)
+        for first in range(10, 40_010, 1000):
+            recorded.put(0, encode(losses(first, 1000)))
+        recorded.close()
+    first, number, *rest = batches(whole.parts())
+    assert first[0] == 1 and number == Renumbered({0: 1}, 2) and {one[0] for one in rest} == {0}
+    assert [(rank, decode(data).texts) for rank, data in cut.left()] == [(0, {1: "loss"})], "which its later rows need"

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddp_notebook.errors import UsageError
@@ -17,9 +19,10 @@ from tests.conftest import marked_processes, wait_until
 from tests.keep.conftest import kill
 
 STEPS = """%%on_all_ranks
-import time
+import os, time
 from IPython.display import display, HTML
 for step in range(40):
+    while step == 30 and not os.path.exists({go!r}): time.sleep(0.01)
     dist.all_reduce(torch.ones(1))
     print("step", step)
     if step == 5:
@@ -49,18 +52,28 @@ def test_an_idle_session_goes_on_in_another_kernel(notebook):
     assert entries.entries() == []
 
 
-def test_a_running_cell_is_shown_once_and_waited_for(notebook):
+@pytest.mark.parametrize("attach", ["%ddp_attach|%ddp_attach --wait", "%ddp_attach|pass", "%ddp_attach --wait"])
+def test_a_running_cell_is_shown_once_and_waited_for(notebook, attach, tmp_path):
+    go = tmp_path / "go"
     first = notebook("%ddp_start 2 --keep 1")
-    first.start(STEPS)
+    first.start(STEPS.format(go=str(go)))
     first.wait_for_text("step 7")
     kill(first)
 
     second = notebook()
-    begun = second.run("%ddp_attach")
-    rest = second.run("%ddp_attach --wait")
-    assert rest.status == "ok", rest.traceback
-    assert lines(begun.stdout + rest.stdout) == [f"[0-1] step {step}" for step in range(40)]
-    assert [data.get("text/html") for data in [*begun.displays, *rest.displays]] == ["<b>five</b>"]
+    line, _, then = attach.partition("|")
+    if not then:
+        go.touch()
+    begun = second.run(line)
+    if then:
+        assert "cell [3] of the earlier notebook goes on as job 1" in begun.stdout
+        go.touch()
+        assert second.run(then).status == "ok"
+        assert second.run("%on_all_ranks total").stdout == "[0-1] 40\n", "it has waited its turn"
+        second.wait_under(list(second._replies)[1], lambda under: "job 1 is done" in under.stdout)
+    assert begun.status == "ok", begun
+    assert lines(begun.stdout) == [f"[0-1] step {step}" for step in range(40)]
+    assert [data.get("text/html") for data in begun.displays if "text/html" in data] == ["<b>five</b>"]
     assert second.run("%on_all_ranks total").stdout == "[0-1] 40\n"
     counted = second.run("import ddp_notebook\nlen(ddp_notebook.current().recording.collectives())")
     assert counted.displays[0]["text/plain"] == "80", "no row is lost, and none is there twice"
@@ -100,9 +113,68 @@ def test_a_running_cell_can_be_stopped(notebook):
     kill(first)
 
     second = notebook()
-    assert "still runs" in second.run("%ddp_attach").stdout
-    assert "ended on ranks 0,1; all variables are kept" in second.run("%ddp_interrupt").stdout
+    assert "cell [3] of the earlier notebook goes on as job 1" in second.run("%ddp_attach").stdout
+    [_, row] = second.run("%ddp_jobs").stdout.splitlines()
+    assert row.split()[:5] == ["1", "In", "[3]", "0-1", "running"] and float(row.split()[5]) > 0.3, row
+    assert second.run("%ddp_cancel 1").stdout.startswith("job 1 was cancelled after ")
     assert second.run("%on_all_ranks y").stdout == "[0-1] 7\n"
+
+
+def test_one_that_asks_is_answered_by_who_waits_for_it(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.start("%%on_all_ranks\nprint('asks')\nname = input('who? ') if rank == 0 else 'nobody'\nname")
+    first.wait_for_text("asks")
+    wait_until(lambda: "cell [3] runs" in listed(), what="it runs")
+    kill(first)
+
+    second = notebook()
+    second.run("%ddp_attach")
+    wait_until(lambda: "waits at input()" in second.run("%ddp_attach").stdout, what="it asks")
+    waits = second.start("%ddp_attach --wait")
+    asked = second.client.get_stdin_msg(timeout=20)
+    assert asked["content"]["prompt"] == "[0] who? "
+    second.client.input("me")
+    assert set(second.finish(waits).stdout.splitlines()[1:]) == {"[0-1] asks", "[0] 'me'", "[1] 'nobody'"}
+
+
+SURVIVES = """%%on_all_ranks
+import ddp_notebook, time
+torch.manual_seed(rank)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+done = []
+for step in ddp_notebook.survive(model, optimizer, done, steps=60):
+    with step:
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        done.append(int(step))
+        time.sleep(0.02)
+    print("step", int(step))
+"""
+
+
+@pytest.mark.parametrize("dies", ["attached", "alone"])
+def test_a_training_that_survives_does_so_with_the_next_notebook_too(notebook, dies):
+    first = notebook("%ddp_start 2 --keep 1")
+    pid = int(first.run("import ddp_notebook; ddp_notebook.current().pids()[1]").displays[0]["text/plain"])
+    first.start(SURVIVES)
+    first.wait_for_text("step 7")
+    kill(first)
+    if dies == "alone":
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(pid), what="it has died")
+
+    second = notebook()
+    begun = second.run("%ddp_attach")
+    if dies == "attached":
+        os.kill(pid, signal.SIGKILL)
+    assert second.run("%on_all_ranks done == list(range(60))").stdout == "[0-1] True\n"
+    assert "rank 1 died (killed by SIGKILL) and was replaced in" in begun.stdout + begun.stderr
+    kill(second)
+
+    third = notebook()
+    assert third.run("%ddp_attach").status == "ok", "the end of the process that was replaced is not that of the cell"
+    assert third.run("%on_all_ranks len(done)").stdout == "[0-1] 60\n"
 
 
 def test_without_keep_all_is_gone_in_5_s(notebook):
@@ -142,6 +214,19 @@ def test_it_ends_after_its_hours(notebook):
     first = notebook(f"%ddp_start 2 --keep {2 / 3600}")
     kill(first)
     wait_until(lambda: not entries.entries(), 10, "its time is over")
+
+
+def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, monkeypatch):
+    monkeypatch.setenv("DDP_NOTEBOOK_KEEP_IDLE_H", str(1.5 / 3600))
+    first = notebook("%ddp_start 2 --keep 1")
+    first.start("%%on_all_ranks\nimport pathlib, time\nprint('begun')\ntime.sleep(5)")
+    first.wait_for_text("begun")
+    began = time.monotonic()
+    kill(first)
+    wait_until(lambda: not registry.everything(), 20, "nobody was there, and nothing has run")
+    assert time.monotonic() - began > 5.0, "the cell had not ended"
+    monkeypatch.setenv("DDP_NOTEBOOK_KEEP_IDLE_H", "soon")
+    assert "DDP_NOTEBOOK_KEEP_IDLE_H=soon is no number of hours" in notebook().run("%ddp_start 2 --keep").traceback
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from ddp_notebook.errors import UsageError
 
 HOURS = 24.0
+IDLE_HOURS = 12.0
+_IDLE = "DDP_NOTEBOOK_KEEP_IDLE_H"
 OUTPUT_MB = 64.0
 RECORDING_MB = 1000.0
 _MOST_MB = 1e6
@@ -18,13 +21,30 @@ class Keep:
 
     Args:
         alone_s: how long it is kept while no notebook is there, in seconds.
+        idle_s: likewise, where no cell runs either.
         output_bytes: kept of each rank's text and displays.
         recording_bytes: of the files with what all ranks have recorded.
     """
 
     alone_s: float
+    idle_s: float
     output_bytes: int
     recording_bytes: int
+
+
+def idle_s() -> float:
+    """How long a session is kept in which nothing runs, in seconds: 12 hours, if the environment says nothing else.
+
+    Raises:
+        UsageError: it says no number.
+    """
+    hours = os.environ.get(_IDLE, "") or str(IDLE_HOURS)
+    try:
+        if (idle := float(hours) * 3600) > 0:
+            return idle
+    except ValueError:
+        pass
+    raise UsageError(f"{_IDLE}={hours} is no number of hours; leave it out, or set 12")
 
 
 def check(hours: float | None, output_mb: float, recording_mb: float, most_h: float) -> None:
@@ -38,6 +58,8 @@ def check(hours: float | None, output_mb: float, recording_mb: float, most_h: fl
             f"--keep {hours} is no time to keep ranks without a notebook; give hours up to {most_h:g}, e.g. --keep 12 "
             "(the number of ranks comes first)"
         )
+    if hours is not None:
+        idle_s()
     sizes = (("--keep-output", output_mb, OUTPUT_MB), ("--keep-recording", recording_mb, RECORDING_MB))
     for name, megabytes, usual in sizes:
         if not (_is_number(megabytes) and 0 < megabytes <= _MOST_MB):

@@ -17,7 +17,7 @@ from ddp_notebook.launch.keep.state import State, take
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import RANK, Processes
+from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.wire.events import Message
@@ -46,12 +46,10 @@ class KeptCluster(Cluster):
         take(state, self._hosts, self._processes)
         self._state = state
 
-    def _on_text_of(self, name: str, fd: int, data: bytes) -> None:
-        if (process := self._processes.all.get(name)) is None:
-            return
-        process.note_text(fd, data)
-        if process.kind == RANK:
-            self._listener.on_text(process.rank, fd, data)
+    def _on_text_of(self, rank: int, fd: int, data: bytes) -> None:
+        if (process := self._processes.by_rank.get(rank)) is not None:  # else it comes, and nobody has told of it
+            process.note_text(fd, data)
+            self._listener.on_text(rank, fd, data)
 
     # ---- starting
 

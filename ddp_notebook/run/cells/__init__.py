@@ -9,6 +9,7 @@ cell        one cell under way: collects what comes back
 watch       the thread that waits for one
 silence     hosts that are not heard meanwhile
 interrupt   the kernel's interrupt, as a flag
+adopted     cells of an earlier notebook, which a keeper had meanwhile
 unended     ends cells that nobody waits for any more
 outcome     how a cell ended: the error that the notebook raises
 result      what a cell left behind, by rank

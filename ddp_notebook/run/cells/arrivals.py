@@ -154,6 +154,7 @@ class Arrivals:
     def _on_input_request(self, rank: int, request: InputRequest) -> None:
         run = self.runs.get(request.cell)
         if run is not None and run.is_watched:
+            run.asks = True
             run.shown.put(Shown(rank, ask=request))
         else:
             refusal = InputReply(request=request.request, error="nobody waits for this cell any more")

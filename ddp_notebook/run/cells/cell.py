@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ class CellRun:
         self._unshown_chars = 0
         self.name = "the cell"
         self.is_watched = True  # somebody waits for it
+        self.began_s = time.monotonic()
+        self.asks = False  # on a rank, by `input()`, or has asked
         self.is_patient = False  # nobody does now, but may later: what is shown then must not hold the ranks up
         self.left_out_chars = 0  # of what waited to be shown
         self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown

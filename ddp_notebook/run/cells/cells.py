@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 
-from ddp_notebook.errors import DDPNotebookError, HostError, SessionBrokenError
+from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells import outcome
@@ -23,9 +23,8 @@ from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
 from ddp_notebook.run.groups.survival import Survival
-from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.run.output.sink import Here, Sink
+from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.wire.record_options import RecordOptions
@@ -77,8 +76,7 @@ class Cells:
         self._runs = arrivals.runs  # by number
         self._codes: dict[int, str] = {}  # of the last cells
         self._watched: tuple[CellRun, Interrupts] | None = None
-        self.adopted: list[CellRun] = []  # of an earlier notebook, and not shown to their end
-        self._screens: dict[int, Screen] = {}  # of those
+        self.before_turn: Callable[[], list[str]] = lambda: []  # returns what is to be said above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
         self._closed = False
 
@@ -109,7 +107,7 @@ class Cells:
             waiter: who waits for it.
             on_begin: gets the cell, and how to press stop for it, before it is sent.
         """
-        earlier = self.ends_of_adopted() if place is None else []  # in a turn of its own
+        earlier = self.before_turn() if place is None else []
         with place or Place(self.turn):
             ranks, notes = choose()
             notes = [*earlier, *notes]
@@ -132,8 +130,7 @@ class Cells:
                 self._codes.pop(run.number - _CODES, None)
                 cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=record)
                 beside = beside if screen is not None else None
-                limits = timeout_s, self._grace_s, self._hang_after_s
-                watch = Watch(run, self, interrupts, screen, *limits, beside, waiter)
+                watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)
                 self._runs[run.number] = run
                 self.survival.begin(cell)
                 self._watched = run, interrupts
@@ -144,10 +141,22 @@ class Cells:
                     process = self._cluster.process(rank)
                     if not process.is_alive:
                         run.on_died(rank, process.how, process.last_words)
-                pending, notes = self._see_through(run, watch, interrupts, beside)
-            return self._tell_end(run, watch, interrupts, screen, pending, notes, timeout_s)
+                pending, notes = self.see_through(run, watch, interrupts, beside)
+            return self.tell_end(run, watch, interrupts, screen, pending, notes, timeout_s)
 
-    def _see_through(
+    def watch(
+        self,
+        run: CellRun,
+        interrupts: Interrupts,
+        screen: Screen | None,
+        beside: Beside | None,
+        waiter: Waiter,
+        timeout_s: float | None = None,
+    ) -> Watch:
+        """What follows a cell to its end."""
+        return Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside, waiter)
+
+    def see_through(
         self, run: CellRun, watch: Watch, interrupts: Interrupts, beside: Beside | None = None
     ) -> tuple[list[int], list[str]]:
         """Follow a cell to its end, and do what that calls for. Returns the ranks on which it has not ended, and what
@@ -166,7 +175,7 @@ class Cells:
         busy = self._cluster.ranks if run.is_cut_off else self.busy
         return pending, self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
 
-    def _tell_end(
+    def tell_end(
         self,
         run: CellRun,
         watch: Watch,
@@ -176,6 +185,7 @@ class Cells:
         notes: list[str],
         timeout_s: float | None = None,
     ) -> CellResult:
+        """Say what there is to say of a cell that is over or left, and raise it where it did not end well."""
         if screen is not None:
             self._note_lost_groups(run.result, screen)
             apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
@@ -196,76 +206,17 @@ class Cells:
         )
         return run.result
 
-    # ---- those of an earlier notebook
+    # ---- those of an earlier notebook (`adopted`)
 
-    def adopt(self, cells: Sequence[tuple[RunCell, list[int]]], last: int) -> None:
-        """Take cells that an earlier notebook has sent, and has not shown to their end. Call it before anything comes.
+    def begin_behind(self, cell: int) -> None:
+        """The ranks have got this one last."""
+        self._numbers = itertools.count(cell + 1)
 
-        Args:
-            cells: with their ranks.
-            last: number of the last cell that ranks got.
-        """
-        self._numbers = itertools.count(last + 1)
-        for told, ranks in cells:
-            run = CellRun(told.cell, ranks, self._cluster.hold_text)
-            run.is_patient = True
-            self._codes[told.cell] = told.code
-            self._runs[told.cell] = run
-            self.adopted.append(run)
-
-    def show_adopted(self, *, wait: bool) -> list[CellRun]:
-        """Show what those have printed and displayed, and raise how they ended, as for a cell of one's own.
-
-        Args:
-            wait: for the end of one that runs, which the stop button ends then; else it is left with what it says next.
-
-        Returns:
-            Those that still run.
-
-        Raises:
-            what `run` raises: of the first one that did not end well.
-        """
-        with self.turn:
-            while self.adopted and (wait or self.adopted[0].is_over):
-                run = self.adopted.pop(0)
-                run.is_patient = False
-                with Interrupts(run.wake) as interrupts:
-                    screen = self._screen_of(run)
-                    watch = Watch(run, self, interrupts, screen, None, self._grace_s, self._hang_after_s)
-                    pending, notes = self._see_through(run, watch, interrupts)
-                self._tell_end(run, watch, interrupts, screen, pending, notes)
-            for run in self.adopted:
-                with Interrupts(run.wake) as interrupts:
-                    screen = self._screen_of(run)
-                    while screen is not None and not interrupts.count and not run.shown.empty():
-                        if (item := run.take(0.0)) is not None:
-                            screen.show(item)
-                    if screen is not None:
-                        screen.pause(run.pending)
-        return list(self.adopted)
-
-    def ends_of_adopted(self) -> list[str]:
-        """Show those that have ended meanwhile. Returns how, where one has failed, no fault of the next one."""
-        try:
-            if self.adopted:
-                self.show_adopted(wait=False)
-        except (DDPNotebookError, KeyboardInterrupt) as error:
-            return [f"an earlier cell, of another notebook, has failed meanwhile: {error}"]
-        return []
-
-    def _screen_of(self, run: CellRun) -> Screen | None:
-        """Where an adopted cell is shown: always the same, since a line may wait in it for those of other ranks."""
-        if not is_users_thread():
-            return None
-        if run.number not in self._screens:
-            is_stopped = lambda: self._watched is not None and bool(self._watched[1].count)  # noqa: E731
-            self._screens[run.number] = Screen(run.result.ranks, Here(), is_stopped=is_stopped)
-        screen = self._screens[run.number]
-        run.note = screen.note
-        if run.left_out_chars:
-            screen.note(f"... {run.left_out_chars} characters before this were not kept ...")
-            run.left_out_chars = 0
-        return screen
+    def take(self, run: CellRun, told: RunCell) -> None:
+        """Have a cell among those under way that an earlier notebook has sent."""
+        self._codes[told.cell] = told.code
+        self._runs[told.cell] = run
+        self.survival.begin(told)
 
     def _form_what_was_left(self, interrupts: Interrupts) -> list[str]:
         try:

@@ -87,7 +87,7 @@ class Resizing:
             raise UsageError(f"{world_size} ranks: at least one has to stay; %ddp_stop ends all of them")
         if build is not None:
             check_name(build)
-        earlier = self._cells.ends_of_adopted()
+        earlier = self._cells.before_turn()
         with self._turn():  # one for all, so that no other cell comes between the plan and what it was made for
             plan = self._plan(world_size, without, build)
             if plan is None:

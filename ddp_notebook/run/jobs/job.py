@@ -126,7 +126,7 @@ class Job(Future[CellResult]):
 
     def on_begin(self, run: CellRun, interrupts: Interrupts) -> None:
         """Its turn has come."""
-        self._began_s = time.monotonic()
+        self._began_s = run.began_s
         self.run = run
         self.state = "running"
         with self._pressing:

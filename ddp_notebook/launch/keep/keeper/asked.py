@@ -14,6 +14,7 @@ from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Probe, Pull, RunCell
+from ddp_notebook.wire.survival import Resume
 
 _QUESTIONS = (Probe, ClockProbe, Check, Pull)  # which change nothing
 _OF_ALL = {"trouble", "status", "look", "fetch"}  # what one that looks may ask too
@@ -65,9 +66,11 @@ class Asked:
 
     def _send(self, notebook: Notebook, rank: int, message: Message) -> None:
         if notebook.drives or isinstance(message, _QUESTIONS):
-            if isinstance(message, InputReply):
-                with self._notebooks.lock:
+            with self._notebooks.lock:
+                if isinstance(message, InputReply):
                     self._journal.on_answered(rank, message)
+                elif isinstance(message, Resume):
+                    self._journal.on_resumed(rank)
             self._cluster.send(rank, message)
 
     def _on_tell(self, message: Any, ranks: list[int]) -> None:

@@ -106,10 +106,9 @@ class Heard:
             self._notebooks.tell("message", rank, message)
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
-        process = self._cluster.process(rank).name
         with self._notebooks.lock:
-            self._journal.on_text(rank, process, fd, data)
-            self._notebooks.tell("text", process, fd, data)
+            self._journal.on_text(rank, fd, data)
+            self._notebooks.tell("text", rank, fd, data)
         self._text_of(rank).add(fd, data)
 
     def on_ended(self, rank: int, how: str) -> None:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from ddp_notebook.records.units import bundle_chars, size
 from ddp_notebook.wire.events import CellDone, Display, InputReply, InputRequest, Message, RunCell
 from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
+from ddp_notebook.wire.survival import Stalls, Survives
 
-Event = tuple[Any, ...]  # what a notebook is sent: ("text", process, fd, data), ("message", rank, message), ...
+Event = tuple[Any, ...]  # what a notebook is sent: ("text", rank, fd, data), ("message", rank, message), ...
 
 
 @dataclass(slots=True)
@@ -61,8 +62,22 @@ class _OfRank:
         self.nbytes = 0
         self.left_out_bytes = 0
         self.unfinished: dict[int, bytes] = {}  # by fd: what may be the beginning of a mark
-        self.process = ""
+        self.survives: Survives | None = None  # the loop that it is in
+        self.stalls: Stalls | None = None  # it waits in that
         self.without_display: set[int] = set()  # places whose display has gone
+
+    def on_loop(self, message: Survives | Stalls) -> None:
+        """What it says of a loop that survives."""
+        if isinstance(message, Stalls):
+            self.stalls = message
+        else:
+            self.survives, self.stalls = (message, self.stalls) if message.line else (None, None)
+
+    def begin_anew(self) -> None:
+        """A new process has its number, and runs the cell that it has died in."""
+        self.entries = deque(entry for entry in self.entries if entry.event is None or entry.event[0] != "ended rank")
+        self.kept = [entry for entry in self.kept if entry.event is None or entry.event[0] != "ended rank"]
+        self.survives = self.stalls = None
 
     def add(self, entry: _Entry, limit_bytes: int) -> None:
         self.entries.append(entry)
@@ -87,7 +102,7 @@ class Journal:
     Example:
         >>> journal = Journal("ab12", limit_bytes=1000)
         >>> journal.on_told(RunCell(cell=1, code="print(1)", execution_count=1), [0])
-        >>> journal.on_text(0, "local/0", 1, b"1\\n" + CellEnd(1, 0.5).encode("ab12"))
+        >>> journal.on_text(0, 1, b"1\\n" + CellEnd(1, 0.5).encode("ab12"))
         >>> journal.cells[1].is_over, [event[3] for event in journal.events()]
         (True, [b'1\\n', b'\\x1eab12:1:500000\\x1e\\n'])
         >>> journal.on_shown(1)
@@ -115,14 +130,15 @@ class Journal:
             yield from (_with_rank(entry.event, rank) for entry in of_rank.kept if entry.event is not None)
             if of_rank.left_out_bytes:
                 words = f"... {size(of_rank.left_out_bytes)} before this were not kept ...\n"
-                yield "text", of_rank.process, 1, words.encode()
+                yield "text", rank, 1, words.encode()
             for entry in of_rank.entries:
                 lost = isinstance(entry.mark, Place) and entry.mark.number in of_rank.without_display
                 if entry.event is not None and not lost:
                     yield _with_rank(entry.event, rank)
             for fd, data in of_rank.unfinished.items():
                 if data:
-                    yield "text", of_rank.process, fd, data
+                    yield "text", rank, fd, data
+            yield from (("message", rank, one) for one in (of_rank.survives, of_rank.stalls) if one is not None)
 
     # ---- what happens
 
@@ -131,33 +147,36 @@ class Journal:
         self.last_cell = max(self.last_cell, cell.cell)
         if (known := self.cells.get(cell.cell)) is not None:
             known.open.update({rank: {"text", "done"} for rank in ranks})
+            for rank in ranks:
+                self._of(rank).begin_anew()
             return
         self.cells[cell.cell] = Cell(cell, ranks, open={rank: {"text", "done"} for rank in ranks})
         for of_rank in self._ranks.values():
             of_rank.entries.append(_Entry(None, begins=cell.cell))
 
-    def on_text(self, rank: int, process: str, fd: int, data: bytes) -> None:
-        """A rank's process has written something."""
+    def on_text(self, rank: int, fd: int, data: bytes) -> None:
+        """A rank has written something."""
         of_rank = self._of(rank)
-        of_rank.process = process
         data, at = of_rank.unfinished.get(fd, b"") + data, 0
         for start, end, mark in self._reader.find(data):
-            self._add_text(of_rank, fd, data[at:start])
-            of_rank.add(_Entry(("text", process, fd, data[start:end]), mark=mark), self._limit_bytes)
+            self._add_text(of_rank, rank, fd, data[at:start])
+            of_rank.add(_Entry(("text", rank, fd, data[start:end]), mark=mark), self._limit_bytes)
             if isinstance(mark, CellEnd) and (cell := self.cells.get(mark.cell)) is not None:
                 cell.close(rank, "text", *["done"] * (mark.duration_s is not None))
                 self._note_end(cell)
             at = end
         end = self._reader.complete_until(data, at)
-        self._add_text(of_rank, fd, data[at:end])
+        self._add_text(of_rank, rank, fd, data[at:end])
         of_rank.unfinished[fd] = data[end:]
 
-    def _add_text(self, of_rank: _OfRank, fd: int, data: bytes) -> None:
+    def _add_text(self, of_rank: _OfRank, rank: int, fd: int, data: bytes) -> None:
         if data:
-            of_rank.add(_Entry(("text", of_rank.process, fd, data), len(data)), self._limit_bytes)
+            of_rank.add(_Entry(("text", rank, fd, data), len(data)), self._limit_bytes)
 
     def on_message(self, rank: int, message: Message) -> None:
         """A rank has said something by the wire. What is no cell's is not kept."""
+        if isinstance(message, Survives | Stalls):
+            self._of(rank).on_loop(message)
         if not isinstance(message, CellDone | Display | InputRequest):
             return
         nbytes, place = 0, 0
@@ -175,6 +194,10 @@ class Journal:
         """Somebody has typed what a rank asked for."""
         of_rank = self._of(rank)
         of_rank.entries = deque(entry for entry in of_rank.entries if entry.request != answer.request)
+
+    def on_resumed(self, rank: int) -> None:
+        """A rank that has waited in its loop is told to go on."""
+        self._of(rank).stalls = None
 
     def on_ended(self, rank: int, event: Event) -> None:
         """A rank's process has ended."""
@@ -199,6 +222,7 @@ class Journal:
             of_rank.kept, of_rank.entries = [], deque(left)
             of_rank.nbytes = sum(entry.nbytes for entry in left)
             of_rank.left_out_bytes = 0
+            of_rank.survives = of_rank.stalls = None
             of_rank.without_display.clear()
         self.cells = {n: one for n, one in self.cells.items() if n > number or not one.is_over}
 
@@ -221,5 +245,5 @@ class Journal:
 
 
 def _with_rank(event: Event, rank: int) -> Event:
-    """An event of a rank as its number is now; text comes with the name of its process."""
-    return event if event[0] == "text" else (event[0], rank, *event[2:])
+    """An event of a rank as its number is now."""
+    return event[0], rank, *event[2:]

@@ -32,7 +32,6 @@ from ddp_notebook.registry import doors, entries
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.version import __version__
 
-IDLE_S = 12 * 3600.0  # without a cell and without a notebook, until it ends
 _FIRST_WORD_S = 5.0
 _FIRST_S = 20.0  # until the notebook that has asked for it is there
 _LOOK_S = 1.0
@@ -57,6 +56,8 @@ class Keeper:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
+        assert spec.options.keep is not None
+        self._keep = spec.options.keep
         self._notebooks = Notebooks()
         self._spool = tempfile.mkdtemp(prefix=entries.SPOOL)  # mode 700
         self._asked: Asked | None = None
@@ -94,12 +95,10 @@ class Keeper:
     def _with_lease(self) -> StartOptions:
         """Other machines are waited for as long as notebooks are."""
         options = self._spec.options
-        assert options.keep is not None
-        return replace(options, lease_s=max(options.lease_s, options.keep.alone_s))
+        return replace(options, lease_s=max(options.lease_s, self._keep.alone_s))
 
     def _start(self, beginning: Beginning) -> None:
-        keep, hosts = self._spec.options.keep, beginning.hosts
-        assert keep is not None
+        keep, hosts = self._keep, beginning.hosts
         heard = Heard(self._notebooks, self._gone)
         self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
         journal = Journal(cluster.mark_token, keep.output_bytes)
@@ -158,7 +157,8 @@ class Keeper:
     # ---- time
 
     def _look(self, hosts: Hosts) -> None:
-        assert self._cluster is not None and self._spec.options.keep is not None
+        keep = self._keep
+        assert self._cluster is not None
         self._notebooks.remove_dead()
         now = time.monotonic()
         if self._notebooks.all:
@@ -168,10 +168,10 @@ class Keeper:
                 self._changed()
             for notice in [*hosts.notices(), *self._heard.notices()]:
                 self._notebooks.tell("notice", notice)
-        elif now - self._left_s > self._spec.options.keep.alone_s:
-            self.end(f"nobody was there for {self._spec.options.keep.alone_s / 3600:g} h")
-        elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > IDLE_S:
-            self.end(f"nothing has run for {IDLE_S / 3600:g} h")
+        elif now - self._left_s > keep.alone_s:
+            self.end(f"nobody was there for {keep.alone_s / 3600:g} h")
+        elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > keep.idle_s:
+            self.end(f"nobody was there for {keep.idle_s / 3600:g} h, and nothing has run")
 
     def _gone(self) -> None:
         """The last host has ended, and so all ranks."""
