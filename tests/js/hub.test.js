@@ -70,12 +70,12 @@ test("without its kernel a view says that it is the last picture, also behind it
   const { hub, pass } = greeted(context, ({ kind }, its) => lives && kind === "hello" && its.receive({ ...shown, seq: its.store.seq + 1 }, []));
   hub.receive(shown, []);
   hub.left();
-  pass(2500);
+  pass(9000);
   assert.equal(stateOf(hub.store, "").words, "Cell 1 is running.", "it has answered: only the connection was another one");
   lives = false;
   hub.left();
   hub.receive({ ...shown, kind: "delta", seq: hub.store.seq + 1, state: "idle" }, []);
-  pass(2500);
+  pass(9000);
   assert.deepEqual(stateOf(hub.store, ""), { chip: "gone", words: "The kernel of this view has ended; this is the last picture of it." });
   assert.equal(answersInWords(hub.store), "");
 });

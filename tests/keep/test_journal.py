@@ -177,6 +177,6 @@ def test_a_recording_has_the_numbers_of_its_time(tmp_path):
         for first in range(10, 40_010, 1000):
             recorded.put(0, encode(losses(first, 1000)))
         recorded.close()
-    first, number, *rest = batches(whole.parts())
-    assert first[0] == 1 and number == Renumbered({0: 1}, 2) and {one[0] for one in rest} == {0}
+    before, number, *behind = batches(whole.parts())
+    assert before[0] == 1 and number == Renumbered({0: 1}, 2) and {one[0] for one in behind} == {0}
     assert [(rank, decode(data).texts) for rank, data in cut.left()] == [(0, {1: "loss"})], "which its later rows need"

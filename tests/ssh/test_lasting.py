@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 import ddp_notebook
+from ddp_notebook.errors import StartError
+from ddp_notebook.launch.keep import registry
 from ddp_notebook.launch.ways.lasting import Stream
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
@@ -137,6 +139,16 @@ def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebo
     assert kernel.run("ddp_notebook.current().pids()").displays[0]["text/plain"] == pids
     assert kernel.run("%ddp_stop").status == "ok"
     wait_until(lambda: not carriers(), 15, "nothing is left")
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [("wants-a-password", r"Permission denied .*ssh-copy-id"), ("unknown-key", "Host key verification")],
+)
+def test_why_no_host_is_reached_is_told(ssh, python, runtime, host, words):  # noqa: F811
+    with pytest.raises(StartError, match=f"no host server on {host}: .*{words}"):
+        ddp_notebook.start(hosts=f"{host}:1", python=python, keep_h=1)
+    assert registry.everything() == []
 
 
 @pytest.mark.long

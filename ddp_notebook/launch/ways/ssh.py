@@ -245,9 +245,11 @@ class Ssh(Way):
             words = self._log_file.read_text(errors="replace").replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
         except OSError:
             words = ""
-        fix = next((fix for text, fix in _FIXES if text in words), "").format(name=self.name, python=self._python)
+        text, fix = next(((text, fix) for text, fix in _FIXES if text in words), ("", ""))
+        fix = fix.format(name=self.name, python=self._python)
         if self._pid == 0 or fix:
-            last = words.splitlines()[-1].strip() if words else f"ssh ended with status {self._ssh.poll()}"
+            says = [line.strip() for line in words.splitlines() if text in line]
+            last = says[-1] if says else f"ssh ended with status {self._ssh.poll()}"
             return f"no host server on {self.name}: {last}" + (f"; {fix}" if fix else "")
         last_words = f"; its last words:\n{words}" if words else ""
         return f"the host server on {self.name} ended, or the connection to it{last_words}"

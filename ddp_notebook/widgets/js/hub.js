@@ -9,7 +9,7 @@ import { Store } from "./data/store.js";
 const HELLO_AFTER_MS = 300; // a model that was made by a running cell gets its first message sooner
 // A front end that has no subshell for its messages yet sends the first ones to the kernel's main thread.
 const HERE_AFTER_MS = [0, 300, 800, 1500];
-const LAST_WORDS_MS = 2000; // what a kernel that ends has sent is here by then
+const LAST_WORDS_MS = 8000; // a kernel that is restarted has ended by then: Jupyter's servers give it five seconds
 const HEARD_AFTER_MS = 2500; // a kernel that has not answered by then reads all that when its cell is over
 
 export class Hub {
@@ -19,25 +19,22 @@ export class Hub {
     this.canSend = Boolean(send);
     this.send = send ?? (() => {});
     this.requests = 0;
-    this.hasAnswered = false; // since it was asked whether it is there
   }
 
   /** @param {Record<string, any>} message @param {(ArrayBuffer|ArrayBufferView)[]} [buffers] */
   receive = (message, buffers) => {
-    if (message.kind === "snapshot") this.hasAnswered = true;
     if (this.store.feed(message, buffers)) this.send({ kind: "hello" });
   };
 
   /**
-   * The kernel was restarted, or the connection to it is another one: what is there stays, and is the last picture, unless
-   * the kernel answers. What an old one has said last comes later than this.
+   * The kernel is restarted, or the connection to it is another one: what is there stays, and is the last picture. What an
+   * old one says last comes later than this; one that is there all the same answers.
    */
   left = () => {
-    this.hasAnswered = false;
     this.store.leave();
-    this.send({ kind: "hello" });
     setTimeout(() => {
-      if (!this.hasAnswered) this.store.leave();
+      this.store.leave();
+      this.send({ kind: "hello" });
     }, LAST_WORDS_MS);
   };
 

@@ -234,7 +234,10 @@ class Keeper:
 
     def _serve(self, notebook: Notebook) -> None:
         while self._asked is None:
-            if self._ended.wait(0.01) or not notebook.lives:
+            if not notebook.lives:
+                return
+            if self._ended.wait(0.01):
+                notebook.hear()  # until `_end` has told it why, and closes the stream
                 return
         self._asked.serve(notebook)
 
