@@ -138,12 +138,13 @@ def test_one_that_asks_is_answered_by_who_waits_for_it(notebook):
 
 
 SURVIVES = """%%on_all_ranks
-import ddp_notebook, time
+import ddp_notebook, os, time
 torch.manual_seed(rank)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 done = []
 for step in ddp_notebook.survive(model, optimizer, done, steps=60):
+    while int(step) == 30 and not os.path.exists({go!r}): time.sleep(0.01)
     with step:
         model(torch.randn(8, 4)).pow(2).mean().backward()
         optimizer.step()
@@ -154,20 +155,23 @@ for step in ddp_notebook.survive(model, optimizer, done, steps=60):
 
 
 @pytest.mark.parametrize("dies", ["attached", "alone"])
-def test_a_training_that_survives_does_so_with_the_next_notebook_too(notebook, dies):
+def test_a_training_that_survives_does_so_with_the_next_notebook_too(notebook, dies, tmp_path):
+    go = tmp_path / "go"
     first = notebook("%ddp_start 2 --keep 1")
     pid = int(first.run("import ddp_notebook; ddp_notebook.current().pids()[1]").displays[0]["text/plain"])
-    first.start(SURVIVES)
+    first.start(SURVIVES.format(go=str(go)))
     first.wait_for_text("step 7")
     kill(first)
     if dies == "alone":
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not psutil.pid_exists(pid), what="it has died")
+        go.touch()
 
     second = notebook()
     begun = second.run("%ddp_attach")
     if dies == "attached":
         os.kill(pid, signal.SIGKILL)
+        go.touch()
     assert second.run("%on_all_ranks done == list(range(60))").stdout == "[0-1] True\n"
     assert "rank 1 died (killed by SIGKILL) and was replaced in" in begun.stdout + begun.stderr
     kill(second)
