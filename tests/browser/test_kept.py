@@ -43,6 +43,7 @@ def test_widgets_of_a_kernel_that_is_gone_are_their_last_picture(tmp_path, how, 
         else:
             lab.page.locator(".jp-NotebookPanel-toolbar [data-command='notebook:restart-kernel']").click()
         lab.page.locator(".jp-Dialog .jp-mod-accept").click()  # that it has died, and is started again; or is to be
+        lab._cell(MONITOR).scroll_into_view_if_needed()  # it draws nothing elsewhere
         if how == "restarted":  # ipywidgets tells views of that, and not of a kernel that has died
             lab.wait_for_text(MONITOR, "The kernel of this view has ended; this is the last picture of it.")
         expect(lab._cell(MONITOR).get_by_role("button", name="Interrupt ranks")).to_be_disabled()

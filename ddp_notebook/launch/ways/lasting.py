@@ -12,9 +12,9 @@ bounded memory, above which its sender has to wait.
     GOT        so many bytes have come; the first one of a connection, and one each second
     END        nothing more comes: whoever owns the stream has closed it
 
-On the host the stream belongs to a process of its own, `hold`, which listens on an abstract Unix socket with a secret
-name. An ssh that comes hands it what it reads and writes. It ends with the stream, or when nothing has come for the
-lease.
+On the host the stream belongs to a process of its own, `hold`, which listens on an abstract Unix socket. An ssh that
+comes hands it what it reads and writes; each of the two sees to it that the other is the same user's, since anybody may
+know and take such a name. It ends with the stream, or when nothing has come for the lease.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def proxy_command(ssh: Sequence[str], python: str, token: str, lease_s: float) -
     Args:
         ssh: the command with all options and the destination, as far as what is run there.
         python: the interpreter there, as the shell there takes it.
-        token: a secret that names the stream.
+        token: names the stream.
         lease_s: how long no connection may carry it.
     """
     there = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.lasting import main; main()"
@@ -286,9 +286,9 @@ def main() -> None:
         listener.close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
         holder.settimeout(_FIRST_S)
-        try:
+        with contextlib.suppress(ConnectionRefusedError):
             holder.connect(name)
-        except ConnectionRefusedError:
+        if not _is_ours(holder):
             _write(1, _LOST)
             return
         _write(1, _HOLDS)
@@ -318,10 +318,15 @@ def _hold(listener: socket.socket, lease_s: float) -> None:
     os._exit(0)
 
 
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether a process of this user is at its other end. (unix(7), SO_PEERCRED: uid -1 where nobody is.)"""
+    _, _, uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.getuid())
+
+
 def _carry(stream: Stream, connection: socket.socket, number: int) -> None:
     with connection:
-        _, _, uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.getuid():
+        if not _is_ours(connection):
             return
         connection.settimeout(_FIRST_S)
         _, fds, _, _ = socket.recv_fds(connection, 1, 2)
