@@ -160,6 +160,6 @@ def _unknown(name: str) -> Host:
     return cast(Host, of)
 
 
-def silent(hosts: Sequence[Host]) -> bool:
+def silent(hosts: Sequence[Host | OfHost]) -> bool:
     """Whether a host is not heard, so that its state changes each second."""
     return any(host.silent_s > 1.0 for host in hosts)

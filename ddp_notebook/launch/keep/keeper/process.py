@@ -164,7 +164,8 @@ class Keeper:
         if self._notebooks.all:
             self._left_s = now
             is_stopped = self._state is not None and self._state.is_stopped != self._cluster.is_stopped
-            if silent(self._cluster.hosts) or is_stopped:
+            was_silent = self._state is not None and silent(self._state.hosts)
+            if silent(self._cluster.hosts) or was_silent or is_stopped:
                 self._changed()
             for notice in [*hosts.notices(), *self._heard.notices()]:
                 self._notebooks.tell("notice", notice)
