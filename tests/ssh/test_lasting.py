@@ -170,5 +170,5 @@ def test_a_link_that_is_away_for_longer_than_a_connection_lives(tmp_path, runtim
             made.cut("a", is_up=True)
             result = job.result(60)
             assert [result[rank].stdout for rank in (0, 1)] == ["".join(f"step {n}\n" for n in range(40))] * 2
-            wait_until(lambda: not session.trouble, 5, "it is told that it is back")
+            wait_until(lambda: not session._parts.cluster.unheard, 5, "it is told that it is back")
             assert session.run("rank", quiet=True)[1].result == "1"
