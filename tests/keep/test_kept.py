@@ -227,7 +227,7 @@ def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, mo
     first.wait_for_text("begun")
     began = time.monotonic()
     kill(first)
-    wait_until(lambda: not registry.everything(), 20, "nobody was there, and nothing has run")
+    wait_until(lambda: not entries.entries(), 20, "nobody was there, and nothing has run")
     assert time.monotonic() - began > 5.0, "the cell had not ended"
     monkeypatch.setenv("DDP_NOTEBOOK_KEEP_IDLE_H", "soon")
     assert "DDP_NOTEBOOK_KEEP_IDLE_H=soon is no number of hours" in notebook().run("%ddp_start 2 --keep").traceback

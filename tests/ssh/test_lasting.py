@@ -17,8 +17,8 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import StartError
-from ddp_notebook.launch.keep import registry
 from ddp_notebook.launch.ways.lasting import Stream
+from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
 from tests.ssh import namespaces, sshd
@@ -139,7 +139,7 @@ def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebo
     counted = kernel.run("len(ddp_notebook.current().recording.collectives())")
     assert counted.displays[0]["text/plain"] == "80", "no row is lost, and none is there twice"
     assert kernel.run("ddp_notebook.current().pids()").displays[0]["text/plain"] == pids
-    [entry] = registry.everything()
+    [entry] = entries.entries()
     os.kill(entry.pid, signal.SIGKILL)
     ranks = [int(pid) for pid in pids.strip("[]").split(",")]
     wait_until(lambda: not carriers() and not any(map(psutil.pid_exists, ranks)), 20, "with the keeper all is gone")
@@ -152,7 +152,7 @@ def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebo
 def test_why_no_host_is_reached_is_told(ssh, python, runtime, host, words):  # noqa: F811
     with pytest.raises(StartError, match=f"no host server on {host}: .*{words}"):
         ddp_notebook.start(hosts=f"{host}:1", python=python, keep_h=1)
-    assert registry.everything() == []
+    assert entries.entries() == []
 
 
 @pytest.mark.long
