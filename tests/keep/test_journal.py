@@ -117,6 +117,19 @@ def test_what_is_kept_has_the_numbers_that_ranks_have_now():
     assert next(journal.events())[3] == b"of 1\n"
 
 
+def test_a_cell_that_goes_on_with_fewer_ranks_is_theirs():
+    journal = Journal(TOKEN, 1000)
+    told(journal, 1, [0, 1, 2])
+    journal.on_ended(1, ("ended rank", 1, "killed"))
+    journal.on_renumbered({0: 0, 1: 2})
+    assert [cell.ranks for cell in journal.running] == [[0, 1]]
+    for rank in (0, 1):
+        journal.on_text(rank, 1, CellEnd(1, 0.1).encode(TOKEN))
+    assert journal.running == []
+    journal.on_shown(1)
+    assert list(journal.events()) == [] and journal.cells == {}
+
+
 def test_who_attaches_is_told_of_loops_that_survive_as_they_are_now():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0, 1])

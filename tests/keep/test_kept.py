@@ -143,7 +143,7 @@ torch.manual_seed(rank)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 done = []
-for step in ddp_notebook.survive(model, optimizer, done, steps=60):
+for step in ddp_notebook.survive(model, optimizer, done, steps=60{more}):
     while int(step) == 30 and not os.path.exists({go!r}): time.sleep(0.01)
     with step:
         model(torch.randn(8, 4)).pow(2).mean().backward()
@@ -154,12 +154,12 @@ for step in ddp_notebook.survive(model, optimizer, done, steps=60):
 """
 
 
-@pytest.mark.parametrize("dies", ["attached", "alone"])
+@pytest.mark.parametrize("dies", ["attached", "alone", "shrinks"])
 def test_a_training_that_survives_does_so_with_the_next_notebook_too(notebook, dies, tmp_path):
     go = tmp_path / "go"
     first = notebook("%ddp_start 2 --keep 1")
     pid = int(first.run("import ddp_notebook; ddp_notebook.current().pids()[1]").displays[0]["text/plain"])
-    first.start(SURVIVES.format(go=str(go)))
+    first.start(SURVIVES.format(go=str(go), more=', on_loss="shrink"' if dies == "shrinks" else ""))
     first.wait_for_text("step 7")
     kill(first)
     if dies == "alone":
@@ -169,16 +169,17 @@ def test_a_training_that_survives_does_so_with_the_next_notebook_too(notebook, d
 
     second = notebook()
     begun = second.run("%ddp_attach")
-    if dies == "attached":
+    if dies != "alone":
         os.kill(pid, signal.SIGKILL)
         go.touch()
-    assert second.run("%on_all_ranks done == list(range(60))").stdout == "[0-1] True\n"
-    assert "rank 1 died (killed by SIGKILL) and was replaced in" in begun.stdout + begun.stderr
+    left, what = ("[0]", "left in") if dies == "shrinks" else ("[0-1]", "was replaced in")
+    assert second.run("%on_all_ranks done == list(range(60))").stdout == f"{left} True\n"
+    assert f"rank 1 died (killed by SIGKILL) and {what}" in begun.stdout + begun.stderr
     kill(second)
 
     third = notebook()
     assert third.run("%ddp_attach").status == "ok", "the end of the process that was replaced is not that of the cell"
-    assert third.run("%on_all_ranks len(done)").stdout == "[0-1] 60\n"
+    assert third.run("%on_all_ranks len(done)").stdout == f"{left} 60\n"
 
 
 def test_without_keep_all_is_gone_in_5_s(notebook):

@@ -227,14 +227,17 @@ class Journal:
         self.cells = {n: one for n, one in self.cells.items() if n > number or not one.is_over}
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        """There are more or fewer ranks, and so no cell runs. One that was given up and has ended meanwhile is none any
-        more: what is left of its text is shown above the next cell.
+        """There are more or fewer ranks. A cell that runs is one whose loop goes on with fewer. One that was given up
+        and has ended meanwhile is none any more: what is left of its text is shown above the next cell.
 
         Args:
             stayed: the former number of each rank that has stayed, by its new one.
         """
         self._ranks = {now: self._of(before) for now, before in stayed.items()}
-        self.cells.clear()
+        self.cells = {number: cell for number, cell in self.cells.items() if not cell.is_over}
+        for cell in self.cells.values():
+            cell.open = {now: cell.open[before] for now, before in stayed.items() if before in cell.open}
+            cell.ranks = [now for now, before in stayed.items() if before in cell.ranks]
 
     def _note_end(self, cell: Cell) -> None:
         if cell.is_over:
