@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from ddp_notebook.wire import faults, files, resizing, survival  # noqa: F401  # an end reads messages of all kinds
+from ddp_notebook.wire import cutting, faults, files, resizing, survival  # noqa: F401  # an end reads messages of all kinds
 from ddp_notebook.wire.events import Message, decode
 from ddp_notebook.wire.keys import Address, Bind, Doorman, Keyring, on_loopback, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
