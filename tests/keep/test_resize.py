@@ -10,6 +10,12 @@ from tests.keep.conftest import kill
 COUNT = "import ddp_notebook; [len(ddp_notebook.current().recording.collectives(rank=r)) for r in range(3)]"
 SUM = "%%on_all_ranks\nfor _ in range({}): dist.all_reduce(torch.ones(1))\n(rank, world_size, x)"
 
+TO_ONE_THAT_LEFT = """
+from ddp_notebook.wire.events import Probe, RunCell
+cluster = ddp_notebook.current()._cluster
+cluster.send(2, Probe(request=1)); cluster.drop(2, 1); cluster.tell(RunCell(cell=99, code="", execution_count=1), [2])
+"""
+
 
 def test_the_next_notebook_has_as_many_ranks(notebook):
     first = notebook("%ddp_start 2 --keep 1")
@@ -27,6 +33,7 @@ def test_the_next_notebook_has_as_many_ranks(notebook):
     shrunk = second.run("%ddp_resize 2 --without 0")
     told = "2 ranks now: rank 0 has left; rank 1 is rank 0, rank 2 is rank 1"
     assert shrunk.stdout.startswith(told), shrunk.stdout + shrunk.traceback
+    second.run(TO_ONE_THAT_LEFT)  # as the thread does that compares clocks, if it asks while the rank leaves
     second.run("%%on_ranks 0\nprint('still', was)")
     kill(second)
 

@@ -65,6 +65,8 @@ class Asked:
     # ---- what has no answer, in the order in which it came
 
     def _send(self, notebook: Notebook, rank: int, message: Message) -> None:
+        if rank not in self._cluster.ranks:
+            return  # it has left while this was on its way
         if notebook.drives or isinstance(message, _QUESTIONS):
             with self._notebooks.lock:
                 if isinstance(message, InputReply):
@@ -74,6 +76,7 @@ class Asked:
             self._cluster.send(rank, message)
 
     def _on_tell(self, message: Any, ranks: list[int]) -> None:
+        ranks = [rank for rank in ranks if rank in self._cluster.ranks]
         with self._notebooks.lock:
             if isinstance(message, RunCell):
                 self._journal.on_told(message, ranks)
@@ -83,7 +86,8 @@ class Asked:
         self._cluster.hold_text(hold)
 
     def _on_drop(self, rank: int, transfer: int) -> None:
-        self._cluster.drop(rank, transfer)
+        if rank in self._cluster.ranks:
+            self._cluster.drop(rank, transfer)
 
     def _on_shown(self, cell: int) -> None:
         with self._notebooks.lock:
