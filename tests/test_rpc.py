@@ -218,3 +218,28 @@ def test_a_stop_says_what_a_rank_waits_for(session, wait, what):
     with pytest.raises(CellTimeoutError, match=rf"waits for {what} on worker1 \(rank 1\), 1 s"):
         session.run(f"if rank == 0: {wait}", timeout=1)
     assert said(session, "rpc.rpc_sync(other, add, args=(1, 2))") == ["3", "3"]
+
+
+SLOW = """
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, gradient): time.sleep(3 * ctx.needs_input_grad[0]); return gradient
+def twice(x): return 2 * Slow.apply(x)
+"""
+
+
+def test_a_stop_ends_a_backward_of_distributed_autograd(session):
+    session.run(INIT + SLOW)
+    code = (
+        "if rank == 0:\n    x = torch.ones(1, requires_grad=True)\n    with dist_autograd.context() as context:\n"
+        "        dist_autograd.backward(context, [rpc.rpc_sync(other, twice, args=(x,)).sum()])"
+    )
+    with pytest.raises(CellTimeoutError, match=r"waits for backward|in backward"):
+        session.run(code, timeout=0.6)
+    assert said(session, CALL) == ["1", "2"]
+    session.run("def twice(x): return 2 * x")
+    assert said(session, code + "\n        print(dist_autograd.get_gradients(context)[x])")[0] == "tensor([2.])"
+    with pytest.raises(RankError, match="requires_grad not set on root"):
+        session.run("with dist_autograd.context() as context: dist_autograd.backward(context, [torch.ones(1).sum()])")

@@ -4,6 +4,7 @@ calls     those that have not returned: what a rank waits for
 agent     the one RPC agent of the process, which lives as long as that does
 meeting   how workers find each other, at the session's store
 functions functions of cells, which a callee may not have yet, or in another version
+waiting   waits in C++, where no stop reaches them
 running   what a callee runs, and what it says of errors
 naming    the names that cells give workers, over those that their agents have
 face      what cells call: `init_rpc`, `shutdown` and the lookups of workers, in place of torch's

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed.autograd as dist_autograd
 from torch._C._distributed_rpc import (
     PyRRef,
     WorkerInfo,
@@ -32,6 +33,7 @@ from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
 from ddp_notebook.rank.rpc.running import runner
+from ddp_notebook.rank.rpc.waiting import elsewhere
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
@@ -46,6 +48,7 @@ _is_set, _IS_SET, _UDF = _is_current_rpc_agent_set, "_is_current_rpc_agent_set",
 _to_worker_info, _get_worker_info = api._to_worker_info, api.get_worker_info
 _owner, _to_here = PyRRef.owner, PyRRef.to_here
 _main = threading.main_thread().ident
+_BACKWARD = "backward"  # not exported
 
 Replace = Callable[[Callable[..., Any], Callable[..., Any]], None]
 
@@ -86,6 +89,8 @@ class Face:
         for name in _INVOKES:
             setattr(api, name, self._noted(name, getattr(api, name)))
         setattr(api, _UDF, self._named(internal.PythonUDF))
+        backward = getattr(dist_autograd, _BACKWARD)
+        setattr(dist_autograd, _BACKWARD, elsewhere(backward, self.calls, "the workers of its context"))
         face = self
 
         def owner(reference: PyRRef[Any]) -> WorkerInfo:
