@@ -244,7 +244,7 @@ def test_one_rank_is_left_of_three(make_session_alone, capsys):
     code = SHRINK.format(source="sampler", victims=[0, 2])
     session.run(code.replace("= step.batch", "= data[step.batch]"), timeout=60)
     said = capsys.readouterr().err
-    assert re.search(r"1 rank instead of [23] \(now rank 1 is rank 0\) does step 2 again", said), said
+    assert re.search(r"1 rank instead of [23] (\(now rank 1 is rank 0\) )?does step 2 again", said), said
     assert "loader goes over 1 rank now: with batches of 2 a step has 2 samples, and had 6" in said
     assert "a step has 1/3 of the samples that it had, if each rank's batch stays as large" in said  # of the sampler's
     result = session.run("was, len(rows), sizes[-1], int(after)", quiet=True)
