@@ -107,6 +107,15 @@ def test_a_stop_ends_a_wait_and_calls_work_at_once(session, wait):
     assert said(session, CALL) == ["1", "2"]
 
 
+def test_a_timeout_of_0_is_no_limit(session):
+    options = "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=0)"
+    slow = "if rank: time.sleep(0.3)\n"
+    code = f"{slow}rpc.init_rpc(f'w{{rank}}', rank=rank, world_size=2, {options})\n"
+    call = "print(rpc.get_rpc_timeout(), rpc.rpc_sync(f'w{1 - rank}', add, args=(1, 2)))\nrpc.shutdown()"
+    for _ in range(2):
+        assert [one.splitlines()[-1] for one in said(session, code + call)] == ["0.0 3"] * 2
+
+
 def test_what_not_all_do_ends_and_says_who_is_missing(session):
     with pytest.raises(CellTimeoutError):
         session.run("if rank: " + INIT, timeout=0.5)
@@ -179,6 +188,23 @@ def test_functions_that_torch_has_wrapped(session):
         "rpc.rpc_sync(other, later, args=(rank,)), rpc.rpc_sync(other, Held.more, args=(rank,))"
     )
     assert [one.splitlines()[-1] for one in said(session, code)] == ["(2, 2)", "(4, 4)"]
+
+
+def test_torchscript_and_modules_on_another_rank(session):
+    code = INIT + (
+        "from torch.distributed.nn import RemoteModule\nx = torch.ones(2)\n"
+        "asked = rpc.rpc_sync(other, twice, args=(x,)), rpc.remote(other, twice, args=(x,)).to_here()\n"
+        "modules = [RemoteModule(to, torch.nn.Identity) for to in (other, f'{other}/cpu', f'rank:{1 - rank}')]\n"
+        "told = [module.forward(x).tolist() for module in modules]\n"
+        "agent = rpc._get_current_rpc_agent()\n"
+        "names = [agent.get_worker_info().name, *sorted(one.name for one in agent.get_worker_infos())]\n"
+        "rpc.shutdown()\n*(one.tolist() for one in asked), *told, names"
+    )
+    session.run("@torch.jit.script\ndef twice(x: torch.Tensor):\n    return 2 * x")
+    for _ in range(2):
+        for rank, text in enumerate(said(session, code)):
+            ones = ([2.0, 2.0],) * 2 + ([1.0, 1.0],) * 3
+            assert text.splitlines()[-1] == str((*ones, [f"worker{rank}", "worker0", "worker1"]))
 
 
 def test_an_error_names_the_worker_and_is_told_in_full_to_its_caller(session):

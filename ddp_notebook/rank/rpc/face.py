@@ -20,6 +20,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch._C._distributed_rpc import (
     PyRRef,
+    TensorPipeAgent,
     WorkerInfo,
     _delete_all_user_and_unforked_owner_rrefs,
     _is_current_rpc_agent_set,
@@ -47,6 +48,8 @@ _signature = inspect.signature(_init_rpc)
 _is_set, _IS_SET, _UDF = _is_current_rpc_agent_set, "_is_current_rpc_agent_set", "PythonUDF"  # not exported
 _to_worker_info, _get_worker_info = api._to_worker_info, api.get_worker_info
 _owner, _to_here = PyRRef.owner, PyRRef.to_here
+_agents_info, _agents_infos = TensorPipeAgent.get_worker_info, TensorPipeAgent.get_worker_infos
+_device_map = TensorPipeAgent._get_device_map
 _main = threading.main_thread().ident
 _BACKWARD = "backward"  # not exported
 
@@ -101,6 +104,7 @@ class Face:
 
         PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
         PyRRef.to_here = self._to_here()  # type: ignore[method-assign]
+        self._lie_over_agent()
 
     # ---- what cells call
 
@@ -176,6 +180,24 @@ class Face:
             raise ValueError(f"a worker is named by its name, its rank or get_worker_info(...), not by {to!r}")
         return self._initialized().find(to).of_agent
 
+    def _lie_over_agent(self) -> None:
+        """Whoever asks the agent itself, as `RemoteModule` does, has workers by the names of cells too."""
+        face = self
+
+        def info(agent: TensorPipeAgent, *to: Any) -> WorkerInfo:
+            return _agents_info(agent, *to) if face._agent is None else face.get_worker_info(*to)
+
+        def infos(agent: TensorPipeAgent) -> list[WorkerInfo]:
+            if face._agent is None:
+                return _agents_infos(agent)
+            return [one.info for one in face._initialized().workers.values()]
+
+        def device_map(agent: TensorPipeAgent, to: WorkerInfo) -> dict[torch.device, torch.device]:
+            return _device_map(agent, face._to_worker_info(to))
+
+        TensorPipeAgent.get_worker_info, TensorPipeAgent.get_worker_infos = info, infos  # type: ignore[method-assign,assignment]
+        TensorPipeAgent._get_device_map = device_map  # type: ignore[method-assign]
+
     def _is_set(self) -> bool:
         return _is_set() if self._agent is None or os.getpid() != self._pid else self._names is not None
 
@@ -206,7 +228,7 @@ class Face:
         is_python, is_rpc = name.endswith("python_udf"), "_rpc_" in name
 
         @functools.wraps(invoke)
-        def noted(to: WorkerInfo, what: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted(to: WorkerInfo | str, what: Any, *args: Any, **kwargs: Any) -> Any:
             end = self.calls.begin(self._making.function if is_python else str(what), self._described(to))
             try:
                 made = invoke(to, what, *args, **kwargs)
@@ -238,10 +260,11 @@ class Face:
         assert self._agent is not None
         return self.calls.made, self._agent.calls_under_way
 
-    def _described(self, to: WorkerInfo) -> str:
-        """A worker, as its agent is known, in words."""
-        found = None if self._names is None else self._names.by_agent(to)
-        return to.name if found is None else f"{found.name} (rank {found.here})"
+    def _described(self, to: WorkerInfo | str) -> str:
+        """A worker, as its agent is known, in words. (Torch calls TorchScript by the agent's name.)"""
+        name = to if isinstance(to, str) else to.name
+        found = None if self._names is None else self._names.by_agent(name)
+        return name if found is None else f"{found.name} (rank {found.here})"
 
     def _name_of_meeting(self, options: rpc.TensorPipeRpcBackendOptions, world_size: int) -> str:
         """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one

@@ -21,6 +21,7 @@ from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.wire.events import Form
 
 _LOOK_S = 0.001
+_NO_LIMIT_S = 1e6
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Meeting:
         name: the meeting's, the same for all that take part, and no other's.
         rank: of this worker among them.
         world_size: how many they are.
-        timeout_s: what the others get to come.
+        timeout_s: what the others get to come; 0: all that they need.
     """
 
     here: Form
@@ -44,6 +45,7 @@ class Meeting:
     _rounds: int = 0
 
     def __post_init__(self) -> None:
+        self.timeout_s = self.timeout_s or _NO_LIMIT_S
         with quiet():  # torch warns where an address has no name
             server = TCPStore(self.here.store_host, self.here.store_port, is_master=False)
         self._store = PrefixStore(f"{self.here.store_prefix}/rpc/{self.name}", server)
@@ -64,7 +66,7 @@ class Meeting:
         self._rounds += 1
         keys = [f"{self._rounds}/{rank}" for rank in range(self.world_size)]
         self._store.set(keys[self.rank], pickle.dumps(value))  # type: ignore[arg-type]
-        limit = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s or 1e6)
+        limit = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s or _NO_LIMIT_S)
         try:
             self._store.wait(keys, limit)
         except dist.DistStoreError as error:

@@ -58,9 +58,9 @@ class Names:
 
     def of_agent(self, info: WorkerInfo) -> WorkerInfo:
         """What cells call the worker that has this agent; one of an earlier `init_rpc` is called by its agent."""
-        found = self.by_agent(info)
+        found = self.by_agent(info.name)
         return info if found is None else found.info
 
-    def by_agent(self, info: WorkerInfo) -> Worker | None:
-        """The worker that has this agent; None: one of an earlier `init_rpc`."""
-        return self._of_agents.get(info.name)
+    def by_agent(self, name: str) -> Worker | None:
+        """The worker whose agent has this name; None: one of an earlier `init_rpc`."""
+        return self._of_agents.get(name)
