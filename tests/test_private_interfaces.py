@@ -247,7 +247,9 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
                 for i, name in enumerate("ab")]
         agent = Agent(made[0], made, rpc.TensorPipeRpcBackendOptions())
         agent.learn(made[0], made, [agent.address, "uv://127.0.0.1:1"])
-        assert {info.name for info in api._get_current_rpc_agent().get_worker_infos()} == {"aa", "bb"}
+        known = api._get_current_rpc_agent()
+        assert {info.name for info in known.get_worker_infos()} == {"aa", "bb"}
+        assert known._get_device_map(known.get_worker_info("bb")) == {} and known.get_worker_info().name == "aa"
         assert agent.calls_under_way == 0 and agent.address.startswith("uv://")
         kind = rpc.RRef(1)._get_type(blocking=False)
         from torch.distributed.rpc import internal
