@@ -196,7 +196,7 @@ class Face:
             return _device_map(agent, face._to_worker_info(to))
 
         TensorPipeAgent.get_worker_info, TensorPipeAgent.get_worker_infos = info, infos  # type: ignore[method-assign,assignment]
-        TensorPipeAgent._get_device_map = device_map  # type: ignore[method-assign]
+        TensorPipeAgent._get_device_map = device_map  # type: ignore[method-assign,assignment]
 
     def _is_set(self) -> bool:
         return _is_set() if self._agent is None or os.getpid() != self._pid else self._names is not None
