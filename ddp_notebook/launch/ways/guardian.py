@@ -12,7 +12,9 @@ import subprocess
 import threading
 
 # Whoever stops the notebook may send its signals to every process below it.
-_SCRIPT = 'trap "" HUP INT TERM; set --; while IFS= read -r path; do set -- "$@" "$path"; done; exec rm -rf -- "$@"'
+_SCRIPT = (
+    'trap "" HUP INT TERM; echo; set --; while IFS= read -r path; do set -- "$@" "$path"; done; exec rm -rf -- "$@"'
+)
 
 _lock = threading.Lock()
 _guarded: set[str] = set()
@@ -48,17 +50,23 @@ def release(path: str) -> None:
         _guarded.discard(path)
         if not _guarded and _shell is not None:
             _shell.kill()  # it would not see the pipe's end as long as a child that the user has forked has it too
-            _shell.communicate()
+            assert _shell.stdin is not None
+            _shell.stdin.close()
+            _shell.wait()
             _shell = None
 
 
 def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    shell = subprocess.Popen(
         ["/bin/sh", "-c", _SCRIPT],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd="/",
         env={"PATH": os.defpath},
         start_new_session=True,
     )
+    assert shell.stdout is not None
+    shell.stdout.readline()  # until then a signal would end it
+    shell.stdout.close()
+    return shell
