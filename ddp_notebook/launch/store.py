@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ def main(spec: dict[str, Any]) -> None:
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
+    os.environ["RES_OPTIONS"] = "attempts:0"  # it would ask for the name of each client: see `rank.group.stores`
     store = TCPStore(
         spec["host"],
         spec["port"],

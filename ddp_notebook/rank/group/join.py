@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.rank.group.calls import timeout_setter
-from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
 
 
@@ -46,15 +46,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     """
     backend = backend or place.backend
     forming = timeout or timedelta(seconds=place.form_timeout_s)
-    with quiet():  # torch warns where an address has no name, in the text of whatever cell comes next
-        store = TCPStore(
-            place.store_host,
-            place.store_port,
-            world_size=None,
-            is_master=False,
-            timeout=forming,
-            wait_for_workers=False,
-        )
+    store = connect(place, forming)
     prefixed = PrefixStore(prefix, store)
     if backend == "nccl":
         options.setdefault("device_id", torch.device(place.device))

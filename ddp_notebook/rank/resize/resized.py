@@ -6,8 +6,9 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
+from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.resize import newcomers, samplers
 from ddp_notebook.rank.resize.digests import digests
 from ddp_notebook.rank.resize.obstacles import Obstacles
@@ -47,8 +48,7 @@ def settle(message: Resized, place: Form, namespace: dict[str, Any]) -> dict[str
     """
     given = newcomers.Given([], {})
     if message.number >= 0:
-        store = TCPStore(place.store_host, place.store_port, is_master=False, timeout=_MEET, wait_for_workers=False)
-        at = PrefixStore(f"{place.store_prefix}/{place.epoch}", store)
+        at = PrefixStore(f"{place.store_prefix}/{place.epoch}", connect(place, _MEET))
         handover = Handover(at, message.meeting, number=message.number, size=message.size, timeout=_MEET)
         try:
             if message.number == 0:

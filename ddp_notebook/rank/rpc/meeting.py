@@ -15,9 +15,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
-from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
 
 _LOOK_S = 0.001
@@ -46,9 +46,7 @@ class Meeting:
 
     def __post_init__(self) -> None:
         self.timeout_s = self.timeout_s or _NO_LIMIT_S
-        with quiet():  # torch warns where an address has no name
-            server = TCPStore(self.here.store_host, self.here.store_port, is_master=False)
-        self._store = PrefixStore(f"{self.here.store_prefix}/rpc/{self.name}", server)
+        self._store = PrefixStore(f"{self.here.store_prefix}/rpc/{self.name}", connect(self.here))
         self._store.set_timeout(timedelta(seconds=self.timeout_s))
         if self._store.add(f"taken/{self.rank}", 1) > 1:
             raise RuntimeError(f"init_rpc: rank={self.rank} is taken; each worker has one of its own, from 0 on")

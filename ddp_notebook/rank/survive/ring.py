@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.wire.events import Form
 
@@ -39,10 +40,7 @@ class Ring:
         self.rank, self.size = place.rank, place.world_size
         self._connections = connections
         with connections.waiting_unseen():
-            client = TCPStore(
-                place.store_host, place.store_port, world_size=None, is_master=False, wait_for_workers=False
-            )
-            store = PrefixStore(f"{place.store_prefix}/{place.epoch}/ring{number}", client)
+            store = PrefixStore(f"{place.store_prefix}/{place.epoch}/ring{number}", connect(place))
             self._group: Any = ProcessGroupGloo(store, self.rank, self.size, timeout=_TIMEOUT)
         self._least = AllreduceOptions()
         self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum

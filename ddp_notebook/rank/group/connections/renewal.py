@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.rank.group import join
@@ -18,6 +18,7 @@ from ddp_notebook.rank.group.connections.cutting import NCCL, Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
 
 _DEFAULT = "0"  # torch's name of the default group
@@ -52,14 +53,7 @@ class Renewal:
             whatever torch raises when a group does not form.
         """
         forming = timedelta(seconds=place.form_timeout_s)
-        client = TCPStore(
-            place.store_host,
-            place.store_port,
-            world_size=None,
-            is_master=False,
-            timeout=forming,
-            wait_for_workers=False,
-        )
+        client = connect(place, forming)
         store = PrefixStore(f"{place.store_prefix}/{place.epoch}", client)
         world = distributed_c10d._world
         groups = self._recorder.registered() if dist.is_initialized() else {}
