@@ -4,5 +4,6 @@ questions        what was asked, and whether an answer is right
 judging          how answers are judged
 answers          what notebooks 04 to 07 ask
 answers_training what notebooks 08 and 09 ask
+answers_sharding what notebook 15 asks
 answers_faults   what notebook 19 asks
 """
