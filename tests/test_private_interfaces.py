@@ -320,6 +320,13 @@ def test_torch_lets_training_be_seen():
     x.register_hook(lambda _: inside.append(torch._C._current_graph_task_id()))
     x.backward()
     assert inside != [-1] and torch._C._current_graph_task_id() == -1
+    from torch.distributed.tensor._api import _FromTorchTensor
+    from torch.distributed.tensor._redistribute import Redistribute
+
+    for function in (_FromTorchTensor, Redistribute):  # where `rank.group.modules` leaves a module's name
+        assert list(inspect.signature(function.forward).parameters)[:4:3] == ["ctx", "placements"]
+        assert "ctx" in function.backward.__code__.co_varnames
+    assert "self" in torch.nn.Module._call_impl.__code__.co_varnames
     assert callable(DistributedDataParallel._get_ddp_logging_data)
     assert "_has_rebuilt_buckets" in inspect.getsource(DistributedDataParallel._pre_forward)
 

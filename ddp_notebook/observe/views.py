@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ddp_notebook.records.meaning import meaning
+
 WARM_UP = 2  # steps at the start of a cell that are not typical: lazy initialisation, and DDP orders its buckets anew
 
 
@@ -54,7 +56,7 @@ class Collective:
     nbytes_out: int
     origin: str  # "user", "ddp", "fsdp", ...
     site: str  # "cell line 7"
-    module: str  # the model in DDP, or the module in FSDP
+    module: str  # the model in DDP; the module in FSDP, DTensor and tensor parallel: "blocks.0", "(root)"
     bucket: int | None
     cell: int
     step: int
@@ -71,6 +73,11 @@ class Collective:
     @property
     def is_point_to_point(self) -> bool:
         return self.op in ("send", "recv")
+
+    @property
+    def meaning(self) -> str:
+        """What a parallel library of torch's has called it for: "gather of parameters"; "" of the user's own calls."""
+        return meaning(self.origin, self.op)
 
     @property
     def nbytes(self) -> int:

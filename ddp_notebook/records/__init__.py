@@ -4,6 +4,7 @@
     codec       a batch of records as bytes, with its checksum
     renumbering that ranks have other numbers from here on
     operation   a collective, send or receive in words and numbers
+    meaning     what the collectives of FSDP, DTensor and DDP are for
     words       sets of ranks in words
     units       numbers with their units
     clocks      which clock a process has

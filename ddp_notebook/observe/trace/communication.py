@@ -9,6 +9,7 @@ from typing import Any
 from ddp_notebook.observe.tables.matching import Matched, RowSource, arrivals, match_collectives, match_messages
 from ddp_notebook.observe.trace.tracks import Point, Slice, Trace
 from ddp_notebook.observe.views import Step
+from ddp_notebook.records.meaning import meaning
 from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import CALL, ORIGINS, REDUCE_OPS, STATES, Rows
 from ddp_notebook.records.words import format_ranks
@@ -95,6 +96,7 @@ def _args(recording: RowSource, of: dict[str, Any], parameters: _Parameters) -> 
         "api": text(of["api"]),
         "site": text(of["site"]),
         "module": text(of["module"]),
+        "meaning": meaning(_word(ORIGINS, of["origin"]), text(of["op"])) or None,
         "cell": of["cell"],
         "step": of["step"],
         "state": _word(STATES, of["state"]),

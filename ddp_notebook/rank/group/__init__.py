@@ -6,6 +6,7 @@ recorder     every collective, send and receive, as it happens
 calls        one of them: its operator, its group, what is kept of it
 operators    torch's operators, and what their arguments mean
 origin       whose call it is, and from which line
+modules      which module it is for, where DTensor and tensor parallel call
 guard/       do all ranks call the same?
 release      ends what the main thread waits in
 waiting      waits in C++ that Python's interrupt can end

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.rank.group.modules import ROOT, Modules
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 USER = "user"
@@ -34,11 +35,15 @@ _MAKERS = {
     "autograd/graph.py": REDUCER,  # without another frame it calls C++
     "autograd/": "torch",
 }
+_FOR_MODULES = frozenset(("fsdp", "dtensor", _FUNCTIONAL))
 _TRANSPARENT = ("typing_extensions.py", "contextlib.py")
 _PARAM_GROUP = "_fsdp_param_group.py"  # FSDP's: it knows its module
 # Functions that users do not call themselves.
 _WRAPPERS = frozenset(
-    ("wrapper", "_wrapped_call_impl", "_call_impl", "inner", "decorate_context", "nonrecursive_disable_wrapper", "wait")
+    (
+        *("wrapper", "_wrapped_call_impl", "_call_impl", "inner", "decorate_context", "nonrecursive_disable_wrapper"),
+        *("wait", "<lambda>"),  # the hooks of tensor parallel are such
+    )
 )
 _known: dict[str, str] = {}  # by file; "": a file of torch that has no maker in `_MAKERS`
 
@@ -51,7 +56,7 @@ class Site(NamedTuple):
     code: CodeType | None  # of the user's frame
     instruction: int  # in that code
     cell: tuple[CodeType, int] | None  # code and instruction of the cell's frame, if that is another one
-    module: str  # FSDP's module, if FSDP has called
+    module: str  # that FSDP, DTensor or tensor parallel has called for
 
 
 SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]  # of a `Site`
@@ -81,9 +86,11 @@ class Sites:
 
     Args:
         cells: the files of cells.
+        modules: knows their names.
     """
 
-    def __init__(self, cells: dict[str, int]) -> None:
+    def __init__(self, cells: dict[str, int], modules: Modules) -> None:
+        self._modules = modules
         self._cells = cells
         # See `site`. By the id of the code, since hashing it takes 2 us; the code is kept so that its id stays its own.
         self._near: dict[int, tuple[int, CodeType]] = {}
@@ -99,7 +106,7 @@ class Sites:
         except ValueError:  # in a thread that C++ has started
             return REDUCER, None, None, 0, None, ""
         assert frame is not None
-        first, levels = frame.f_code, 0
+        innermost, first, levels = frame, frame.f_code, 0
         near = self._near.get(id(first))
         if near is not None:
             try:
@@ -122,17 +129,22 @@ class Sites:
                 cell = None if file in self._cells else self._cell_above(frame)
                 if is_always_so and api is first and not origin and file in self._cells:
                     self._near[id(first)] = levels, first
+                if not module and origin in _FOR_MODULES:
+                    module = self._modules.name(innermost, code, frame.f_lasti)
                 return origin or USER, api, code, frame.f_lasti, cell, module
             if maker and maker is not _NOBODY:
                 if not origin or (origin is _FUNCTIONAL and maker is not REDUCER):  # DTensor calls those
                     origin = maker
                 if maker == "fsdp" and not module and file.endswith(_PARAM_GROUP):
-                    module = getattr(frame.f_locals.get("self"), "_module_fqn", None) or ""
+                    name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
+                    module = ROOT if name == "" else name or ""
             if code.co_name not in wrappers and maker is not _NOBODY:
                 api = code
             if levels and not (code.co_name == "wrapper" and file.startswith(_TORCH)):
                 is_always_so = False
             frame, levels = frame.f_back, levels + 1
+        if not module and origin in _FOR_MODULES:
+            module = self._modules.name(innermost, None, 0)
         return origin or REDUCER, api, None, 0, None, module
 
     def _cell_above(self, frame: FrameType) -> tuple[CodeType, int] | None:

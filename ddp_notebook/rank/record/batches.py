@@ -50,7 +50,10 @@ _CALL, _RANK, _NUMBER, _BACKWARD, _CELL, _STEP, _ISSUE, _START, _END, _BLOCKED, 
         *("issue_ns", "start_ns", "end_ns", "blocked_ns", "state", "left_out"),
     ),
 )
-_INSIDE = {"_engine_run_backward": "backward", "_call_impl": "forward"}  # torch's functions: what users call them
+_INSIDE = {  # torch's functions: what users call them
+    "_engine_run_backward": "backward",
+    **dict.fromkeys(("_call_impl", "_prepare_input_fn", "_prepare_output_fn"), "forward"),
+}
 _log = logging.getLogger(__name__)
 
 

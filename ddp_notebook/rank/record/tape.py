@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, KEPT, LEFT_OUT, NOT_ASKED_FOR, UNWAITED, Call
+from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import REDUCER, SiteFields, Sites
 from ddp_notebook.rank.record import previews
@@ -72,7 +73,8 @@ class Tape:
         self.hurries = threading.Event()  # what waits is to be passed on soon
         self.is_filled = False  # the same, reset by that thread: asking the event takes longer
         self.engine: CodeType | None = None  # torch's last function before autograd's own code, in C++
-        self._sites = Sites(cells)
+        self.modules = Modules()
+        self._sites = Sites(cells, self.modules)
         self._moving = threading.Lock()  # for changes of the moment: steps and backwards may run in several threads
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
@@ -131,6 +133,7 @@ class Tape:
         """
         self.level, self.thins = level, thins and level == VALUES
         self.thinning.begin_cell()
+        self.modules.begin_cell()
         self.moment = Moment(cell, title, 0, None, self._values_of(0))
 
     def _values_of(self, step: int) -> int:

@@ -89,6 +89,7 @@ class Training:
         for what, look in (
             ("models in DDP", self._look_at_ddp),
             ("models in FSDP", self._look_at_fsdp),
+            ("modules of DTensor", self._look_at_dtensor),
             ("data loaders", self._look_at_loaders),
             ("backwards", self._look_at_backwards),
         ):
@@ -112,6 +113,9 @@ class Training:
 
         _around(FSDPState, "_pre_forward", self._around_pre_forward)
         _around(FSDPState, "_post_forward", self._around_post_forward)
+
+    def _look_at_dtensor(self) -> None:
+        self._tape.modules.watch(lambda: self._tape.level != OFF)
 
     def _look_at_loaders(self) -> None:
         _around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)

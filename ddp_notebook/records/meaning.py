@@ -1,0 +1,36 @@
+"""What the collectives of torch's parallel libraries are for, in words."""
+
+from __future__ import annotations
+
+_MEANINGS = {  # by origin and the beginning of the operation's name
+    "ddp": {"all_reduce": "mean of gradients", "broadcast": "parameters or buffers of rank 0"},
+    "fsdp": {
+        "all_gather": "gather of parameters",
+        "reduce_scatter": "scatter of gradients",
+        "all_reduce": "sum of gradients over replicas",
+    },
+    "dtensor": {
+        "all_gather": "redistribution: shards to a whole",
+        "reduce_scatter": "redistribution: partial sums to shards",
+        "all_reduce": "redistribution: partial sums to a whole",
+        "all_to_all": "redistribution: shards to shards of another dimension",
+        "scatter": "redistribution: a whole to shards",
+        "broadcast": "redistribution: a whole to all ranks",
+    },
+    "optimizer": {"broadcast": "parameters that one rank has updated"},
+}
+
+
+def meaning(origin: str, op: str) -> str:
+    """What a collective is for; "" where its caller alone knows.
+
+    Args:
+        origin: who has called, one of `schema.ORIGINS`.
+        op: the operation.
+
+    Example:
+        >>> meaning("fsdp", "all_gather_single"), meaning("user", "all_reduce")
+        ('gather of parameters', '')
+    """
+    found = (words for start, words in _MEANINGS.get(origin, {}).items() if op.startswith(start))
+    return next(found, "")
