@@ -19,7 +19,8 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(p for p in FOLDER.glob("[0-9][0-9]_*.ipynb") if not p.name.endswith(".executed.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.name >= "04"]
 COMPUTE_MUCH = ("08", "09")  # on four ranks in the long test
-MOST_S = {"19": 90.0}  # else 30
+LONG = ("18",)  # left to `make test-long`
+MOST_S = {"18": 90.0, "19": 90.0}  # else 30
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -46,7 +47,11 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
     assert said and "not yet" not in "".join(said)
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.long) if path.name[:2] in LONG else path for path in LESSONS],
+    ids=lambda path: path.stem,
+)
 def test_a_lesson_runs(path, tmp_path):
     """On four ranks, and where they compute much on two."""
     if path.name.startswith("06") and version("torch").startswith("2.11."):
@@ -57,7 +62,7 @@ def test_a_lesson_runs(path, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_takes_half_a_minute(path, tmp_path):
-    """One that starts a dozen processes, each of which imports torch, a minute and a half."""
+    """One that trains for long, or starts a dozen processes, each of which imports torch, a minute and a half."""
     began = time.monotonic()
     check_shown(execute(path, tmp_path / "executed.ipynb", 4))
     assert time.monotonic() - began < MOST_S.get(path.name[:2], 30.0)

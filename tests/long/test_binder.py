@@ -38,7 +38,8 @@ NOT_COPIED = (".git", ".venv*", ".matrix", "site", "*.executed.ipynb", "__pycach
 # mybinder.org guarantees 1 GB, and ends what takes more than 2.
 # Measured: 650 to 790 MiB in 03 to 08, 840 in 01; of it JupyterLab and a kernel 200, ipyparallel's controller 250.
 BUDGET_MIB = 900
-MORE_MIB = {"02": 1100, "09": 1250, "19": 1500}  # four ranks; models and their replicas; torchrun's agents and workers
+MORE_MIB = {"02": 1100, "09": 1250}  # four ranks; models and their replicas
+MORE_MIB |= {"18": 1500, "19": 1500}  # torchrun's agents and workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ def test_a_notebook_runs_on_two_ranks_within_the_budget(server, path, record_pro
     began = time.monotonic()
     with server.notebook(path.name) as kernel, Peak() as peak:
         for cell in cells:
-            if cell.source == "%ddp_stop":
+            if cell.source.startswith("%ddp_stop"):
                 says = "import ddp_notebook; print(ddp_notebook.current().world_size)"
                 world_size = int(kernel.run(says).stdout)
             reply = kernel.run(cell.source, timeout_s=120)

@@ -5,5 +5,6 @@ judging          how answers are judged
 answers          what notebooks 04 to 07 ask
 answers_training what notebooks 08 and 09 ask
 answers_sharding what notebook 15 asks
+answers_practice what notebooks 16 to 18 ask
 answers_faults   what notebook 19 asks
 """

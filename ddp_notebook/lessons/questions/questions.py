@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions import answers, answers_faults, answers_sharding, answers_training
+from ddp_notebook.lessons.questions import answers, answers_faults, answers_practice, answers_sharding, answers_training
 from ddp_notebook.lessons.questions.judging import Question, judge
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
@@ -19,6 +19,7 @@ QUESTIONS: dict[str, Question] = {
     **answers.QUESTIONS,
     **answers_training.QUESTIONS,
     **answers_sharding.QUESTIONS,
+    **answers_practice.QUESTIONS,
     **answers_faults.QUESTIONS,
 }
 

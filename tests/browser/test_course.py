@@ -1,0 +1,44 @@
+"""The lessons on more than DDP in Chromium: Run All to the last cell, with the pictures and errors that are to be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import nbformat
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.jupyterlab import open_notebook
+from tests.lessons.test_notebooks import LESSONS
+
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
+
+ERRORS = ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in LESSONS if "10" <= path.name[:2] <= "18"], ids=lambda path: path.stem
+)
+def test_a_lesson_runs_in_the_browser(path, tmp_path):
+    opened = tmp_path / path.name
+    shutil.copy(path, opened)
+    cells = nbformat.read(path, as_version=4).cells
+    world_size = os.environ.get("DDP_NOTEBOOK_RANKS", "2")
+
+    with open_notebook(opened, env={"DDP_NOTEBOOK_RANKS": world_size}) as lab:
+        lab.run_all()
+        for at, cell in enumerate(cells):
+            if cell.cell_type != "code":
+                continue
+            if cell.metadata.get("jupyter", {}).get("source_hidden"):
+                continue  # it has no prompt
+            lab.wait_until_done(at, timeout_s=300)
+            tags = cell.metadata.get("tags", [])
+            outputs = lab._cell(at).locator(".jp-Cell-outputArea")
+            if "raises-exception" in tags:
+                expect(outputs.locator(ERRORS)).to_have_count(1)
+            else:
+                expect(outputs.locator(ERRORS)).to_have_count(0)
+            if "picture" in tags:
+                expect(outputs.locator("img, canvas, svg").first).to_be_visible()
