@@ -54,7 +54,7 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
 )
 def test_a_lesson_runs(path, tmp_path):
     """On four ranks, and where they compute much on two."""
-    if path.name.startswith("06") and version("torch").startswith("2.11."):
+    if path.name.startswith(("06", "14")) and version("torch").startswith("2.11."):
         pytest.skip("gloo has all_to_all from torch 2.12 on")
     check_shown(execute(path, tmp_path / "executed.ipynb", 2 if path.name[:2] in COMPUTE_MUCH else 4))
 
