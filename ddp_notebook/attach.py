@@ -48,8 +48,8 @@ def _read(arguments: list[str]) -> tuple[str, list[str]]:
 def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # what it returns imports torch late
     """Enter this rank, and open its door. A script whose rank cannot be entered runs all the same."""
     from ddp_notebook.errors import UsageError
+    from ddp_notebook.rank.imports import after_import
     from ddp_notebook.rank.script.door import Door
-    from ddp_notebook.rank.script.imports import after_import
     from ddp_notebook.rank.script.watched import Watched
     from ddp_notebook.registry import entries
     from ddp_notebook.registry.finding import TORCHRUN

@@ -295,6 +295,25 @@ def test_torch_lets_its_waits_be_replaced():
     assert sorted(names, key=words.index) == names, words
 
 
+def test_torch_lets_pipelines_be_seen():
+    from torch.distributed.pipelining import schedules, stage
+
+    Stage = stage._PipelineStageBase
+    for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+        assert list(inspect.signature(getattr(Stage, name)).parameters)[1].endswith("_chunk_id")
+    assert list(inspect.signature(Stage.backward_one_chunk).parameters)[2:4] == ["loss", "full_backward"]
+    for name in ("fwd_recv", "fwd_send", "bwd_recv", "bwd_send"):
+        assert list(inspect.signature(getattr(Stage, f"get_{name}_ops")).parameters) == ["self", f"{name[:3]}_chunk_id"]
+    source = inspect.getsource(stage)
+    for name in ("stage_index", "num_stages", "submod", "group", "group_size", "chunks", "has_backward"):
+        assert f"self.{name}" in source
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        assert "target" in inspect.signature(kind.step).parameters
+    source = inspect.getsource(schedules)
+    for name in ("_n_microbatches", "_args_chunk_spec", "_stage", "_stages"):
+        assert f"self.{name} = " in source
+
+
 def test_torch_lets_training_be_seen():
     from torch._compile import _disable_dynamo
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state

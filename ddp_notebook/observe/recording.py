@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ddp_notebook.observe.report.report import Report
-    from ddp_notebook.observe.views import Bandwidth, Step, Straggler, Wait
+    from ddp_notebook.observe.views import Bandwidth, Pipeline, Step, Straggler, Wait
 
 _LOCAL, _SYNCHRONISED = SIDES.index("local gradient"), SIDES.index("synchronised gradient")
 
@@ -139,6 +139,21 @@ class Recording(RecordedTables):
         from ddp_notebook.observe.steps import waits
 
         return waits.straggler(self, cell)
+
+    def pipeline(self, cell: int | None = None, step: int | None = None, rank: int | None = None) -> Pipeline:
+        """One step of a pipeline of `torch.distributed.pipelining`: each action, and what the schedule itself would be.
+
+        Args:
+            cell: number of a cell; None: the last one with a pipeline.
+            step: of the schedule, from 0 in its cell; None: one of typical length.
+            rank: of the pipeline that this rank has a stage of; None: of the last one.
+
+        Raises:
+            UsageError: no such step was recorded.
+        """
+        from ddp_notebook.observe.steps import pipelines
+
+        return pipelines.pipeline(self, cell, step, rank)
 
     def bandwidth(self, cell: int | None = None) -> list[Bandwidth]:
         """Bytes per second of each operation at each message size, as nccl-tests counts them.
@@ -258,6 +273,15 @@ class Recording(RecordedTables):
         from ddp_notebook.observe.figures import figures
 
         return figures.buckets(self, rank=rank, step=step, cell=cell)
+
+    def plot_pipeline(self, cell: int | None = None, step: int | None = None, rank: int | None = None) -> Figure:
+        """What each stage did with each microbatch, above the same if messages took no time.
+
+        Arguments as those of `pipeline`.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.pipeline(self.pipeline(cell, step, rank))
 
     def plot_bandwidth(self, cell: int | None = None) -> Figure:
         """Bus bandwidth of each operation by message size.

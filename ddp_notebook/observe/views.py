@@ -56,7 +56,8 @@ class Collective:
     nbytes_out: int
     origin: str  # "user", "ddp", "fsdp", ...
     site: str  # "cell line 7"
-    module: str  # the model in DDP; the module in FSDP, DTensor and tensor parallel: "blocks.0", "(root)"
+    module: str  # the model in DDP; the module in FSDP, DTensor and tensor parallel: "blocks.0", "(root)"; what a
+    # message of a pipeline carries: "activations of microbatch 3 for stage 2"
     bucket: int | None
     cell: int
     step: int
@@ -219,6 +220,69 @@ class Step:
 def settled(steps: Sequence[Step]) -> list[Step]:
     """The steps after the warm-up of their cells; all of them where none is later."""
     return [step for step in steps if step.step >= WARM_UP] or list(steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What one stage of a pipeline did with one microbatch, or would do."""
+
+    rank: int
+    stage: int
+    microbatch: int
+    kind: str  # "forward", "backward", "input gradient" or "weight gradient"
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pipeline:
+    """One `step` of a pipeline's schedule on all its ranks.
+
+    `ideal` has the same actions in the same order on each rank, each as long as the median of its stage and kind, and
+    each begun as soon as what it needs is computed: what is left of the bubble then is the schedule's.
+    """
+
+    schedule: str  # "Schedule1F1B"; with its ranks, where these are not all
+    cell: int
+    step: int  # of the schedule, from 0 in its cell
+    ranks: tuple[int, ...]
+    stages: int
+    microbatches: int
+    actions: tuple[Action, ...]  # measured, by their start
+    ideal: tuple[Action, ...]  # begins at 0
+
+    @property
+    def span_ns(self) -> int:
+        """From the start of the first action to the end of the last."""
+        return _span_ns(self.actions)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ranks' time in it that no action fills, 0 to 1."""
+        return _bubble(self.actions, len(self.ranks))
+
+    @property
+    def ideal_span_ns(self) -> int:
+        """The same of `ideal`."""
+        return _span_ns(self.ideal)
+
+    @property
+    def ideal_bubble(self) -> float:
+        """The same of `ideal`: what the schedule leaves empty if messages take no time."""
+        return _bubble(self.ideal, len(self.ranks))
+
+    def __repr__(self) -> str:
+        size = f"{self.stages} stages on {len(self.ranks)} ranks, {self.microbatches} microbatches"
+        return f"<Pipeline {self.schedule}: {size}, bubble {self.bubble:.2f}, ideal {self.ideal_bubble:.2f}>"
+
+
+def _span_ns(actions: Sequence[Action]) -> int:
+    return max(one.end_ns for one in actions) - min(one.start_ns for one in actions) if actions else 0
+
+
+def _bubble(actions: Sequence[Action], ranks: int) -> float:
+    whole = _span_ns(actions) * ranks
+    return 1 - sum(one.end_ns - one.start_ns for one in actions) / whole if whole else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ class Operation:
     nbytes: int = 0
     root: int | None = None  # the source, or the destination, as a rank of the session
     reduce_op: str = ""
+    meaning: str = ""  # what it carries, in words: "activations of microbatch 3 for stage 2"
     since_s: float = 0.0  # how long it has been under way
 
     @property

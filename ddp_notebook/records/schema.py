@@ -8,7 +8,7 @@ from 1 as it meets new ones; 0 is the empty text. Ranks (`rank`, `peer`) are ran
 |---|---|
 | `CALL` | one collective, send or receive on one rank |
 | `VALUE` | what was in a tensor: the first elements, and the range of all or of a sample |
-| `SPAN` | a stretch of a step: forward, backward, optimizer, input; or a whole cell |
+| `SPAN` | a stretch of a step: forward, backward, optimizer, input; what a stage of a pipeline does; a block; a cell |
 | `METRIC` | one number that the user logged, or that was read from the cell's variables |
 | `RESOURCE` | memory and load of a rank, its GPU and its host, once a second |
 | `LAYOUT` | how a DDP model has its parameters in buckets, each time that changes |
@@ -31,7 +31,11 @@ SAMPLE_OF_LARGE = 256  # elements of a larger tensor, in evenly spread stretches
 STATES = ("issued", "done", "failed", "unwaited")  # unwaited: nobody asked how it ended
 ORIGINS = ("user", "ddp", "ddp hook", "fsdp", "dtensor", "functional", "pipeline", "optimizer", "checkpoint", "torch")
 REDUCE_OPS = ("", "SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-SPANS = ("cell", "forward", "backward", "optimizer", "input")
+SPANS = (
+    *("cell", "forward", "backward", "optimizer", "input"),
+    *("input gradient", "weight gradient"),  # the two halves of a backward, of schedules without bubbles
+    *("pipeline", "block"),  # one `step` of a pipeline's schedule; code in `torch.profiler.record_function`
+)
 SIDES = ("input", "output", "local gradient", "synchronised gradient")
 DTYPES = {  # NumPy types with the same bytes, by torch's names; NumPy has no bfloat16 and no float8
     "float32": "<f4",
@@ -70,7 +74,7 @@ CALL = np.dtype(
         ("nbytes_out", "<i8"),
         ("origin", "u1"),
         ("site", TEXT),  # the user's line: "cell line 7"
-        ("module", TEXT),  # the model in DDP, or the module in FSDP, that it was made for
+        ("module", TEXT),  # the model in DDP or module in FSDP that it was made for; what a pipeline's message carries
         ("bucket", "<i2"),  # of DDP's gradients; -1: none
         ("backward", "<u4"),  # the `span` of the backward that it was issued in; 0: none
         ("cell", "<u4"),
@@ -117,6 +121,9 @@ SPAN = np.dtype(
         ("end_ns", "<i8"),
         ("samples", "<i4"),  # in the batch; -1: unknown
         ("thread", "<u4"),
+        ("pipeline", "<u4"),  # the `span` of the pipeline's step that it is an action of, or that it is; 0: none
+        ("stage", "<i2"),  # of an action; of a pipeline's step: how many stages the pipeline has
+        ("microbatch", "<i4"),  # the same of microbatches
     ]
 )
 
@@ -143,6 +150,7 @@ RESOURCE = np.dtype(
         ("gpu_reserved_bytes", "<i8"),
         ("gpu_peak_bytes", "<i8"),
         ("gpu_percent", "<f4"),  # NaN: unknown
+        ("cores", "<u2"),  # that the rank may use; 0: unknown
     ]
 )
 
@@ -164,7 +172,11 @@ TABLES: dict[str, np.dtype[np.void]] = {
     "resource": RESOURCE,
     "layout": LAYOUT,
 }
-EARLIER = {"call": np.dtype(CALL.descr[:-1])}  # of files from before `left_out`
+EARLIER = {  # of files from before the last columns
+    "call": np.dtype(CALL.descr[:-1]),
+    "span": np.dtype(SPAN.descr[:-3]),
+    "resource": np.dtype(RESOURCE.descr[:-1]),
+}
 TEXTS = {  # the columns of each table that hold numbers of texts
     "call": ("op", "api", "group", "dtype", "shapes", "site", "module"),
     "value": ("dtype", "name"),

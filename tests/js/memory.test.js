@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { COLLECTIVE } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { test } from "node:test";
 import { Series } from "../../ddp_notebook/widgets/js/data/series.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
@@ -15,7 +16,7 @@ function rowsOfStep(at) {
     metric: ranks.map((rank) => metric(rank, at, 1 / (at + 1) + rank / 1e4)),
     step: ranks.map((rank) => step(rank, at)),
     bucket: ranks.flatMap((rank) => [0, 1].map((bucket) => ({ rank, ...more, bucket, nbytes: 1e6, start: at * 100, end: at * 100 + 20, model: 4 }))),
-    span: ranks.flatMap((rank) => [1, 2, 3, 5].map((kind) => span(rank, kind, at * 100 + kind, at * 100 + kind + 9, { ...more, call: at, number: at, op: 2, group: 3, wait: 1 }))),
+    span: ranks.flatMap((rank) => [1, 2, 3, COLLECTIVE].map((kind) => span(rank, kind, at * 100 + kind, at * 100 + kind + 9, { ...more, call: at, number: at, op: 2, group: 3, wait: 1 }))),
     value: ranks.slice(0, 8).map((rank) => ({ rank, op: 2, group: 3, number: at, side: 0, count: 2, first: [1, 2] })),
   };
 }

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { barOf, bucketsOf } from "../../ddp_notebook/widgets/js/data/steps.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
-import { PARTS } from "../../ddp_notebook/widgets/js/data/tables.js";
+import { COLLECTIVE, PARTS } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { cutLabels, highest, stack } from "../../ddp_notebook/widgets/js/drawing/stepbars.js";
 import { TEXTS, deliver, span, step } from "./messages.js";
 
@@ -52,7 +52,7 @@ test("a first step that is much longer does not flatten the others", () => {
 test("of a bucket: what waited, what was hidden behind compute, what was exposed", () => {
   const store = new Store();
   const bucket = (number, start, end) => ({ rank: 0, cell: 1, step: 0, bucket: number, nbytes: 1e6, start, end, model: 4 });
-  const call = (number, start, end, wait) => span(0, 5, start + 0.0004, end, { call: number, number, wait });
+  const call = (number, start, end, wait) => span(0, COLLECTIVE, start + 0.0004, end, { call: number, number, wait });
   deliver(store, { seq: 1, texts: TEXTS, now_ms: 200, layouts: [{ model: 4, time: 0, buckets: [["head.weight"], ["a", "b"]].map((parameters) => ({ parameters })) }] }, {
     bucket: [bucket(0, 20, 40), bucket(1, 50, 70), bucket(2, 60, NaN)],
     span: [span(0, 2, 10, 75), call(1, 20, 40, 5), call(2, 50, 70, 0)],

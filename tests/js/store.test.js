@@ -2,9 +2,11 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { stateOf } from "../../ddp_notebook/widgets/js/parts/notices.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
+import { COLLECTIVE, KINDS } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { TEXTS, deliver, metric, span, step } from "./messages.js";
 
-const COLLECTIVE = 5;
+const RECV = KINDS.indexOf("recv");
+
 const indexesOf = (store, t0, t1, rank) => [...store.spansIn(t0, t1, rank)];
 
 test("metrics are kept by name and rank, loss first", () => {
@@ -113,7 +115,7 @@ test("a receive, and a collective of a group that counts anew, are others than t
   const value = (more) => ({ rank: 0, ...call, kind: COLLECTIVE, cell: 1, side: 1, count: 1, first: [1], ...more });
   deliver(store, { seq: 1, texts: TEXTS }, {
     span: [span(0, COLLECTIVE, 50, 60, { ...call, call: 1 }), span(0, COLLECTIVE, 80, 90, { ...call, cell: 2, call: 3 })],
-    value: [value({}), value({ kind: 7, first: [2] }), value({ cell: 2, first: [3] })],
+    value: [value({}), value({ kind: RECV, first: [2] }), value({ cell: 2, first: [3] })],
   });
   assert.equal(store.collectives().length, 3);
   assert.deepEqual(store.collectives().map((one) => store.valuesOf(one)[0].first[0]).sort(), [1, 2, 3]);
@@ -123,8 +125,8 @@ test("the latest is so in time, also where values of a receive come all at once 
   const store = new Store();
   const barrier = { op: 2, group: 3, number: 9, call: 12 }, received = { op: 2, group: 3, number: 1, call: 4 };
   deliver(store, { seq: 1, now_ms: 1000, texts: TEXTS }, {
-    span: [span(0, 7, 20, 30, received), span(0, COLLECTIVE, 500, 510, barrier)],
-    value: [{ rank: 0, ...received, kind: 7, cell: 1, side: 1, count: 1, first: [1] }],
+    span: [span(0, RECV, 20, 30, received), span(0, COLLECTIVE, 500, 510, barrier)],
+    value: [{ rank: 0, ...received, kind: RECV, cell: 1, side: 1, count: 1, first: [1] }],
   });
   assert.deepEqual(store.collectives().map(({ number, start }) => [number, start]), [[1, 20], [9, 500]]);
 });

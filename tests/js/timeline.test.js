@@ -8,8 +8,11 @@ import { COMMUNICATION, COMPUTE, Lane, Lanes, lowerBound } from "../../ddp_noteb
 import { callsOf, collectivesIn, ribbon } from "../../ddp_notebook/widgets/js/drawing/links.js";
 import { abgr, paint } from "../../ddp_notebook/widgets/js/drawing/pixels.js";
 import { StepMarks, leftOut } from "../../ddp_notebook/widgets/js/data/stepmarks.js";
-import { makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
+import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
+import { KINDS, makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
+import { timelineWords } from "../../ddp_notebook/widgets/js/panels/timeline_words.js";
 import { LEAST_MS, axis, follow, pan, seconds, zoom } from "../../ddp_notebook/widgets/js/drawing/timewindow.js";
+import { TEXTS, deliver, span } from "./messages.js";
 
 const LIMITS = { t0: 0, t1: 100000 };
 const close = (one, other, by = 1e-9) => assert.ok(Math.abs(one - other) <= by, `${one} is not ${other}`);
@@ -23,7 +26,7 @@ function fill(table, rows) {
   table.append({ rows: rows.length, columns, widths: {} });
 }
 
-const call = (rank, number, start, end, more = {}) => ({ rank, kind: 5, start, end, number, group: 1, call: number, wait: 0, state: 1, ...more });
+const call = (rank, number, start, end, more = {}) => ({ rank, kind: TRANSFER, start, end, number, group: 1, call: number, wait: 0, state: 1, ...more });
 
 // ---- windows
 
@@ -275,7 +278,7 @@ test("a collective is found on every rank that has called it", () => {
   for (let rank = 0; rank < 4; rank++) for (let i = 1; i <= 50; i++) if (!(rank === 2 && i === 50)) rows.push(call(rank, i, 10 * i + rank, 10 * i + 8));
   fill(span, [...rows, call(0, 7, 75, 76, { group: 2, call: 900 })]);
   lanes.sync(span);
-  const collective = { kind: 5, cell: 0 };
+  const collective = { kind: TRANSFER, cell: 0 };
   const found = callsOf(lanes, span, { ...collective, group: 1, number: 7 }, [0, 1, 2, 3], 70);
   assert.deepEqual(found.map(({ rank, lane, at }) => [rank, lane.start[at]]), [[0, 70], [1, 71], [2, 72], [3, 73]]);
   assert.deepEqual(callsOf(lanes, span, { ...collective, group: 1, number: 50 }, [0, 1, 2, 3]).map(({ rank }) => rank), [0, 1, 3]);
@@ -314,4 +317,18 @@ test("steps without spans are known as left out, the newest not yet", () => {
 
 test("meanings have the kinds' order", () => {
   assert.deepEqual(MEANINGS.slice(0, 5), ["cell", "forward", "backward", "optimizer", "input"]);
+});
+
+test("actions of a pipeline and named blocks are told by stage and microbatch, and by their names", () => {
+  const store = new Store();
+  const texts = [[8, "stage 1, microbatch 3"], [9, "load"]];
+  deliver(store, { seq: 1, texts: [...TEXTS, ...texts] }, {
+    span: [span(0, KINDS.indexOf("weight gradient"), 10, 20, { name: 8 }), span(0, KINDS.indexOf("block"), 30, 40, { name: 9 })],
+  });
+  const lanes = new Lanes();
+  lanes.sync(store.tables.span);
+  const words = timelineWords(store, lanes);
+  const lane = lanes.of(0)[COMPUTE];
+  assert.deepEqual(words.wordsOf(lane, 0), ["weight gradient of stage 1, microbatch 3", "W3"]);
+  assert.deepEqual(words.wordsOf(lane, 1), ["load"]);
 });

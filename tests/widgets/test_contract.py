@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ddp_notebook
-from ddp_notebook.observe.figures.palette import FILLS, LINES
+from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, LINES
 from ddp_notebook.records.schema import DTYPES, SIDES, SPANS, STATES
 from ddp_notebook.widgets.feed import tables
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS, TEXTS
@@ -139,8 +139,10 @@ def test_sides_and_types_of_tensors():
 def test_figures_have_the_monitors_colours():
     """On a light page. Figures stand on pages of either kind, so what `waiting` and `rest` are there is their own."""
     light = in_javascript(r"const LIGHT = \{(.*?)\n\};")[1]
-    monitor = dict(re.findall(r'(\w+): "(#\w+)"', light))
+    monitor = dict(re.findall(r'"?\b(\w[\w ]*)"?: "(#\w+)"', light))
     for meaning in ("input", "compute", "overlapped", "exposed", "optimizer"):
         assert FILLS[meaning].face.lower() == monitor[meaning], meaning
+    for kind in ("forward", "backward", "input gradient", "weight gradient"):
+        assert ACTIONS[kind].face.lower() == monitor[kind], kind
     ranks = re.search(r"ranks: \[(.*?)\]", light)
     assert ranks is not None and words(ranks[1]) == tuple(line.lower() for line in LINES)

@@ -4,5 +4,6 @@ figures     the pictures that `Recording.plot_...` return
 palette     colours with a fixed meaning
 drawing     how pictures look: axes, labels
 bars        steps and buckets
+pipelines   the actions of a pipeline's stages
 curves      metrics and bandwidth
 """

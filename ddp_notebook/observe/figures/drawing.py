@@ -16,10 +16,11 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ddp_notebook.observe.figures.palette import FILLS, INK, LINES
+from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, INK, LINES
 
 FAINT = (0.5, 0.5, 0.5, 0.25)  # the grid, bands
 
+_MEANINGS = FILLS | ACTIONS
 _DPI = 200  # of the PNG; shown at half of it, so that it is sharp on a fine screen
 _WIDTH = 8.4  # inches
 _LABEL_PT = 9.0
@@ -84,7 +85,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 def fill_style(meaning: str) -> dict[str, Any]:
     """The style of a bar or area with this meaning."""
-    fill = FILLS[meaning]
+    fill = _MEANINGS[meaning]
     return {
         "facecolor": to_rgba(fill.face),
         "edgecolor": to_rgba(fill.edge),
@@ -99,7 +100,7 @@ def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *,
     Args:
         is_placed: the caller has left room for it.
     """
-    patches = [Patch(label=FILLS[meaning].words, **fill_style(meaning)) for meaning in meanings]
+    patches = [Patch(label=_MEANINGS[meaning].words, **fill_style(meaning)) for meaning in meanings]
     legend = figure.legend(
         handles=[*patches, *more],
         loc="lower left" if is_placed else "outside lower left",
@@ -115,7 +116,7 @@ def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *,
 
 def text_on(meaning: str) -> str:
     """A colour for words on an area with this meaning."""
-    red, green, blue, _ = to_rgba(FILLS[meaning].face)
+    red, green, blue, _ = to_rgba(_MEANINGS[meaning].face)
     return "#202020" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.6 else "#FFFFFF"
 
 

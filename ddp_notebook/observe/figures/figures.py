@@ -5,6 +5,7 @@
 | `loss` | a metric by step, a line for each rank; above 16 ranks their range, median and the three furthest off |
 | `steps` | what the time of a step goes into: by rank, and over the steps of the cell |
 | `buckets` | when DDP's buckets of gradients were issued and when they were through, beside the backward of one step |
+| `pipeline` | what each stage of a pipeline did with each microbatch, above what it would do if messages took no time |
 | `bandwidth` | bus bandwidth by message size |
 
 Colours of times mean the same in all of them (`drawing.FILLS`): blue computes, orange-red is communication that
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.observe.tables.matching import RowSource
-from ddp_notebook.observe.views import Metric
+from ddp_notebook.observe.views import Metric, Pipeline
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
@@ -91,6 +92,27 @@ def buckets(recording: RowSource, rank: int = 0, step: int | None = None, cell: 
     from ddp_notebook.observe.figures import bars
 
     return bars.buckets(recording, rank, step, cell)
+
+
+def pipeline(shown: Pipeline) -> Picture:
+    """What each stage of a pipeline did with each microbatch, above the same without the time of messages.
+
+    Numbers are those of microbatches. Of a rank that has several stages the later ones are paler.
+
+    Args:
+        shown: one step of a schedule.
+
+    Example:
+        >>> from ddp_notebook.observe.views import Action
+        >>> one = Action(rank=0, stage=0, microbatch=0, kind="forward", start_ns=0, end_ns=10**6)
+        >>> size = {"ranks": (0,), "stages": 1, "microbatches": 1}
+        >>> shown = Pipeline(schedule="ScheduleGPipe", cell=1, step=0, actions=(one,), ideal=(one,), **size)
+        >>> pipeline(shown).get_suptitle()
+        'ScheduleGPipe with 1 stage and 1 microbatch: 0 % of 1 ms is bubble, 0 % if messages took no time (cell 1)'
+    """
+    from ddp_notebook.observe.figures import pipelines
+
+    return pipelines.pipeline(shown)
 
 
 def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:

@@ -31,6 +31,14 @@ FILLS = {
     "optimizer": Fill("optimizer", "#009E73"),
     "rest": Fill("rest", "#9A9A9A"),
 }
+# What the stages of a pipeline do.
+ACTIONS = {
+    "forward": Fill("forward", "#0072B2"),
+    "backward": Fill("backward", "#E69F00"),
+    "input gradient": Fill("gradient of the input", "#E69F00"),
+    "weight gradient": Fill("gradient of the weights", "#CC79A7"),
+    "bubble": Fill("bubble", "#E0E0E0"),
+}
 # What a step's time went into, in the order in which it is stacked; the parts add up to the step's duration.
 STEP_PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
 # Lines that are told apart by their labels: of ranks, and of operations. The second eight are dashed. Each has a

@@ -2,6 +2,8 @@
 
 report      what its steps took, why, and what to try
 advice      the verdict in one sentence
+bubbles     how much of a pipeline is empty, and what makes it less
+sharing     the user's named blocks; ranks that share a core
 network     what machines waited for that no rank was late for
 bandwidth   bytes per second by operation and size
 """

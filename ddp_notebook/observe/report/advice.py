@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_notebook.observe.report.bubbles import Bubble
 from ddp_notebook.observe.report.network import Network
 from ddp_notebook.observe.steps.waits import fewest_steps
 from ddp_notebook.observe.tables.matching import RowSource
@@ -68,6 +69,7 @@ def verdict(
     steps: int,
     hosts: Sequence[str] = (),
     network: Network | None = None,
+    bubble: Bubble | None = None,
 ) -> str:
     """One sentence: where most of the time is lost.
 
@@ -77,10 +79,12 @@ def verdict(
         steps: that were looked at.
         hosts: by rank; (): they are on one machine.
         network: what it did between machines, where data moved there.
+        bubble: of the pipeline that the ranks are stages of: then nobody is waited for.
     """
-    losses = [_waiting(parts, ranks, slow, steps, hosts)]
+    losses = [_waiting(parts, ranks, slow, steps, hosts) if bubble is None else bubble.loss(parts.step_ns)]
+    exposed_ns = parts.exposed_ns if bubble is None else 0.0  # a part of the bubble
     for ns, least, text in (
-        (parts.exposed_ns, _LARGE, network.words() if network else "is communication that no compute hides"),
+        (exposed_ns, _LARGE, network.words() if network else "is communication that no compute hides"),
         (parts.input_ns, _LARGE, "waits for the data loader"),
         (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
         (parts.rest_ns, _LARGE_REST, "is neither of these: Python code between the phases"),
@@ -162,6 +166,7 @@ def suggestions(
     steps: int,
     has_gpu: bool,
     is_sharded: bool = False,
+    bubble: Bubble | None = None,
 ) -> tuple[str, ...]:
     """Up to three things to try.
 
@@ -170,6 +175,7 @@ def suggestions(
         ranks: of each.
         steps: that were looked at.
         is_sharded: see the function of this name.
+        bubble: of the pipeline that the ranks are stages of.
     """
     # One rank's slow loader says nothing about the others'.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
@@ -178,6 +184,8 @@ def suggestions(
     if slow is not None:
         lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
         found.append((lost_ns, _balance(slow, lost_ns)))
+    elif bubble is not None:
+        found += [(bubble.loss(parts.step_ns)[0] * parts.step_ns, text) for text in bubble.suggestions()]
     elif parts.share(parts.waiting_ns) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
         found.append(
             (
@@ -195,7 +203,7 @@ def suggestions(
                 f"the loader takes {ms(input_ns)} of each step",
             )
         )
-    if len(ranks) > 1:
+    if len(ranks) > 1 and bubble is None:
         found += [(ns, text) for ns, text in _for_communication(parts, gradients, is_sharded) if ns]
     found.sort(key=lambda one: -one[0])
     return tuple(text for _, text in found[:_MOST])

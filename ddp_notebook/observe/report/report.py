@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
+from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.network import network
+from ddp_notebook.observe.report.sharing import blocks_of, cores
 from ddp_notebook.observe.steps.apart import Bounded, apart
 from ddp_notebook.observe.steps.steps import measure, typical
 from ddp_notebook.observe.steps.waits import straggler_of
@@ -32,6 +34,7 @@ from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
 
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
+_PASSES = ("forward", "backward", "input gradient", "weight gradient")
 _TIMES = tuple(f"{name}_ns" for name in (*_COLUMNS, "communication", "overlapped"))
 
 
@@ -114,7 +117,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             ranks=(),
             straggler=None,
             efficiency=None,
-            notes=_what_was_lost(recording),
+            notes=(*(one.note for one in bubbles(recording, cell)), *_what_was_lost(recording)),
             verdict=_what_is_missing(recording, cell),
             suggestions=(),
         )
@@ -128,6 +131,8 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     count = max(len(own) for own in of_rank.values())
     efficiency = _efficiency(recording, overall, len(ranks), cell)
     compared = _compared(recording, cell, efficiency, len(ranks))
+    pipelines = bubbles(recording, cell)
+    bubble = max(pipelines, key=lambda one: one.lost_ns, default=None)
     gpus = recording.rows("resource")["gpu_allocated_bytes"]
     return Report(
         cell=cell,
@@ -138,8 +143,16 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         ranks=ranks,
         straggler=slow,
         efficiency=efficiency,
-        notes=(*_apart(recording, cell), *compared, *_clocks(recording, ranks), *_what_was_lost(recording)),
-        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(recording, found)),
+        notes=(
+            *_apart(recording, cell),
+            *(one.note for one in pipelines),
+            *blocks_of(recording, kept),
+            *compared,
+            *cores(recording, list(of_rank)),
+            *_clocks(recording, ranks),
+            *_what_was_lost(recording),
+        ),
+        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(recording, found), bubble),
         suggestions=suggestions(
             overall,
             ranks,
@@ -148,6 +161,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             steps=count,
             has_gpu=bool((gpus >= 0).any()),
             is_sharded=is_sharded(recording, found),
+            bubble=bubble,
         ),
     )
 
@@ -242,7 +256,7 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
         if cell is not None and (last := _last_cell_with_steps(recording)) is not None:
             return f"Nothing was recorded{where}: the last one that trained is cell {last}"
         return f"Nothing was recorded{where}: {how}; if you turned recording off, %ddp_record values turns it on"
-    passes = int(np.isin(kinds, [SPANS.index("forward"), SPANS.index("backward")]).sum())
+    passes = int(np.isin(kinds, [*map(SPANS.index, _PASSES)]).sum())
     seen = [f"{passes} forwards and backwards"] * bool(passes) + [f"{len(calls)} communication calls"] * bool(
         len(calls)
     )

@@ -40,7 +40,12 @@ from ddp_notebook.observe.views import Bucket, Step
 from ddp_notebook.records.schema import ORIGINS, SPANS, Rows
 
 _DDP = (ORIGINS.index("ddp"), ORIGINS.index("ddp hook"))
-_PARTS = ("input", "forward", "backward", "optimizer")
+_PARTS = {  # kinds of spans, by the part of a step that they are
+    "input": ("input",),
+    "forward": ("forward",),
+    "backward": ("backward", "input gradient", "weight gradient"),
+    "optimizer": ("optimizer",),
+}
 
 
 class Measured(NamedTuple):
@@ -49,6 +54,7 @@ class Measured(NamedTuple):
     step: Step
     own_forward_ns: int
     own_backward_ns: int
+    is_pipelined: bool  # its rank has a stage of a pipeline: whoever waits there waits for the schedule
 
 
 def steps(recording: RowSource, cell: int | None = None, rank: int | None = None) -> list[Step]:
@@ -126,7 +132,8 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, layouts: 
     times = parts(edges, spans, calls, waited, np.isin(calls["thread"], bounds.threads))
     totals = {f"{name}_ns": values.tolist() for name, values in times.items()}
     own_forward, own_backward = totals.pop("own_forward_ns"), totals.pop("own_backward_ns")
-    samples = samples_of(spans, edges)
+    is_pipelined = bool((spans["kind"] == SPANS.index("pipeline")).any())
+    samples = [None] * count if is_pipelined else samples_of(spans, edges)
     buckets = _buckets(calls, edges, layouts)
     for at in range(count):
         step = Step(
@@ -139,7 +146,7 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, layouts: 
             buckets=tuple(buckets.get(at, ())),
             **{name: values[at] for name, values in totals.items()},
         )
-        yield Measured(step, own_forward[at], own_backward[at])
+        yield Measured(step, own_forward[at], own_backward[at], is_pipelined)
 
 
 def parts(
@@ -157,7 +164,7 @@ def parts(
     Ranks whose times do not overlap, as they were moved apart, can be measured together.
     """
     count = len(edges) - 1
-    of_kind = {part: spans[spans["kind"] == SPANS.index(part)] for part in _PARTS}
+    of_kind = {part: spans[np.isin(spans["kind"], [*map(SPANS.index, kinds)])] for part, kinds in _PARTS.items()}
     intervals = {part: (rows["start_ns"], rows["end_ns"]) for part, rows in of_kind.items()}
     begun, ended = ends_of(calls)
     blocked_from = _blocked_from(calls, begun, ended, is_own)

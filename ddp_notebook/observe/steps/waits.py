@@ -92,7 +92,7 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
     A rank is named when it waited least in most steps, more often than ranks of equal speed would by chance, and when
     what the others lost is more than 5 % of a step, more than 1 ms, more than three times its scatter, and more than
     200 ms over all steps. The phase is the one in which it took longer than the others, not counting what it waited
-    for itself.
+    for itself. Of ranks that are stages of a pipeline none is named: they wait for its schedule.
 
     Args:
         recording: what the ranks have recorded.
@@ -121,7 +121,10 @@ def straggler_of(found: Sequence[Measured], hosts: Sequence[str] = ()) -> Stragg
         hosts: by rank; (): they are on one machine.
     """
     last_cell = max((one.step.cell for one in found), default=0)
-    rounds = _rounds_of_steps([one for one in found if one.step.cell == last_cell])
+    found = [one for one in found if one.step.cell == last_cell]
+    if any(one.is_pipelined for one in found):  # the last stage waits least, and is not slow
+        return None
+    rounds = _rounds_of_steps(found)
     return None if rounds is None else _judge(rounds, hosts)
 
 

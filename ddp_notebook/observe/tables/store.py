@@ -25,7 +25,7 @@ CAPACITY = {  # rows, of all ranks together: 200 MB once all are full
 }
 TENSOR_BYTES = 64 << 20  # of whole tensors
 _PER_PROCESS = 1_000_000  # a rank's next process counts its calls on from the next multiple
-_COUNTED = {"call": ("call", "backward"), "value": ("call",), "span": ("span",)}
+_COUNTED = {"call": ("call", "backward"), "value": ("call",), "span": ("span", "pipeline")}
 Key = tuple[int, int, int]  # rank, call, side
 
 

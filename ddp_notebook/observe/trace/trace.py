@@ -6,7 +6,7 @@ A process for each rank, named with its host where they are on several, with the
 |---|---|
 | cell | a cell; marks where a metric is no number |
 | step | a step; its arguments say what its time went into |
-| forward, backward, optimizer, input | the spans of the step |
+| forward, backward, optimizer, input | the spans of the step, among them a pipeline's actions and named blocks |
 | communication: group | a collective, from its issue (on a GPU: from its start there) to its end |
 | send and recv | a message |
 | profiler: ... | what torch.profiler has seen, where the rank was profiled |
@@ -41,7 +41,7 @@ from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms
 from ddp_notebook.records.words import rank_on
 
-_CELL = SPANS.index("cell")
+_CELL, _BLOCK, _PIPELINE = map(SPANS.index, ("cell", "block", "pipeline"))
 _COUNTERS = {  # by the name of the curves: columns of `records.RESOURCE`, and what they are divided by
     "memory of the process (MB)": ({"resident": "rss_bytes"}, 1e6),
     "CPU (% of one core)": ({"process": "cpu_percent"}, 1.0),
@@ -163,8 +163,8 @@ def _window(spans: Rows, calls: Rows, metrics: Rows) -> tuple[int, int]:
 
 
 def _slices(recording: RowSource, spans: Rows, end_ns: int) -> Iterator[Slice]:
-    columns = ("kind", "name", "cell", "step", "start_ns", "end_ns", "samples", "thread")
-    for kind, name, cell, step, start, end, samples, thread in zip(
+    columns = ("kind", "name", "cell", "step", "start_ns", "end_ns", "samples", "thread", "pipeline")
+    for kind, name, cell, step, start, end, samples, thread, pipeline in zip(
         *(spans[column].tolist() for column in columns), strict=True
     ):
         what = SPANS[kind] if kind < len(SPANS) else str(kind)
@@ -173,8 +173,12 @@ def _slices(recording: RowSource, spans: Rows, end_ns: int) -> Iterator[Slice]:
         args = {"name": text, "samples": samples if samples >= 0 else None, "thread": thread or None}
         args |= {"cell": cell} if kind == _CELL else {"cell": cell, "step": step}
         args |= {"state": "not ended yet"} if end < 0 else {}
+        if kind in (_BLOCK, _PIPELINE):
+            title = text
+        else:
+            title = cell_title if kind == _CELL else f"{what} of {text}" if pipeline else what
         yield Slice(
-            name=cell_title if kind == _CELL else what,
+            name=title,
             category=what,
             start_ns=start,
             end_ns=max(start, end if end >= 0 else end_ns),

@@ -24,6 +24,23 @@ def words(error: BaseException) -> str:
         return f"<{type(error).__name__}.__str__ failed>"
 
 
+def told(error: BaseException) -> str:
+    """The message of an exception, with its first note behind the first line: there a pipeline says which stage it was.
+
+    Example:
+        >>> error = RuntimeError("no")
+        >>> error.add_note("in stage 1")
+        >>> told(error)
+        'no (in stage 1)'
+    """
+    message = words(error)
+    notes = getattr(error, "__notes__", ())
+    if type(notes) is not list or not notes or type(notes[0]) is not str:
+        return message
+    first, end, rest = message.lstrip().partition("\n")
+    return bounded(f"{first} ({notes[0]}){end}{rest}")
+
+
 def known_words(error: BaseException | None) -> str:
     """The message of an exception if that runs no code of the user's, else an empty one."""
     if error is None or not isinstance(type(error).__str__, WrapperDescriptorType):

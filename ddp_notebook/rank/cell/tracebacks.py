@@ -13,7 +13,7 @@ from IPython.core.events import EventManager
 
 from ddp_notebook.rank.cell import hygiene
 from ddp_notebook.rank.cell.bounds import bounded
-from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, words
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, told
 from ddp_notebook.rank.cell.where import Where
 
 _MOST_FRAMES = 200  # of one exception; repeated calls on one line count once, as IPython shows them
@@ -115,7 +115,7 @@ class Tracebacks:
             self.is_formatting = True
             self._format(exc_tuple, *args, **kwargs)
             if ends_cell:
-                self._said = error, words(error)
+                self._said = error, told(error)
         except FormattingStopped:
             if not ends_cell:  # nothing has ended yet
                 raise KeyboardInterrupt from None

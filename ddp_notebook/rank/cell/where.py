@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -53,6 +54,7 @@ class Where:
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
         self.calls: Calls | None = None  # by RPC
+        self.action: Callable[[int], str] | None = None  # of a pipeline: what a thread does
         self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted
 
     def enter(self, file: str, execution_count: int) -> None:
@@ -69,9 +71,16 @@ class Where:
         for _ in range(_WALKS):  # a call that returns while another thread walks up its frames ends the walk early
             frame = sys._current_frames().get(thread or self._main)
             if frame is not None and (place := self.of_frame(frame)):
-                words = "" if self.calls is None else self.calls.words(thread or self._main)
+                words = self._beside(thread or self._main)
                 return f"{place} ({words})" if words else place
         return "" if thread else self._of_task()
+
+    def _beside(self, thread: int) -> str:
+        told = [
+            "" if self.action is None else self.action(thread),
+            "" if self.calls is None else self.calls.words(thread),
+        ]
+        return ", ".join(filter(None, told))
 
     def of_thread(self, thread: int) -> str:
         """The same for another thread, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""

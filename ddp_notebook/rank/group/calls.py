@@ -39,7 +39,7 @@ class Call:
     __slots__ = (
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
         *("moment", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns", "bucket", "input", "output"),
-        *("values", "whole", "marks", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
+        *("values", "whole", "marks", "meaning", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
     )
 
     def __init__(
@@ -65,6 +65,7 @@ class Call:
         self.input: Copy | None = None
         self.output: Copy | None = None
         self.values = NOT_ASKED_FOR
+        self.meaning = ""  # what a message carries, in words, where that is known
         self.whole: tuple[tuple[int, Copy], ...] = ()
         self.marks: Marks | None = None
         self.tells_its_end = self.is_waited_for = self.is_of_backward = self.is_left = False
@@ -129,6 +130,7 @@ class Call:
             nbytes=nbytes(shapes, dtype),
             root=group.session_rank(kernel.root_of(rest)),
             reduce_op=kernel.reduce_op_of(rest),
+            meaning=self.meaning,
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
         )
 

@@ -60,7 +60,7 @@ class Kernel(Operator):
         live, waiting, by_work, groups = recorder.live, recorder.waiting, recorder.by_work, recorder.groups
         redispatch, after, unbox_group, unbox_work = self.redispatch, self._after, ProcessGroup.unbox, Work.unbox
         get_ident, monotonic_ns, is_send = threading.get_ident, time.monotonic_ns, kind == "send"
-        unwaited = recorder.unwaited
+        unwaited, is_message = recorder.unwaited, kind != "collective"
         at_async = None if self.at_async is None else self.at_async + self.at_rest
         keys_after: dict[int, Any] = {}  # by their bits: `&` takes twice as long as this lookup
 
@@ -80,8 +80,7 @@ class Kernel(Operator):
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
             counts = group.counts
-            thread = get_ident()
-            tape = recorder.tape
+            thread, tape = get_ident(), recorder.tape
             key, call = 0, None
             try:
                 with group.locks[kind]:  # until it is compared: calls are compared in the order of their numbers
@@ -89,6 +88,8 @@ class Kernel(Operator):
                     call = Call(kernel, group, number, arguments, thread, monotonic_ns())
                     key = id(call)
                     live[key] = waiting[thread] = call
+                    if is_message and recorder.meaning is not None:
+                        call.meaning = recorder.meaning(call)
                     if tape is not None:
                         if tape.level:
                             call.site = tape.site(2)
@@ -147,11 +148,12 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        # Five hooks, set from outside and looked at in every call.
+        # Six hooks, set from outside and looked at in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
         self.pause: Callable[[], None] | None = None  # called before each one
         self.guard: Callable[[Call], None] | None = None  # called before each one begins; may raise
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called in place of every operation
+        self.meaning: Callable[[Call], str] | None = None  # what a message carries
         self.tape: Tape | None = None  # where calls are left for the recording
         # Changed by methods only.
         self.failed: Failure | None = None  # the last one

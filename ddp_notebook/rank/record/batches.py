@@ -35,7 +35,18 @@ _YIELD_EVERY = 8  # records: 0.1 ms
 _MOST_KNOWN = 5_000  # kinds of calls whose columns are remembered
 _Columns = dict[str, Any]
 # Rows are packed as bytes: NumPy takes twice as long to make a row of a tuple.
-_FORMATS = {"u1": "B", "b1": "?", "i2": "h", "i4": "i", "u4": "I", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
+_FORMATS = {
+    "u1": "B",
+    "b1": "?",
+    "i2": "h",
+    "u2": "H",
+    "i4": "i",
+    "u4": "I",
+    "i8": "q",
+    "u8": "Q",
+    "f4": "f",
+    "f8": "d",
+}
 _PACK = {
     table: struct.Struct("<" + "".join(_FORMATS[dtype[column].str[1:]] for column in dtype.names or ())).pack
     for table, dtype in TABLES.items()
@@ -196,7 +207,7 @@ class BatchMaker:
         dtype, inputs, outputs = shapes
         key: tuple[Any, ...] = (
             *(id(kernel), group.serial, bucket, call.thread, moment.title, id(api), id(code), instruction, module),
-            *(dtype, tuple(inputs), tuple(outputs)),
+            *(dtype, tuple(inputs), tuple(outputs), call.meaning),
         )
         if cell is not None:
             key += id(cell[0]), cell[1]
@@ -232,7 +243,7 @@ class BatchMaker:
             "nbytes_out": nbytes(outputs, dtype),
             "origin": self._origin(call, site),
             "site": texts.of_site(site, moment.title),
-            "module": texts.number(module),
+            "module": texts.number(call.meaning or module),
             "bucket": bucket,
             "is_async": is_async,
             "thread": self._thread(call.thread),
@@ -285,6 +296,9 @@ class BatchMaker:
             end_ns=span.end_ns,
             samples=span.samples,
             thread=self._thread(span.thread),
+            pipeline=span.place[0],
+            stage=span.place[1],
+            microbatch=span.place[2],
         )
 
     def _metric(self, rank: int, one: Logged) -> bytes:

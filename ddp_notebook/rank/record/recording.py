@@ -49,6 +49,8 @@ class RankRecording:
         self._prompt = ""
         self._began_ns = self._began_at = 0
         self.training.install()
+        where.action = self.training.pipelines.words
+        recorder.meaning = self.training.pipelines.meaning
         self.drain.start()
 
     def tell_again(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ class Resources:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first value means nothing
+        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
 
@@ -34,6 +36,7 @@ class Resources:
             "gpu_reserved_bytes": -1,
             "gpu_peak_bytes": -1,
             "gpu_percent": math.nan,
+            "cores": self._cores,
         }
         if torch.cuda.is_initialized():
             device = torch.cuda.current_device()

@@ -1,7 +1,6 @@
 """A rank that torchrun has started, which a notebook may look at: see `ddp_notebook.attach`.
 
 program   the script or module, run as Python itself would run it
-imports   does something right after torch was imported, and nothing before
 door      lets one notebook in at a time, which may come and go
 watched   what is seen of the script: operations, training, where it is; told to the notebook that is there
 freeing   ends the operation that a script waits in, by cutting its connections

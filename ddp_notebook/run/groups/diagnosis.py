@@ -36,7 +36,7 @@ class RankView:
                 assert self.operation is not None
                 operation = self.operation
                 size = operation.size if operation.shapes else ""
-                inside = ", ".join(filter(None, [operation.what, size, _bare(self.place)]))
+                inside = ", ".join(filter(None, [operation.meaning, operation.what, size, _bare(self.place)]))
                 return f"waiting in {operation}" + (f" ({inside})" if inside else "")
             case "running":
                 beside = f", and {self.thread} is waiting in {self.operation}" if self.thread else ""

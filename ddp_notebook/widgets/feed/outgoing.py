@@ -12,7 +12,7 @@ from ddp_notebook.records.schema import FIRST_BYTES, Rows, as_array
 from ddp_notebook.widgets.feed.tables import FIRST, KINDS, empty
 
 Times = npt.NDArray[np.int64]
-_COLLECTIVE = KINDS.index("collective")
+_COLLECTIVE, _PIPELINE = map(KINDS.index, ("collective", "pipeline"))
 
 
 def ms(times_ns: Any, start_ns: int) -> npt.NDArray[np.float64]:
@@ -30,7 +30,8 @@ def metrics(rows: Rows, start_ns: int) -> Rows:
 
 
 def spans(rows: Rows, start_ns: int) -> Rows:
-    """Rows of `records.SPAN`."""
+    """Rows of `records.SPAN`; not the steps of pipelines, which are as long as their actions."""
+    rows = rows[rows["kind"] != _PIPELINE]
     found = empty("span", len(rows))
     for name in ("rank", "kind", "name", "cell", "step", "thread"):
         found[name] = rows[name]

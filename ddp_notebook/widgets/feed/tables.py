@@ -25,7 +25,10 @@ import numpy.typing as npt
 from ddp_notebook.records.schema import Rows
 
 TEXT = "<u4"
-KINDS = ("cell", "forward", "backward", "optimizer", "input", "collective", "send", "recv")  # of spans
+KINDS = (  # of spans
+    *("cell", "forward", "backward", "optimizer", "input", "input gradient", "weight gradient", "pipeline", "block"),
+    *("collective", "send", "recv"),
+)
 FIRST = 32  # values of a tensor that travel
 
 PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest")

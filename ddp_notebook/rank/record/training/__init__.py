@@ -1,7 +1,10 @@
 """The stretches of a training step.
 
 stretches   input, forward, backward, optimizer
+pipelines   what the stages of a pipeline do with each microbatch
+blocks      code that the user has named
 gradients   the gradients of one parameter, as computed and averaged
 buckets     which gradients a bucket of DDP holds, and which call synchronises it
 comm_hooks  users' comm hooks of DDP, seen bucket by bucket
+wrapping    what is wrapped around functions of torch
 """

@@ -7,7 +7,6 @@ them. Our code before and after is hidden from torch.compile, which would trace 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
 import itertools
@@ -31,13 +30,20 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
+from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
+from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import Hooks
 from ddp_notebook.rank.record.training.gradients import Gradients
+from ddp_notebook.rank.record.training.pipelines import Pipelines
+from ddp_notebook.rank.record.training.wrapping import around, uncompiled
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.records.schema import SPANS
 
-CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT = range(5)  # indices of `records.SPANS`
+CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
+    SPANS.index, ("cell", "forward", "backward", "optimizer", "input", "block")
+)
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +58,7 @@ class Span(NamedTuple):
     end_ns: int
     samples: int
     thread: int
+    place: tuple[int, int, int]  # of an action: the span of the pipeline's step, the stage, the microbatch
 
 
 class _Stepping(NamedTuple):
@@ -79,6 +86,8 @@ class Training:
         self._naming = threading.Lock()  # models and optimizers may be new in several threads at once
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._gradients = Gradients(tape)
+        self.pipelines = Pipelines(tape, self.put)
+        self._blocks = Blocks(tape, lambda name, began_ns: self.put(BLOCK, name, began_ns))
 
     def install(self) -> None:
         """Begin to look. What this version of torch does not let be seen is left out, with a message."""
@@ -92,39 +101,46 @@ class Training:
             ("modules of DTensor", self._look_at_dtensor),
             ("data loaders", self._look_at_loaders),
             ("backwards", self._look_at_backwards),
+            ("named blocks", self._blocks.look),
         ):
             try:
                 look()
             except (AttributeError, ImportError):
                 unseen.append(what)
-        if unseen:
-            print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(unseen)} be seen", file=sys.stderr)
-        register_optimizer_step_pre_hook(_uncompiled(self._before_step))
-        register_optimizer_step_post_hook(_uncompiled(self._after_step))
+        _say_unseen(unseen)
+        after_import("torch.distributed.pipelining.schedules", self._look_at_pipelines)
+        register_optimizer_step_pre_hook(uncompiled(self._before_step))
+        register_optimizer_step_post_hook(uncompiled(self._after_step))
+
+    def _look_at_pipelines(self) -> None:
+        try:
+            self.pipelines.look()
+        except (AttributeError, ImportError):
+            _say_unseen(["pipelines"])
 
     def _look_at_ddp(self) -> None:
-        _around(DistributedDataParallel, "__init__", self._around_init)
-        _around(DistributedDataParallel, "forward", self._around_forward)
-        _around(DistributedDataParallel, "register_comm_hook", self._around_register)
-        _around(dist, "_register_comm_hook", Hooks(self._tape, self._model_of).around_register)
+        around(DistributedDataParallel, "__init__", self._around_init)
+        around(DistributedDataParallel, "forward", self._around_forward)
+        around(DistributedDataParallel, "register_comm_hook", self._around_register)
+        around(dist, "_register_comm_hook", Hooks(self._tape, self._model_of).around_register)
 
     def _look_at_fsdp(self) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-        _around(FSDPState, "_pre_forward", self._around_pre_forward)
-        _around(FSDPState, "_post_forward", self._around_post_forward)
+        around(FSDPState, "_pre_forward", self._around_pre_forward)
+        around(FSDPState, "_post_forward", self._around_post_forward)
 
     def _look_at_dtensor(self) -> None:
         self._tape.modules.watch(lambda: self._tape.level != OFF)
 
     def _look_at_loaders(self) -> None:
-        _around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
+        around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
 
     def _look_at_backwards(self) -> None:
         is_in_backward()  # or an AttributeError now, not in the user's backward
         self._tape.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
         for module in (torch.autograd, torch.autograd.graph):
-            _around(module, "_engine_run_backward", self._around_backward)
+            around(module, "_engine_run_backward", self._around_backward)
 
     def put(
         self,
@@ -136,6 +152,7 @@ class Training:
         number: int = 0,
         end_ns: int = 0,
         moment: Moment | None = None,
+        place: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
         tape = self._tape
@@ -149,6 +166,7 @@ class Training:
                 end_ns or time.monotonic_ns(),
                 samples,
                 threading.get_ident(),
+                place,
             )
         )
 
@@ -162,7 +180,7 @@ class Training:
         return __init__
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        after = _uncompiled(self._after_forward)
+        after = uncompiled(self._after_forward)
 
         def forward(model: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
             if self._tape.level == OFF:
@@ -259,7 +277,8 @@ class Training:
                 backward.end_ns = time.monotonic_ns()
                 unseen(tape.end_backward, backward, failed)
                 self._gradients.forget_backward()
-                self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
+                if threading.get_ident() not in self.pipelines.doing:  # else it is an action
+                    self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
                 self._prepared[:] = [model for model in self._prepared if not model.at]
                 tape.go_back(None)
 
@@ -270,7 +289,8 @@ class Training:
         try:
             return original(*args, **named)
         finally:
-            self.put(BACKWARD, "", began_ns)
+            if threading.get_ident() not in self.pipelines.doing:
+                self.put(BACKWARD, "", began_ns)
 
     # ---- optimizer and input
 
@@ -314,6 +334,8 @@ class Training:
         self._gradients.begin_cell(gradient)
         self._roots.clear()
         self._stepping.clear()
+        self.pipelines.begin_cell()
+        self._blocks.begin_cell()
         self._tape.bucket = None
 
     def end_cell(self) -> None:
@@ -332,23 +354,14 @@ class Training:
         return __next__
 
 
-def _around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(make(original)))
+def _say_unseen(what: list[str]) -> None:
+    if what:
+        print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(what)} be seen", file=sys.stderr)
 
 
 def is_in_backward() -> bool:
     """Whether this thread runs a backward already, be it as one of autograd's own threads."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:
-    """The method as a function that torch.compile leaves alone. A bound method takes no attributes, which it needs."""
-
-    def call(*args: Any) -> None:
-        method(*args)
-
-    return _disable_dynamo(call)
 
 
 def _samples(values: Any) -> int:

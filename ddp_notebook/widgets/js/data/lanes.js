@@ -7,7 +7,7 @@
 
 /** The lanes of a rank, and the lane of each kind. */
 export const CELL = 0, COMPUTE = 1, COMMUNICATION = 2;
-const LANE_OF = [CELL, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMMUNICATION, COMMUNICATION, COMMUNICATION];
+const LANE_OF = [CELL, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMMUNICATION, COMMUNICATION, COMMUNICATION];
 /** More spans at once than this share the last slot. */
 export const MOST_SLOTS = 4;
 /** `state` of a span of communication. */

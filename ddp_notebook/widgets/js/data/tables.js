@@ -9,7 +9,10 @@ import { Table } from "./table.js";
 
 const [U8, U16, U32, I32, F32, F64] = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 
-export const KINDS = ["cell", "forward", "backward", "optimizer", "input", "collective", "send", "recv"];
+export const KINDS = [
+  "cell", "forward", "backward", "optimizer", "input", "input gradient", "weight gradient", "pipeline", "block",
+  "collective", "send", "recv",
+];
 export const CELL = KINDS.indexOf("cell");
 export const COLLECTIVE = KINDS.indexOf("collective");
 

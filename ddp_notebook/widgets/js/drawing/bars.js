@@ -4,6 +4,7 @@
  */
 
 import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "../data/lanes.js";
+import { COLLECTIVE, KINDS } from "../data/tables.js";
 
 /** @typedef {import("../data/lanes.js").Lane} Lane */
 /** @typedef {{x: number, y: number, width: number, h: number, slots: number, slotH: number, column?: number}} Box  of a lane */
@@ -31,8 +32,9 @@ export function leastWidth(pixels, count, before) {
 }
 
 /** What a rectangle means; `WAITING` is drawn as emptiness with an outline. */
-export const MEANINGS = ["cell", "forward", "backward", "optimizer", "input", "transfer", "send", "recv", "waiting", "failed", "under way"];
-export const TRANSFER = 5, WAITING = 8, FAILURE = 9, UNDER_WAY = 10; // kinds 0 to 7 are the first eight meanings
+export const TRANSFER = COLLECTIVE, WAITING = KINDS.length, FAILURE = WAITING + 1, UNDER_WAY = WAITING + 2;
+/** By number; the kinds of spans are the first ones. */
+export const MEANINGS = [...KINDS.slice(0, TRANSFER), "transfer", "send", "recv", "waiting", "failed", "under way"];
 const N = MEANINGS.length;
 const FIRST_OF = [0, 1, TRANSFER, N]; // meanings of each lane, behind those of the lane before
 

@@ -6,8 +6,10 @@
  * |---|---|
  * | forward, compute | blue |
  * | backward | orange |
+ * | gradient of the weights alone | pink |
  * | optimizer | green |
  * | input | purple |
+ * | named block | grey blue |
  * | communication | vermillion; exposed darker; overlapped hatched with compute |
  * | waiting | the page's own, with an outline: nothing happens |
  * | failed | the ink, crossed |
@@ -45,6 +47,9 @@ const LIGHT = {
     forward: "#0072b2",
     compute: "#0072b2",
     backward: "#e69f00",
+    "input gradient": "#e69f00",
+    "weight gradient": "#cc79a7",
+    block: "#8fa3b0",
     optimizer: "#009e73",
     input: "#a862a0",
     communication: "#d55e00",
@@ -77,6 +82,9 @@ const DARK = {
     forward: "#3a9bdc",
     compute: "#3a9bdc",
     backward: "#f0b429",
+    "input gradient": "#f0b429",
+    "weight gradient": "#e08cc0",
+    block: "#6f8594",
     optimizer: "#2bb98c",
     input: "#c58ac0",
     communication: "#ff8138",

@@ -4,7 +4,7 @@
  * | on screen | means |
  * |---|---|
  * | thin grey line on top of a row | a cell runs |
- * | upper bars | forward, backward, optimizer, input |
+ * | upper bars | forward, backward, optimizer, input; actions of a pipeline, such as F3; named blocks |
  * | lower bars | communication; white: it waited for the last rank; a send lies high, a receive low |
  * | hatched bar with a point | under way: nobody knows yet what of it is waiting |
  * | black bar with a cross | failed |

@@ -7,9 +7,18 @@ import { bytes, duration, percent, plural, ranksInWords } from "../data/format.j
 import { COMMUNICATION, COMPUTE, FAILED, UNWAITED } from "../data/lanes.js";
 import { KINDS } from "../data/tables.js";
 
+/** @type {Record<string, string>} */
+const LETTER = { forward: "F", backward: "B", "input gradient": "I", "weight gradient": "W" };
 const SAYABLE = 50; // rows of the table for screen readers
 
 /** @typedef {{lane: import("../data/lanes.js").Lane, at: number}} Place of a span */
+
+/** Of a part of a step, an action of a pipeline, or a block that the user has named. @param {string} kind @param {string} name */
+function labels(kind, name) {
+  if (kind === "block") return [name];
+  const microbatch = /^stage \d+, microbatch (\d+)$/.exec(name)?.[1];
+  return microbatch ? [`${kind} of ${name}`, `${LETTER[kind] ?? ""}${microbatch}`] : [`${kind} ${name}`, kind];
+}
 
 /** @param {string} words */
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
@@ -33,7 +42,7 @@ export function timelineWords(store, lanes) {
     const kind = lane.kind[at];
     if (index < 0) return [KINDS[kind]];
     const { op, number, name } = span().columns;
-    if (kind < TRANSFER) return name[index] && kind ? [`${KINDS[kind]} ${store.text(name[index])}`, KINDS[kind]] : [KINDS[kind]];
+    if (kind < TRANSFER) return name[index] && kind ? labels(KINDS[kind], store.text(name[index])) : [KINDS[kind]];
     const words = store.text(op[index]) || KINDS[kind];
     return [`${words} #${number[index]}`, words, `#${number[index]}`];
   }

@@ -1,0 +1,81 @@
+"""The bubble of a pipeline: how much of its ranks' time no action fills, how much of that is the schedule's, and what
+makes it smaller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_notebook.observe.steps.pipelines import pipelines
+from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.records.units import percent
+
+_LAST = 10  # steps that are looked at
+_LARGE = 0.15  # of a step: worth being the verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubble:
+    """Of one pipeline: medians over its last steps."""
+
+    schedule: str
+    stages: int
+    microbatches: int
+    measured: float  # share of the ranks' time from the first action to the last, 0 to 1
+    ideal: float  # the same if messages took no time
+    span_ns: float
+
+    @property
+    def lost_ns(self) -> float:
+        """Of each rank's time in a step, mean of the ranks."""
+        return self.measured * self.span_ns
+
+    @property
+    def _what(self) -> str:
+        return f"{self.schedule} with {self.stages} stages and {self.microbatches} microbatches"
+
+    @property
+    def note(self) -> str:
+        """A line of the report."""
+        ideal = f"{percent(self.ideal)} would be with these actions if messages took no time"
+        return f"Bubble of {self._what}: {percent(self.measured)} of the ranks' time; {ideal}"
+
+    def loss(self, step_ns: float) -> tuple[float, str]:
+        """The share of the step, and the verdict about it; 0 where it is not worth a word."""
+        share = self.lost_ns / step_ns if step_ns else 0.0
+        if share < _LARGE:
+            return 0.0, ""
+        return share, f"{percent(share)} of the step is the bubble of the pipeline: {self._what}"
+
+    def suggestions(self) -> list[str]:
+        """What to try, if anything. The schedule's bubble lasts as long with more microbatches of the same size."""
+        if self.ideal < _LARGE:
+            return []
+        doubled = self.ideal / (2 - self.ideal)
+        return [
+            f"more microbatches: with n_microbatches={2 * self.microbatches} of the same size the schedule's own "
+            f"bubble would be {percent(doubled)} instead of {percent(self.ideal)}"
+        ]
+
+
+def bubbles(recording: RowSource, cell: int | None) -> list[Bubble]:
+    """Of each pipeline of a cell; none where the cell has no pipeline.
+
+    Args:
+        cell: None: the last one with a pipeline.
+    """
+    found = pipelines(recording, cell, last=_LAST + 1)
+    found = [one for one in found if one.cell == found[-1].cell]
+    of_schedule = {name: [one for one in found if one.schedule == name] for name in {one.schedule for one in found}}
+    return [
+        Bubble(
+            schedule=name,
+            stages=some[-1].stages,
+            microbatches=some[-1].microbatches,
+            measured=float(np.median([one.bubble for one in some])),
+            ideal=float(np.median([one.ideal_bubble for one in some])),
+            span_ns=float(np.median([one.span_ns for one in some])),
+        )
+        for name, some in ((name, steps[1:] or steps) for name, steps in sorted(of_schedule.items()))
+    ]

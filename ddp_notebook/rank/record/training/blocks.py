@@ -1,0 +1,88 @@
+"""Blocks of code that the user has named, by `torch.profiler.record_function`.
+
+torch names blocks of its own in the same way. They are told apart by the file of the `with` statement, and are left to
+torch's profiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+
+from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.training.wrapping import around
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DECORATING = contextlib.__file__  # has the `with` of a function that a block decorates
+
+
+class _Here(threading.local):
+    """The blocks that this thread is in, the innermost last, and when each began."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[Any, int]] = []
+
+
+class Blocks:
+    """Sees named blocks from `look` on.
+
+    Args:
+        tape: says whether anything is recorded.
+        leave: takes the name of a block that has ended, and when it began.
+    """
+
+    def __init__(self, tape: Tape, leave: Callable[[str, int], None]) -> None:
+        self._tape = tape
+        self._leave = leave
+        self._here = _Here()
+
+    def look(self) -> None:
+        """Begin to look."""
+        around(record_function, "__enter__", self._around_enter)
+        around(record_function, "__exit__", self._around_exit)
+
+    def begin_cell(self) -> None:
+        """A cell begins: forget what an interrupted one has left open."""
+        self._here.open.clear()
+
+    def _around_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tape, here = self._tape, self._here
+
+        def __enter__(self: Any) -> Any:
+            entered = original(self)
+            if tape.level != OFF and not _is_torchs(sys._getframe(1)):
+                here.open.append((self, time.monotonic_ns()))
+            return entered
+
+        return __enter__
+
+    def _around_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        here, leave = self._here, self._leave
+
+        def __exit__(self: Any, exc_type: Any, exc_value: Any, traceback: Any) -> Any:
+            blocks = here.open
+            if not blocks or all(block is not self for block, _ in blocks):
+                return original(self, exc_type, exc_value, traceback)
+            try:
+                return original(self, exc_type, exc_value, traceback)
+            finally:
+                while (one := blocks.pop())[0] is not self:  # an interrupt has left it
+                    pass
+                leave(self.name, one[1])
+
+        return __exit__
+
+
+def _is_torchs(frame: Any) -> bool:
+    file = frame.f_code.co_filename
+    if file == _DECORATING and frame.f_back is not None:
+        file = frame.f_back.f_code.co_filename
+    return bool(file.startswith(_TORCH))

@@ -1,0 +1,32 @@
+"""What is wrapped around functions and methods of torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch._compile import _disable_dynamo
+
+
+def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put in place of an attribute what `make` makes of it, under its name.
+
+    Example:
+        >>> class Owner:
+        ...     def double(self, x): return 2 * x
+        >>> around(Owner, "double", lambda original: lambda self, x: original(self, x) + 1)
+        >>> Owner().double(3), Owner.double.__name__
+        (7, 'double')
+    """
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
+    """The method as a function that torch.compile leaves alone. A bound method takes no attributes, which it needs."""
+
+    def call(*args: Any) -> None:
+        method(*args)
+
+    return _disable_dynamo(call)
