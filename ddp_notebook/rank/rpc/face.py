@@ -70,6 +70,7 @@ class Face:
         self._agent: Agent | None = None
         self._names: Names | None = None  # between `init_rpc` and `shutdown`
         self._meeting: Meeting | None = None
+        self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
         self.calls = Calls()
@@ -87,6 +88,7 @@ class Face:
         api._to_worker_info = self._to_worker_info
         setattr(api, _IS_SET, self._is_set)
         CellPickler.running = staticmethod(self._running)
+        CellPickler.is_leaving = staticmethod(lambda: self._is_leaving)
         internal._pickler = CellPickler
         internal._run_function = runner(self._me)
         for name in _INVOKES:
@@ -157,6 +159,7 @@ class Face:
             return
         if self._names is None or self._meeting is None:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+        self._is_leaving = True
         try:
             if graceful:
                 self._meeting.settle(self._calls, timeout)
@@ -164,6 +167,7 @@ class Face:
                 self._meeting.settle(self._calls, timeout)
         finally:
             self._names = self._meeting = None
+            self._is_leaving = False
 
     def get_worker_info(self, worker_name: Any = None) -> WorkerInfo:
         """torch's `get_worker_info`."""
