@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from ddp_notebook.record import log
     from ddp_notebook.run.agree.agreement import Agreement
     from ddp_notebook.run.cells.result import CellResult
+    from ddp_notebook.run.sharding.memory import Memory
+    from ddp_notebook.run.sharding.placements import Placements, TensorPlacement
     from ddp_notebook.run.values.values import RankValues
     from ddp_notebook.session import Session, current
     from ddp_notebook.starting import start
@@ -71,9 +73,11 @@ __all__ = [
     "HostTable",
     "JobCancelledError",
     "JobFailedError",
+    "Memory",
     "MissingBuildError",
     "MissingPackageError",
     "NoSessionError",
+    "Placements",
     "RankDiedError",
     "RankError",
     "RankValues",
@@ -87,6 +91,7 @@ __all__ = [
     "StartError",
     "StartTimeoutError",
     "Status",
+    "TensorPlacement",
     "TorchrunJob",
     "UsageError",
     "attach_job",
@@ -104,12 +109,15 @@ _LAZY = {
     "Agreement": "ddp_notebook.run.agree.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
     "HostTable": "ddp_notebook.launch.survey.table",
+    "Memory": "ddp_notebook.run.sharding.memory",
+    "Placements": "ddp_notebook.run.sharding.placements",
     "RankValues": "ddp_notebook.run.values.values",
     "RecordOptions": "ddp_notebook.wire.record_options",
     "Recording": "ddp_notebook.observe.recording",
     "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",
     "Status": "ddp_notebook.status",
+    "TensorPlacement": "ddp_notebook.run.sharding.placements",
     "TorchrunJob": "ddp_notebook.torchrun.job",
     "attach_job": "ddp_notebook.torchrun.current",
     "attach_session": "ddp_notebook.attaching",

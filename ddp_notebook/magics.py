@@ -142,6 +142,12 @@ class DDPMagics(Magics):
         parser.add_argument("names", metavar="NAME", nargs="*")
         print(having.of_session().check(*parser.parse_line(line).names))
 
+    @line_magic
+    def ddp_memory(self, line: str) -> None:
+        """Say what parameters, gradients, optimizer state, activations and the rest take on each rank, now or while
+        code runs, and what was measured before: %ddp_memory [CODE]"""
+        print(having.of_session().memory(line.strip()))
+
     # ---- the recording
 
     @line_magic

@@ -24,6 +24,7 @@ from ddp_notebook.run.kept import KeptFace
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.record import baseline
 from ddp_notebook.run.record.face import RecordFace
+from ddp_notebook.run.sharding.face import ShardingFace
 from ddp_notebook.run.values.face import ValueFace
 from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
@@ -40,7 +41,7 @@ def current() -> Session | None:
     return _current
 
 
-class Session(KeptFace, GroupFace, ValueFace, FileFace, RecordFace, ViewFace):
+class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 
     def __init__(

@@ -537,3 +537,30 @@ def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, c
     one.begin({"who": "a notebook"})
     one.end(None)
     one.leave()
+
+
+def test_torchs_memory_trackers_and_the_places_of_shards():
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert issubclass(FSDPMemTracker, MemTracker)
+    tracker = MemTracker()
+    model = torch.nn.Linear(64, 64)
+    tracker.track_external(model)
+    seen: list[int] = []
+    update = tracker._update_peak_stats
+
+    def look(state):
+        seen.append(len(tracker._curr_mem_snap))
+        update(state)
+
+    tracker._update_peak_stats = look  # type: ignore[method-assign]
+    with tracker:
+        model(torch.ones(2, 64)).sum().backward()
+    assert seen and {str(getattr(kind, "value", kind)) for kind in tracker._curr_mem_snap[torch.device("cpu")]} >= {
+        *("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Total")
+    }
+    assert list(inspect.signature(compute_local_shape_and_global_offset).parameters)[:3] == [
+        *("global_shape", "mesh", "placements")
+    ]

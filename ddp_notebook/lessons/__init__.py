@@ -9,6 +9,7 @@
     lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
     lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
     lessons.inside_ddp()                        a training step in DDP, in stages and at speed
+    lessons.placement("model")                  which rank holds which part
     lessons.check("04/world-size", 24)          was that right?
 
 Every number comes from tensors on the ranks. Without a front end lessons work the same, and leave pictures.
@@ -17,6 +18,7 @@ Every number comes from tensors on the ranks. Without a front end lessons work t
     algorithms/   algorithms made of sends and receives, step by step
     messages/     point to point
     ddp/          DDP from the inside
+    sharding/     models in shards: who holds what
     questions/    exercises with a checked answer
     session       how lessons use the running session
     ranks         what they run on the ranks
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.messages.transfers import exchanges
     from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.questions.questions import Verdict, check
+    from ddp_notebook.lessons.sharding.placement import placement
 
 __all__ = [
     "Costs",
@@ -55,6 +58,7 @@ __all__ = [
     "cost",
     "exchanges",
     "inside_ddp",
+    "placement",
     "places",
     "point_to_point",
 ]
@@ -69,6 +73,7 @@ _LAZY = {
     "Verdict": "questions.questions",
     "check": "questions.questions",
     "exchanges": "messages.transfers",
+    "placement": "sharding.placement",
     "places": "nodes",
     "inside_ddp": "ddp.inside",
     "point_to_point": "messages.messages",

@@ -11,6 +11,7 @@ unseen      what is ours does not show in the user's profiles and traces
 cell/       one cell, with everything that ipykernel does around one
 group/      process groups: their operations seen, compared, freed, formed anew
 rpc/        calls between ranks, in cells that are run again
+sharding/   what the rank holds of models that are spread over ranks
 resize/     what is done where the ranks get more or fewer
 survive/    training that goes on when a rank dies
 record/     what the rank does, as rows

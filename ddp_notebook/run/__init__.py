@@ -8,6 +8,7 @@ values/     variables there and back
 files/      the notebook's files to hosts, and those of ranks to the notebook
 foresee/    collectives that cannot work, found before a cell is sent
 agree/      whether ranks hold the same
+sharding/   who holds which part of a model, and the memory that it takes
 record/     what cells record, and the recording up to now
 
 kept        the public methods of `Session` where a keeper has the ranks

@@ -162,17 +162,17 @@ class Assembled:
     _assembled: Parts | None = None
 
     @property
-    def placement(self) -> Placement:
+    def _placement(self) -> Placement:
         """Which rank has which device."""
         return self._parts.cluster.placement
 
     @property
     def world_size(self) -> int:
-        return self.placement.world_size
+        return self._placement.world_size
 
     @property
     def backend(self) -> str:
-        return self.placement.backend
+        return self._placement.backend
 
     @property
     def _parts(self) -> Parts:

@@ -129,7 +129,7 @@ class CellFace(Assembled):
         warned: list[str] = []
         if not quiet:
             left = [rank for rank in asked_for if rank not in gone]
-            warned = foresee(code, left, self.world_size, gone, self.placement.local_rank)
+            warned = foresee(code, left, self.world_size, gone, self._placement.local_rank)
         if timeout is not None:
             check_timeout(timeout)
         asked = parts.recordings.for_cell(record)

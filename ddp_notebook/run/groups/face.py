@@ -41,7 +41,7 @@ class GroupFace(Assembled):
         job."""
         parts = self._parts
         clocks = parts.observer.recording.clock
-        return states.status(parts.living.cluster, parts.questions, self.placement, parts.hosts.status(), clocks)
+        return states.status(parts.living.cluster, parts.questions, self._placement, parts.hosts.status(), clocks)
 
     def reform(self, timeout_s: float = 60.0) -> None:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.

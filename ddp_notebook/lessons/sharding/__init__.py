@@ -1,0 +1,4 @@
+"""Models in shards.
+
+placement   the picture of who holds what
+"""

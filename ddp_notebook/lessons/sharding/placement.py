@@ -1,0 +1,108 @@
+"""The picture of who holds which part of a model, or of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from ddp_notebook.lessons.session import running
+from ddp_notebook.records.units import size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ddp_notebook import TensorPlacement
+    from ddp_notebook.display import Picture
+    from ddp_notebook.session import Session
+
+_MOST = 12  # tensors
+_HIGH, _WIDE = 0.8, 0.86  # of a cell that a tensor takes at most
+
+
+def placement(name: str = "model", *, session: Session | None = None) -> Picture:
+    """Draw who holds what: a column for each rank, a row for each tensor.
+
+    The outline is the whole tensor, its last dimension across and the others down. What the rank holds is filled with
+    its colour, and hatched where it is a partial sum.
+
+    Args:
+        name: of a variable on the ranks, or of a part of one: "model", "model.blocks.0", "x".
+        session: whose ranks; None: the running session's.
+
+    Raises:
+        UsageError: a rank has no such model or tensor.
+        NoSessionError: no ranks are running.
+
+    Example:
+        >>> lessons.placement("model").savefig("placement.png")
+    """
+    from ddp_notebook.display import INK, picture
+
+    found = running(session).placement(name)
+    shown, ranks = found.tensors[:_MOST], found.ranks
+    total = sum(found.nbytes(rank) for rank in ranks)
+    how = "" if found.is_sharded else " (not sharded)"
+    figure, (axes,) = picture(f"{name}{how}: {size(total)} on all ranks together", 0.9 + 0.62 * max(1, len(shown)))
+    axes.set_axis_off()
+    axes.grid(visible=False)
+    more = len(found.tensors) - len(shown)
+    for at, rank in enumerate(ranks):
+        text = f"rank {rank}\n{size(found.nbytes(rank))}"
+        axes.text(at + 0.5, -0.08, text, ha="center", va="bottom", color=INK, fontsize=9)
+    for row, tensor in enumerate(shown):
+        words = f"{tensor.name}\n{' x '.join(map(str, tensor.shape)) or 'a number'}  {', '.join(tensor.placements)}"
+        axes.text(-0.08, row + 0.5, words.rstrip(), ha="right", va="center", color=INK, fontsize=8)
+        for at, rank in enumerate(ranks):
+            if rank in tensor.parts:
+                _tensor(axes, at, row, tensor, rank)
+    if more > 0:
+        axes.text(-0.08, len(shown) + 0.1, f"... and {more} more", ha="right", va="top", color=INK, fontsize=8)
+    axes.set(xlim=(-1.6, len(ranks) + 0.1), ylim=(len(shown) + 0.3, -0.75))
+    return figure
+
+
+def _tensor(axes: Axes, column: int, row: int, tensor: TensorPlacement, rank: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    from ddp_notebook.display import INK, LINES
+
+    part = tensor.parts[rank]
+    shape, offset, held = tensor.shape or (1,), part.offset or (0,), part.size or (1,)
+    if len(shape) == 1:  # a column
+        shape, offset, held = (*shape, 1), (*offset, 0), (*held, 1)
+    across, down = shape[-1], prod(shape[:-1])
+    high, wide = _HIGH, _WIDE if across > 1 else 0.18
+    left, top = column + (1 - wide) / 2, row + (1 - high) / 2
+    colour = LINES[rank % len(LINES)]
+    axes.add_patch(Rectangle((left, top), wide, high, facecolor="none", edgecolor=INK, linewidth=0.6, label="whole"))
+    if not prod(held):
+        return
+    for first, count in _stretches(shape[:-1], offset[:-1], held[:-1]):
+        filled = Rectangle(
+            (left + wide * offset[-1] / across, top + high * first / down),
+            wide * held[-1] / across,
+            high * count / down,
+            facecolor=colour,
+            edgecolor=colour,
+            alpha=0.45 if tensor.is_partial else 0.9,
+            hatch="///" if tensor.is_partial else None,
+            linewidth=0.4,
+            label="part",
+        )
+        axes.add_patch(filled)
+
+
+def _stretches(shape: Sequence[int], offset: Sequence[int], held: Sequence[int]) -> list[tuple[int, int]]:
+    """The part as stretches (first, count) of the dimensions as one.
+
+    Example:
+        >>> _stretches((8,), (2,), (3,)), _stretches((2, 4), (0, 1), (2, 2))
+        ([(2, 3)], [(1, 2), (5, 2)])
+    """
+    if len(shape) == 1:
+        return [(offset[0], held[0])]
+    inner, below = prod(shape[1:]), _stretches(shape[1:], offset[1:], held[1:])
+    if below == [(0, inner)]:
+        return [(offset[0] * inner, held[0] * inner)]
+    return [(at * inner + first, n) for at in range(offset[0], offset[0] + held[0]) for first, n in below]

@@ -1,0 +1,144 @@
+"""The memory that this rank's training takes, by what it is for.
+
+Parameters, gradients and optimizer state are counted by their storages, each once, where the optimizer steps.
+Activations and what is temporary come from torch's own trackers. All are the most of their kind, so that the peak of
+all together may be less than their sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_HELD = ("Parameter", "Sharded Param", "Buffer", "Gradient", "Sharded Grad", "Optstate", "OptState")
+_FILE = "<memory>"
+_AROUND = ("ZeroRedundancyOptimizer",)  # has the state in another optimizer
+
+
+def held(namespace: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of the parameters, buffers, gradients and optimizer state of all models and optimizers among variables.
+
+    Example:
+        >>> held({"model": torch.nn.Linear(3, 5)})
+        {'parameters': 80, 'buffers': 0, 'gradients': 0, 'optimizer_state': 0}
+    """
+    models, optimizers = _training(namespace)
+    seen: set[int] = set()
+    parameters = {id(p): p for model in models for p in torch.nn.Module.parameters(model)}
+    parameters |= {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
+    buffers = [buffer for model in models for buffer in torch.nn.Module.buffers(model)]
+    gradients = [p.grad for p in parameters.values() if p.grad is not None]
+    states = [value for one in optimizers for state in one.state.values() for value in _tensors(state)]
+    return {
+        "parameters": _nbytes(parameters.values(), seen),
+        "buffers": _nbytes(buffers, seen),
+        "gradients": _nbytes(gradients, seen),
+        "optimizer_state": _nbytes(states, seen),
+    }
+
+
+def measure(namespace: dict[str, Any], code: str) -> dict[str, int]:
+    """Run code, and tell the memory that it took: `held` where an optimizer stepped last, the most of `activations` and
+    `temporary`, and the `peak` of all together.
+
+    Args:
+        namespace: the variables.
+        code: the user's, such as "step()". Empty: nothing runs, and what is held now is told.
+
+    Raises:
+        whatever the code raises.
+    """
+    if not code:
+        now = held(namespace)
+        return now | {"activations": 0, "temporary": 0, "peak": sum(now.values())}
+    compiled = compile(code, _FILE, "exec")
+    stepped: list[dict[str, int]] = []
+    hook = register_optimizer_step_post_hook(lambda *_: stepped.append(held(namespace)))
+    tracker = _tracker(namespace)
+    most = {"activations": 0, "temporary": 0, "peak": 0}
+    _look_often(tracker, most)
+    try:
+        with tracker:
+            exec(compiled, namespace)
+    finally:
+        hook.remove()
+    return (stepped[-1] if stepped else held(namespace)) | most
+
+
+def _look_often(tracker: Any, most: dict[str, int]) -> None:
+    """Note the most of each kind, whenever the tracker looks for its peak. (Its own snapshot is of the peak only.)"""
+    update = tracker._update_peak_stats
+
+    def look(state: Any) -> None:
+        update(state)
+        split: Counter[str] = Counter()
+        for of_device in tracker._curr_mem_snap.values():
+            split.update({str(getattr(kind, "value", kind)): nbytes for kind, nbytes in of_device.items()})
+        total, activations = split["Total"], split["Activation"]
+        temporary = total - activations - sum(split[name] for name in _HELD)
+        now = {"activations": activations, "temporary": temporary, "peak": total}
+        most.update({name: max(most[name], nbytes) for name, nbytes in now.items()})
+
+    tracker._update_peak_stats = look
+
+
+def _tracker(namespace: Mapping[str, Any]) -> Any:
+    """torch's tracker: the one for FSDP where there is one model in FSDP 2, else the general one.
+
+    Raises:
+        NotImplementedError: there are more of them, or no optimizer is there for it.
+    """
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.distributed.fsdp import FSDPModule
+
+    models, optimizers = _training(namespace)
+    inside = {id(part) for model in models for part in list(torch.nn.Module.modules(model))[1:]}
+    roots = [model for model in models if isinstance(model, FSDPModule) and id(model) not in inside]
+    if not roots:
+        tracker = MemTracker()
+        tracker.track_external(*[model for model in models if id(model) not in inside], *optimizers)
+        return tracker
+    if len(roots) > 1:
+        names = [name for name, value in namespace.items() if any(value is root for root in roots)]
+        raise NotImplementedError(
+            f"torch's tracker knows one model in FSDP at a time, here are {', '.join(names)}: `del` those that are done"
+        )
+    (model,) = roots
+    own = {id(p) for p in torch.nn.Module.parameters(model)}
+    its = [one for one in optimizers if any(id(p) in own for group in one.param_groups for p in group["params"])]
+    return FSDPMemTracker(model, its[0] if its else None)
+
+
+def _training(namespace: Mapping[str, Any]) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+    """The models and optimizers among the variables, each once; of a sharded optimizer the one inside."""
+    own = {id(value): value for name, value in namespace.items() if not name.startswith("_")}.values()
+    models = [value for value in own if issubclass(type(value), torch.nn.Module)]
+    optimizers = [value for value in own if issubclass(type(value), torch.optim.Optimizer)]
+    inner = [getattr(one, "optim", one) if type(one).__name__ in _AROUND else one for one in optimizers]
+    return models, inner
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors(value)
+
+
+def _nbytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
+    """Of the tensors' storages that were not seen yet."""
+    found = 0
+    for tensor in tensors:
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # `to_local` waits for its collective
+        storage = local.untyped_storage()
+        if local.device.type != "meta" and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            found += storage.nbytes()
+    return found

@@ -1,0 +1,88 @@
+"""Which part of which tensor this rank holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_MOST = 10_000  # tensors
+
+
+def told(namespace: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What `parts` gives, or why it cannot: `{"parts": [...]}` or `{"error": "..."}`."""
+    try:
+        return {"parts": parts(namespace, name)}
+    except LookupError as error:
+        return {"error": str(error.args[0])}
+
+
+def parts(namespace: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The parts that this rank has, as plain data: for each tensor its `name`, `dtype`, whole `shape`, `placements` and
+    `mesh` (names and sizes), and the `offset`, `size` and `nbytes` of the part.
+
+    Args:
+        namespace: the variables.
+        name: of a model or a tensor, or of a part of it: "model.blocks.0".
+
+    Raises:
+        LookupError: there is no such thing, or it is neither.
+
+    Example:
+        >>> parts({"x": torch.zeros(2, 3)}, "x")[0]["size"]
+        [2, 3]
+    """
+    value = _find(namespace, name)
+    if isinstance(value, torch.Tensor):
+        return [_part(name, value)]
+    if isinstance(value, torch.nn.Module):
+        named = list(torch.nn.Module.named_parameters(value))[:_MOST]
+        if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+            named = [(key.removeprefix("module."), tensor) for key, tensor in named]
+        return [_part(_WRAPPERS.sub("", key), tensor) for key, tensor in named]
+    raise LookupError(f"{name} is of class {type(value).__name__}: placement takes a model or a tensor")
+
+
+def _find(namespace: Mapping[str, Any], name: str) -> Any:
+    first, *rest = name.split(".")
+    if first not in namespace:
+        raise LookupError(f"there is no variable {first!r}")
+    value = namespace[first]
+    for at, key in enumerate(rest, 1):
+        if key.isdigit() and isinstance(value, list | tuple):
+            below = value[int(key)] if int(key) < len(value) else None
+        else:  # a module has its parts by their numbers too
+            below = getattr(value, key, None)
+        if below is None:
+            raise LookupError(f"{'.'.join([first, *rest[: at - 1]])} has no {key!r}")
+        value = below
+    return value
+
+
+def _part(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    shape = list(tensor.shape)
+    found = {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+    if not isinstance(tensor, DTensor):
+        nbytes = 0 if tensor.device.type == "meta" else tensor.numel() * tensor.element_size()
+        return found | {"placements": [], "mesh": [], "offset": [0] * len(shape), "size": shape, "nbytes": nbytes}
+    mesh = tensor.device_mesh
+    size, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    local = tensor.to_local()
+    return found | {
+        "placements": [_word(one) for one in tensor.placements],
+        "mesh": [[name, n] for name, n in zip(mesh.mesh_dim_names or [""] * mesh.ndim, mesh.shape, strict=True)],
+        "offset": list(offset),
+        "size": list(size),
+        "nbytes": local.numel() * local.element_size(),
+    }
+
+
+def _word(placement: Any) -> str:
+    if placement.is_replicate():
+        return "Replicate"
+    return "Partial" if placement.is_partial() else f"Shard({placement.dim})"

@@ -1,0 +1,62 @@
+"""Bytes by what they are for, on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ddp_notebook.records.units import size
+from ddp_notebook.records.words import group_by_value, list_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Of one rank, in bytes: the most of each kind, at times of their own. The peak may be less than their sum."""
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer_state: int
+    activations: int
+    temporary: int  # gradients of activations; DDP's buckets; what FSDP has gathered
+    peak: int  # the most of all together
+
+
+_COLUMNS = tuple(field.name for field in fields(RankMemory))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a piece of training takes on each rank. Its `repr` is what `%ddp_memory` shows.
+
+    Example:
+        >>> session.memory()[0].parameters
+        16
+    """
+
+    code: str  # that ran; "": what was held at that moment
+    by_rank: Mapping[int, RankMemory]
+    before: Memory | None = None  # what was measured before this one
+
+    def __getitem__(self, rank: int) -> RankMemory:
+        return self.by_rank[rank]
+
+    def __repr__(self) -> str:
+        shown = [name for name in _COLUMNS if name not in ("buffers",) or any(getattr(one, name) for one in self._all)]
+        head = ["", *[name.replace("_", " ") for name in shown]]
+        rows = [[list_ranks(ranks), *cells] for cells, ranks in self._rows(shown)]
+        if self.before is not None:
+            rows += [["before, " + list_ranks(ranks), *cells] for cells, ranks in self.before._rows(shown)]
+        widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+        lines = [
+            "  ".join([first.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for first, *cells in [head, *rows]
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    @property
+    def _all(self) -> list[RankMemory]:
+        return [*self.by_rank.values(), *(self.before.by_rank.values() if self.before else ())]
+
+    def _rows(self, shown: list[str]) -> list[tuple[tuple[str, ...], list[int]]]:
+        cells = {rank: tuple(size(getattr(one, name)) for name in shown) for rank, one in self.by_rank.items()}
+        return list(group_by_value(cells).items())

@@ -1,0 +1,1 @@
+"""Models in shards: who holds what, what it takes, and what is wrong with it."""

@@ -1,0 +1,85 @@
+"""Memory per rank: parameters, gradients and optimizer state as the formula says, before and after a change."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import RankError
+
+D, BLOCKS = 128, 4
+NUMEL = BLOCKS * (2 * 4 * D * D + 5 * D)
+_TRAIN = f"""
+import gc
+import torch.nn as nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear({D}, {4 * D}), nn.GELU(), nn.Linear({4 * D}, {D}))
+                           for _ in range({BLOCKS})])
+def shard(model, **options):
+    for block in model: fully_shard(block, **options)
+    return fully_shard(model, **options)
+x = torch.randn(16, {D})
+def step():
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+_ADAM = "optimizer = torch.optim.Adam(model.parameters())"
+_WAYS = {  # how, and what each of two ranks has of parameters, gradients and Adam's state, in bytes an element
+    "DDP": (f"model = DDP(make(), gradient_as_bucket_view=True); {_ADAM}", (4, 4, 8)),
+    "ZeRO-1": (
+        "model = DDP(make(), gradient_as_bucket_view=True)\n"
+        "optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam)",
+        (4, 4, 4),
+    ),
+    "FSDP2": (f"model = shard(make()); {_ADAM}", (2, 2, 4)),
+    "FSDP2 without reshard": (f"model = shard(make(), reshard_after_forward=False); {_ADAM}", (2, 2, 4)),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(session):
+    session.run(_TRAIN, quiet=True)
+    return session
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_three_parts_are_within_three_percent_of_the_formula(ranks, way):
+    make, bytes_each = _WAYS[way]
+    ranks.run(f"model = optimizer = None\n{make}", quiet=True)
+    memory = ranks.memory("step()")
+    for rank in (0, 1):
+        of = memory[rank]
+        found = (of.parameters, of.gradients, of.optimizer_state)
+        assert found == pytest.approx([each * NUMEL for each in bytes_each], rel=0.03)
+        assert of.activations > 0 and of.temporary > 0
+        assert of.peak > sum(found) * 0.97
+
+
+def test_what_is_held_now_and_what_was_measured_before(ranks):
+    ranks.run(f"model = make(); {_ADAM}", quiet=True)
+    before = ranks.memory()
+    assert before[0].gradients == before[0].optimizer_state == before[0].activations == 0
+    ranks.run("step()", quiet=True)
+    after = ranks.memory()
+    assert after[1].gradients == after[1].parameters and after.before[1].gradients == 0
+    assert after.before.before is None
+    lines = repr(after).splitlines()
+    assert lines[0].split()[:2] == ["parameters", "gradients"]
+    assert lines[1].startswith("ranks 0,1") and lines[2].startswith("before, ranks 0,1")
+
+
+def test_code_that_fails_leaves_no_tracker(ranks):
+    with pytest.raises(RankError, match="NameError"):
+        ranks.memory("no_such_step()")
+    ranks.run(f"model = make(); {_ADAM}\nstep()", quiet=True)
+
+
+def test_two_models_in_fsdp_are_named(ranks):
+    ranks.run(f"model = shard(make()); other = shard(make()); {_ADAM}", quiet=True)
+    with pytest.raises(RankError, match="one model in FSDP at a time, here are model, other"):
+        ranks.memory("step()")
+    ranks.run("del other", quiet=True)
