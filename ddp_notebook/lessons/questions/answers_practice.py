@@ -31,6 +31,27 @@ QUESTIONS = {
         hint="Three calls, in this order: the mean over the ranks, unscale_, clip_grad_norm_. Whoever clips before "
         "unscale_ clips the scaled gradients, and hardly moves.",
     ),
+    # ---- 17: checkpoints
+    "17/share": Question(
+        answer=lambda size: 1 / size,
+        why="state_dict() gives each rank its own part of every parameter, and only rank 0 has saved its part.",
+        hint="Where are the other parts when rank 0 writes, and has anybody asked for them?",
+        traps={1: "Nobody has gathered it: rank 0 has its own part only.", 0: "Its own part is in it."},
+    ),
+    "17/next-step": Question(
+        answer=30,
+        why="the part of the dead rank is in the checkpoint of step 30 only, and the others must not be ahead of it.",
+        hint="Who has the dead rank's part of the model, and of which step?",
+        traps={
+            45: "The others have their parts of step 45, and nobody has that of rank 1.",
+            20: "There is a newer one.",
+        },
+    ),
+    "17/to-the-bit": Question(
+        answer={"next step": True, "the one after": True},
+        why="parameters, Adam's state and the place in the random numbers are all that the next steps depend on.",
+        hint="Which objects does a step change? Save the state of each: model, optimizer, generator of batches.",
+    ),
     # ---- 18: a GPT
     "18/lower": Question(
         answer="theirs",
