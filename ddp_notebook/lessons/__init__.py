@@ -9,6 +9,7 @@
     lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
     lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
     lessons.inside_ddp()                        a training step in DDP, in stages and at speed
+    lessons.pipeline()                          a model cut over the ranks: schedules, microbatches, bubbles
     lessons.placement("model")                  which rank holds which part
     lessons.check("04/world-size", 24)          was that right?
 
@@ -18,6 +19,7 @@ Every number comes from tensors on the ranks. Without a front end lessons work t
     algorithms/   algorithms made of sends and receives, step by step
     messages/     point to point
     ddp/          DDP from the inside
+    pipelines/    a model cut over the ranks
     sharding/     models in shards: who holds what
     questions/    exercises with a checked answer
     session       how lessons use the running session
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.messages.messages import Scene, point_to_point
     from ddp_notebook.lessons.messages.transfers import exchanges
     from ddp_notebook.lessons.nodes import places
+    from ddp_notebook.lessons.pipelines.pipeline import PipelineLesson, PipelineRun, pipeline
     from ddp_notebook.lessons.questions.questions import Verdict, check
     from ddp_notebook.lessons.sharding.placement import placement
 
@@ -49,6 +52,8 @@ __all__ = [
     "Costs",
     "Explorer",
     "InsideDDP",
+    "PipelineLesson",
+    "PipelineRun",
     "Scene",
     "Stepper",
     "Verdict",
@@ -58,6 +63,7 @@ __all__ = [
     "cost",
     "exchanges",
     "inside_ddp",
+    "pipeline",
     "placement",
     "places",
     "point_to_point",
@@ -68,6 +74,8 @@ _LAZY = {
     "Costs": "collectives.costs",
     "Explorer": "collectives.explorer",
     "InsideDDP": "ddp.inside",
+    "PipelineLesson": "pipelines.pipeline",
+    "PipelineRun": "pipelines.pipeline",
     "Scene": "messages.messages",
     "Stepper": "algorithms.stepping",
     "Verdict": "questions.questions",
@@ -76,6 +84,7 @@ _LAZY = {
     "placement": "sharding.placement",
     "places": "nodes",
     "inside_ddp": "ddp.inside",
+    "pipeline": "pipelines.pipeline",
     "point_to_point": "messages.messages",
 }
 

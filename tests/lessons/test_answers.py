@@ -9,10 +9,10 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons import check
-from ddp_notebook.lessons.questions import answers, answers_practice, judging
+from ddp_notebook.lessons.questions import answers, answers_pipelines, answers_practice, judging
 from ddp_notebook.lessons.questions.judging import Question, judge
 
-QUESTIONS = {**answers.QUESTIONS, **answers_practice.QUESTIONS}
+QUESTIONS = {**answers.QUESTIONS, **answers_pipelines.QUESTIONS, **answers_practice.QUESTIONS}
 
 
 @pytest.fixture(params=[2, 3, 4, 8])

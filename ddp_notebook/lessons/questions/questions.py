@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions import answers, answers_faults, answers_practice, answers_sharding, answers_training
+from ddp_notebook.lessons.questions import (
+    answers,
+    answers_faults,
+    answers_pipelines,
+    answers_practice,
+    answers_sharding,
+    answers_training,
+)
 from ddp_notebook.lessons.questions.judging import Question, judge
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 QUESTIONS: dict[str, Question] = {
     **answers.QUESTIONS,
     **answers_training.QUESTIONS,
+    **answers_pipelines.QUESTIONS,
     **answers_sharding.QUESTIONS,
     **answers_practice.QUESTIONS,
     **answers_faults.QUESTIONS,

@@ -1,0 +1,99 @@
+"""What each rank does for `lessons.pipeline`: some steps of a paced model that is cut into stages.
+
+Only ranks import this module, so it may import torch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+WIDTH = 32
+SAMPLES = 4  # of a microbatch
+STEPS = 3  # of which the first is slower: every stage asks the one before it for shapes
+_TOLERANCE = 1e-6
+
+
+class _Paced(torch.autograd.Function):
+    """Hands a tensor on, and lets its gradient take so long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ms: float) -> torch.Tensor:
+        ctx.ms = ms
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.ms / 1e3)
+        return gradient, None
+
+
+class Layer(nn.Module):
+    """A matrix and a tanh, which take `ms` forward, and as long for each of its two gradients: that of its input, and
+    that of its weight. The time is slept, since stages that compute would share the machine's cores."""
+
+    def __init__(self, ms: float) -> None:
+        super().__init__()
+        self.ms = ms
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.ms / 1e3)
+        x, weight = _Paced.apply(x, self.ms), _Paced.apply(self.weight, self.ms)
+        return torch.tanh(x @ weight)
+
+
+def train(
+    name: str, places: list[int], count: int, microbatches: int, ms: float, device: torch.device
+) -> dict[str, Any]:
+    """Make `STEPS` steps of a model of `count` layers, a stage each, of which this rank has those at `places`.
+
+    Args:
+        name: of a schedule in `torch.distributed.pipelining.schedules`.
+        ms: of a layer's forward.
+
+    Returns:
+        The loss, and whether the gradients of this rank's stages are those that one process computes.
+    """
+    torch.manual_seed(0)
+    layers = [Layer(ms).to(device) for _ in range(count)]
+    x, target = (torch.randn(SAMPLES * microbatches, WIDTH).to(device) for _ in range(2))
+    stages = [PipelineStage(layers[at], at, count, device) for at in places]
+    kind = getattr(schedules, name)
+    is_single = issubclass(kind, schedules.PipelineScheduleSingle)
+    schedule = kind(stages[0] if is_single else stages, microbatches, loss_fn=nn.functional.mse_loss)
+    losses: list[torch.Tensor] = []
+    for _ in range(STEPS):
+        for stage in stages:
+            stage.submod.zero_grad()
+        losses = []
+        dist.barrier()
+        inputs = (x,) if any(stage.is_first for stage in stages) else ()
+        outputs = {"target": target, "losses": losses} if any(stage.is_last for stage in stages) else {}
+        schedule.step(*inputs, **outputs)
+    own = {at: _gradient(layers[at]).clone() for at in places}
+    alone = _alone(layers, x, target)
+    return {
+        "loss": sum(loss.item() for loss in losses) / microbatches if losses else None,
+        "is_same": all(torch.allclose(own[at], alone[at], atol=_TOLERANCE) for at in places),
+    }
+
+
+def _alone(layers: list[Layer], x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of the whole model in this process, at full speed."""
+    for layer in layers:
+        layer.zero_grad()
+        layer.ms = 0.0
+        x = layer(x)
+    nn.functional.mse_loss(x, target).backward()
+    return [_gradient(layer) for layer in layers]
+
+
+def _gradient(layer: Layer) -> torch.Tensor:
+    assert layer.weight.grad is not None
+    return layer.weight.grad
