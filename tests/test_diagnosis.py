@@ -10,7 +10,9 @@ from ddp_notebook.run.groups.diagnosis import Absences, RankView, stuck, verdict
 from ddp_notebook.run.output import card
 
 
-def waits(rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32"):
+def waits(
+    rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32", meaning=""
+):
     operation = Operation(
         name=name,
         number=number,
@@ -21,6 +23,7 @@ def waits(rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None,
         nbytes=4096,
         root=root,
         since_s=12.0,
+        meaning=meaning,
     )
     return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation)
 
@@ -62,6 +65,16 @@ VERDICTS = {
     "ended": (
         views(*ALL_BUT_2, ended(2)),
         "rank 2 has ended the cell without all_reduce #5, which ranks 0,1,3 wait in",
+    ),
+    "ended, in DDP": (
+        views(waits(0, "all_reduce", 5, ranks=(0, 2), meaning="mean of gradients"), ended(2)),
+        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in; if it had less data, use Join: "
+        "`with Join([model]):` around the loop",
+    ),
+    "ended, in FSDP": (
+        views(waits(0, "all_gather_single", 5, ranks=(0, 2), meaning="gather of parameters of blocks.0"), ended(2)),
+        "rank 2 has ended the cell without all_gather_single #5, which rank 0 waits in; if it had less data, give all "
+        "ranks as many batches: FSDP knows no Join",
     ),
     "gone": (
         views(*ALL_BUT_2, RankView(rank=2, state="died", place="killed by SIGKILL")),

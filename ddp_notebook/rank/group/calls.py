@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.operators import Operator, flat, nbytes
+from ddp_notebook.records.meaning import meaning
 from ddp_notebook.records.operation import Operation
 
 if TYPE_CHECKING:
@@ -130,9 +131,19 @@ class Call:
             nbytes=nbytes(shapes, dtype),
             root=group.session_rank(kernel.root_of(rest)),
             reduce_op=kernel.reduce_op_of(rest),
-            meaning=self.meaning,
+            meaning=self.meaning or self._what_for(),
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
         )
+
+    def _what_for(self) -> str:
+        """What a parallel library of torch's has called it for, and for which module: known of recorded calls."""
+        if self.site is None:
+            return ""
+        origin, module = self.site[0], self.site[5]
+        if self.bucket is not None or self.is_of_backward:
+            origin = "ddp"
+        words = meaning(origin, self.kernel.spec.name)
+        return f"{words} of {module}" if words and module else words
 
 
 def _references(call: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.profile import Profile
 from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
+from ddp_notebook.rank.sharding.mistakes import Scaling
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 
 if TYPE_CHECKING:
@@ -51,6 +53,9 @@ class RankRecording:
         self.training.install()
         where.action = self.training.pipelines.words
         recorder.meaning = self.training.pipelines.meaning
+        self.scaling = Scaling()
+        with contextlib.suppress(AttributeError):  # a torch without: nothing is said then
+            self.scaling.watch()
         self.drain.start()
 
     def tell_again(self) -> None:
@@ -74,6 +79,7 @@ class RankRecording:
         level = LEVELS.index(options.level) if options.level else VALUES
         self.tape.enter(cell, title, level, thins=not asks_for_values)
         self.training.begin_cell(options.gradient)
+        self.scaling.begin_cell()
         self.tape.full_bytes = options.full_bytes
         self.metrics.begin_cell(options.watch)
         if options.solo is not None:

@@ -11,6 +11,7 @@ from ddp_notebook.run.agree.differences import Difference, absence_of, differenc
 from ddp_notebook.run.agree.words import list_names, notes_on, summarize, variable_of
 
 _MOST_SHOWN = 12  # entries that differ
+MISTAKES = ""  # the entry that tells what is wrong with none of the ranks differing
 _OF_PROCESS = ("version", "setting", "random")
 _BUFFERS_HINT = (
     "buffers: DistributedDataParallel gives all ranks the buffers of rank 0 as a forward pass begins, not after it"
@@ -32,6 +33,7 @@ class Agreement:
     same: str = ""  # what they agree on
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()  # why they may differ
+    mistakes: tuple[str, ...] = ()  # what is wrong although ranks may agree
 
     @property
     def agrees(self) -> bool:
@@ -63,6 +65,10 @@ class Agreement:
         return replace(self, differences=tuple(measured(one, by_rank) for one in self.differences))
 
     def __repr__(self) -> str:
+        return "\n".join([self._text, *[f"wrong on {mistake}" for mistake in self.mistakes]])
+
+    @property
+    def _text(self) -> str:
         n = len(self.ranks)
         if n < 2:
             return "1 rank: nothing to compare" if n else "no ranks: nothing to compare"
@@ -102,6 +108,11 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Agreement
         by_rank: its answers, of the ranks that gave one.
     """
     ranks = sorted(by_rank)
+    mistakes: dict[str, list[int]] = {}
+    for rank in ranks:
+        for text in by_rank[rank].get(MISTAKES, {}).get("told", ()):
+            mistakes.setdefault(text, []).append(rank)
+    by_rank = {rank: {entry: fact for entry, fact in by_rank[rank].items() if entry != MISTAKES} for rank in ranks}
     by_variable: dict[str, list[str]] = {}
     for entry in dict.fromkeys(entry for rank in ranks for entry in by_rank[rank]):
         by_variable.setdefault(variable_of(entry), []).append(entry)
@@ -137,6 +148,7 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Agreement
         same=summarize(same),
         notes=tuple(notes),
         hints=hints,
+        mistakes=tuple(f"{list_ranks(where)}: {text}" for text, where in mistakes.items()),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ddp_notebook.records.meaning import OF_DDP, OF_FSDP
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, list_ranks
 
@@ -226,7 +227,17 @@ def _ended(views: Views, waiting: Waiting) -> str:
         return ""
     who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
     what = views[missing[0]].runs
-    return f"{list_ranks(missing)} {_has(missing)} ended the {what} without {operation.short}, which {who_waits}"
+    sentence = f"{list_ranks(missing)} {_has(missing)} ended the {what} without {operation.short}, which {who_waits}"
+    return sentence + _on_uneven_data(operation)
+
+
+def _on_uneven_data(operation: Operation) -> str:
+    """What to do where ranks leave a training loop at different times."""
+    if operation.meaning.startswith(OF_DDP):
+        return "; if it had less data, use Join: `with Join([model]):` around the loop"
+    if operation.meaning.startswith(OF_FSDP):
+        return "; if it had less data, give all ranks as many batches: FSDP knows no Join"
+    return ""
 
 
 def _outside(views: Views, waiting: Waiting) -> str:
