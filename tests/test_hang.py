@@ -136,6 +136,24 @@ def test_grace_off_lets_the_others_end_by_themselves(make_kernel):
         assert words in kernel.run(f"%ddp_start 2 {line}").evalue
 
 
+def test_uneven_data_in_ddp_are_told_to_join(ranks):
+    loop = "for _ in range(2 + rank):\n    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()"
+    ranks.run(
+        "%%on_all_ranks\nfrom torch.distributed.algorithms.join import Join\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1); x = torch.ones(2, 4)"
+    )
+    message = ranks.start(f"%%on_all_ranks\n{loop}")
+    text = wait_for_card(ranks)["text/plain"]
+    assert "rank 0 has ended the cell without all_reduce #" in text
+    assert "; if it had less data, use Join: `with Join([model]):` around the loop\n" in text
+    assert "(mean of gradients, float32[20]" in text
+    ranks.interrupt()
+    assert ranks.finish(message).ename == "KeyboardInterrupt"
+    joined = loop.replace("\n", "\n    ")
+    assert ranks.run(f"%%on_all_ranks\nwith Join([model]):\n    {joined}").status == "ok"
+
+
 STUCK_IN_STR = (
     "%%on_all_ranks\nkept = rank\nimport time\nclass E(Exception):\n    def __str__(self): time.sleep(1000)\n"
     "if rank == 1: raise E\ndist.barrier()"

@@ -6,18 +6,17 @@ import itertools
 
 import pytest
 
-from ddp_notebook.errors import RankError
-
 _MAKE = """
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 def make(*sizes):
     return nn.Sequential(*[nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])])
 def forget():
-    for name in ("model", "optimizer", "other", "w"): globals().pop(name, None)
+    for name in ("model", "part", "optimizer", "other", "w"): globals().pop(name, None)
 x = torch.ones(2, 4)
 def train(clip_first, scale=8.0):
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
@@ -91,9 +90,9 @@ def test_no_false_alarm_over_shapes_and_ways_to_shard(ranks):
     ways = (
         *("fully_shard(model)", "[fully_shard(part) for part in model]; fully_shard(model)", "model = DDP(model)"),
         "fully_shard(model, mesh=init_device_mesh('cpu', (2, 1), mesh_dim_names=('replica', 'shard')))",
-        "parallelize_module(model, init_device_mesh('cpu', (2,)), {'0': ColwiseParallel()})",
+        "parallelize_module(model, init_device_mesh('cpu', (2,)), {'0': ColwiseParallel(output_layouts=Replicate())})",
     )
-    sizes = ((4, 6), (4, 5, 4), (4, 1, 7, 4), (4, 4, 4, 4))
+    sizes = ((4, 6), (4, 5, 4), (4, 2, 7, 4), (4, 4, 4, 4))
     kinds = ("SGD(model.parameters(), lr=0.1)", "AdamW(model.parameters())", "SGD([model[0].weight], lr=0.1)")
     for way, size, kind in itertools.product(ways, sizes, kinds):
         made = kind.replace("model[0]", "getattr(model, 'module', model)[0]")
@@ -122,14 +121,3 @@ scaler.scale(model(x).sum()).backward()
 torch.nn.utils.clip_grad_norm_(list(other.parameters()), 1.0)
 scaler.step(optimizer); scaler.update()"""
     assert mistakes(ranks, code) == ()
-
-
-def test_uneven_data_are_told_to_join(ranks):
-    ranks.run(f"forget(); model = DDP(make(4, 4)); {_FIRST}", quiet=True)
-    loop = "for _ in range(2 + rank):\n    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()"
-    with pytest.raises(RankError, match=r"if it had less data, use Join: `with Join\(\[model\]\):` around the loop"):
-        ranks.run(loop, quiet=True)
-    ranks.run(
-        "from torch.distributed.algorithms.join import Join\nwith Join([model]):\n    " + loop.replace("\n", "\n    "),
-        quiet=True,
-    )

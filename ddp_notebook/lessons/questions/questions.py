@@ -14,6 +14,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions import (
     answers,
     answers_faults,
+    answers_memory,
     answers_pipelines,
     answers_practice,
     answers_sharding,
@@ -26,6 +27,7 @@ QUESTIONS: dict[str, Question] = {
     **answers.QUESTIONS,
     **answers_training.QUESTIONS,
     **answers_pipelines.QUESTIONS,
+    **answers_memory.QUESTIONS,
     **answers_sharding.QUESTIONS,
     **answers_practice.QUESTIONS,
     **answers_faults.QUESTIONS,

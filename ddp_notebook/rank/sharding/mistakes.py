@@ -25,6 +25,7 @@ def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
     own = {name: value for name, value in namespace.items() if not name.startswith("_")}
     models = {name: one for name, one in own.items() if issubclass(type(one), torch.nn.Module)}
     from_models = [(name, p) for name, model in models.items() for p in torch.nn.Module.parameters(model)]
+    inside = {id(part) for model in models.values() for part in list(torch.nn.Module.modules(model))[1:]}
     held = {id(p) for _, p in from_models}
     sharded = [(name, p.shape) for name, p in from_models if hasattr(p, "placements")]
     found = []
@@ -33,7 +34,7 @@ def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
             continue
         orphans = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
         shapes = {p.shape for p in orphans}
-        its = {model for model, shape in sharded if shape in shapes}
+        its = {model for model, shape in sharded if shape in shapes and id(models[model]) not in inside}
         if orphans and shapes <= {shape for _, shape in sharded} and not _is_in_a_module(orphans):
             of = " and ".join(sorted(its))
             count = f"{len(orphans)} parameter{'s' * (len(orphans) > 1)}"
