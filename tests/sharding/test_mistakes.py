@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from ddp_notebook.errors import RankError
+
 _MAKE = """
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -121,3 +123,29 @@ scaler.scale(model(x).sum()).backward()
 torch.nn.utils.clip_grad_norm_(list(other.parameters()), 1.0)
 scaler.step(optimizer); scaler.update()"""
     assert mistakes(ranks, code) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "init_device_mesh('cpu', (3, 2))",
+            r"a mesh of 3 \* 2 = 6 ranks != world_size 2: its sizes have to multiply to 2",
+        ),
+        ("init_device_mesh(device_type='cpu', mesh_shape=(3,))", r"a mesh of 3 = 3 ranks != world_size 2"),
+        (
+            "distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(2)])",
+            r"Shard\(2\) of a tensor of shape \(4, 3\): it has 2 dimensions, 0 to 1",
+        ),
+        (
+            "distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0), Shard(1)])",
+            r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_numbers_and_the_group_stays_usable(ranks, code, words):
+    imports = "from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh"
+    with pytest.raises(RankError, match=words):
+        ranks.run(f"{imports}\n{code}", quiet=True)
+    ranks.run("import torch.distributed as dist\ny = torch.ones(1); dist.all_reduce(y)", quiet=True)
+    assert ranks["y"][1].item() == 2

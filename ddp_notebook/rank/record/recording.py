@@ -15,6 +15,7 @@ from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.profile import Profile
 from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
+from ddp_notebook.rank.sharding import equations
 from ddp_notebook.rank.sharding.mistakes import Scaling
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 
@@ -54,8 +55,9 @@ class RankRecording:
         where.action = self.training.pipelines.words
         recorder.meaning = self.training.pipelines.meaning
         self.scaling = Scaling()
-        with contextlib.suppress(AttributeError):  # a torch without: nothing is said then
-            self.scaling.watch()
+        for watch in (self.scaling.watch, equations.watch):
+            with contextlib.suppress(ImportError, AttributeError):  # a torch without: nothing is said then
+                watch()
         self.drain.start()
 
     def tell_again(self) -> None:

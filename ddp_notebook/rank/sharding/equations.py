@@ -1,0 +1,75 @@
+"""Meshes and placements that do not fit are told with the numbers that do not."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch.distributed as dist
+
+_HOLDERS = ("torch.distributed", "torch.distributed.device_mesh", "torch.distributed.tensor")  # of the functions' names
+
+
+def watch() -> None:
+    """Say more where torch's `init_device_mesh` and `distribute_tensor` refuse something.
+
+    Raises:
+        ImportError, AttributeError: this torch has no such functions.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    for original, say in ((init_device_mesh, _of_mesh), (distribute_tensor, _of_placements)):
+        around = _around(original, say)
+        for holder in _HOLDERS:
+            module = sys.modules.get(holder)
+            if module is not None and module.__dict__.get(original.__name__) is original:
+                setattr(module, original.__name__, around)
+
+
+def _around(original: Callable[..., Any], say: Callable[..., str]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def function(*args: Any, **named: Any) -> Any:
+        try:
+            return original(*args, **named)
+        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+            words = ""
+            try:
+                words = say(*args, **named)
+            except (TypeError, ValueError, AttributeError):  # arguments that mean nothing: torch's words say that
+                raise error from None
+            if not words:
+                raise
+            raise ValueError(words) from error
+
+    return function
+
+
+def _of_mesh(device_type: str, mesh_shape: Sequence[int], *_: Any, **__: Any) -> str:
+    world_size, size = dist.get_world_size(), prod(mesh_shape)
+    if size <= world_size:
+        return ""
+    return (
+        f"a mesh of {' * '.join(map(str, mesh_shape))} = {size} ranks != world_size {world_size}: its sizes have to "
+        f"multiply to {world_size}"
+    )
+
+
+def _of_placements(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> str:
+    if device_mesh is None or placements is None:
+        return ""
+    if len(placements) != device_mesh.ndim:
+        return (
+            f"{len(placements)} placements {list(placements)} != {device_mesh.ndim} dimensions of the mesh "
+            f"{tuple(device_mesh.shape)}: one placement for each of them"
+        )
+    for one in placements:
+        if one.is_shard() and not -tensor.ndim <= one.dim < tensor.ndim:
+            return (
+                f"Shard({one.dim}) of a tensor of shape {tuple(tensor.shape)}: it has {tensor.ndim} dimensions, 0 to "
+                f"{tensor.ndim - 1}"
+            )
+    return ""
