@@ -39,15 +39,15 @@ def test_the_ideal_bubble_is_that_of_the_literature(make, stages, microbatches):
 
     Source: https://arxiv.org/abs/2104.04473, section 2.2.1 (as a share of the whole time, not of the ideal one).
     """
-    lasts = {(stage, kind): ns for stage in range(stages) for kind, ns in ((_F, 10), (_B, 20))}
-    found = scheduled(make(stages, microbatches), lasts)
+    orders = make(stages, microbatches)
+    found = scheduled(orders, {key: 10 if key[0] == _F else 20 for order in orders.values() for key in order})
     assert len(found) == 2 * stages * microbatches
     assert _bubble(found, stages) == pytest.approx((stages - 1) / (microbatches + stages - 1))
 
 
 def test_orders_that_wait_for_each_other_end():
     orders = {0: [(_F, 0, 0), (_B, 0, 0), (_F, 0, 1), (_B, 0, 1)], 1: [(_F, 1, 1), (_B, 1, 1), (_F, 1, 0), (_B, 1, 0)]}
-    found = scheduled(orders, {(stage, kind): 1 for stage in (0, 1) for kind in (_F, _B)})
+    found = scheduled(orders, {key: 1 for order in orders.values() for key in order})
     assert [(one.kind, one.stage, one.microbatch) for one in found] == [(_F, 0, 0)]
 
 

@@ -148,25 +148,36 @@ def ideal(measured: Sequence[Action]) -> tuple[Action, ...]:
     for one in measured:
         lasts.setdefault((one.stage, one.kind), []).append(one.end_ns - one.start_ns)
     typical = {key: round(float(np.median(some))) for key, some in lasts.items()}
-    of_rank: dict[int, list[Action]] = {}
+    lasts_ns = {_key(one): typical[one.stage, one.kind] for one in measured}
+    return scheduled(orders_of(measured), lasts_ns)
+
+
+def orders_of(measured: Sequence[Action]) -> dict[int, list[Key]]:
+    """By rank, the order in which it has done these actions.
+
+    Args:
+        measured: by their start.
+    """
+    orders: dict[int, list[Key]] = {}
     for one in measured:
-        of_rank.setdefault(one.rank, []).append(one)
-    return scheduled({rank: [_key(one) for one in some] for rank, some in of_rank.items()}, typical)
+        orders.setdefault(one.rank, []).append(_key(one))
+    return orders
 
 
-def scheduled(orders: Mapping[int, Sequence[Key]], lasts_ns: Mapping[tuple[int, str], int]) -> tuple[Action, ...]:
+def scheduled(orders: Mapping[int, Sequence[Key]], lasts_ns: Mapping[Key, int]) -> tuple[Action, ...]:
     """When actions would begin and end if messages took no time.
 
     Args:
         orders: by rank, the kind, stage and microbatch of each action, in the order in which it does them.
-        lasts_ns: by stage and kind, how long an action takes.
+        lasts_ns: how long each action takes.
 
     Returns:
         By their start. What waits for ever, since ranks do not agree on an order, is left out.
 
     Example:
         >>> orders = {0: [("forward", 0, 0), ("forward", 0, 1)], 1: [("forward", 1, 0), ("forward", 1, 1)]}
-        >>> [one.end_ns for one in scheduled(orders, {(0, "forward"): 10, (1, "forward"): 10})]
+        >>> lasts = dict.fromkeys([*orders[0], *orders[1]], 10)
+        >>> [one.end_ns for one in scheduled(orders, lasts)]
         [10, 20, 20, 30]
     """
     every = {key for order in orders.values() for key in order}
@@ -178,9 +189,9 @@ def scheduled(orders: Mapping[int, Sequence[Key]], lasts_ns: Mapping[tuple[int, 
         has_moved = False
         for rank, order in orders.items():
             while at[rank] < len(order) and all(need in ended for need in _needs(order[at[rank]], every)):
-                kind, stage, _ = key = order[at[rank]]
+                key = order[at[rank]]
                 start_ns = max([free_ns[rank], *(ended[need] for need in _needs(key, every))])
-                end_ns = free_ns[rank] = ended[key] = start_ns + lasts_ns[stage, kind]
+                end_ns = free_ns[rank] = ended[key] = start_ns + lasts_ns[key]
                 found.append(_action(rank, key, start_ns, end_ns))
                 at[rank] += 1
                 has_moved = True

@@ -1,0 +1,62 @@
+"""How much longer pipelines take than their actions need: `python -m tests.benchmarks.pipelines`, from the root.
+
+Each schedule runs on four ranks as in notebook 12, paced by sleeps: stages that compute would share the cores. Its
+span, from the first action to the last, is compared with the same actions in the same order without messages. What
+lies between is told in the name: actions that took longer than is typical for them, and then messages, and Python.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import ddp_notebook
+from ddp_notebook import lessons
+from ddp_notebook.observe.steps.pipelines import orders_of, scheduled
+from ddp_notebook.observe.views import Pipeline
+from tests.benchmarks.results import Figure, moment, table
+
+WORLD_SIZE, MICROBATCHES = 4, 8
+BAR, LOOSE = 1.10, 1.40  # of GPipe and 1F1B; the others send twice as many messages
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
+def measure(blocks: int = 3) -> list[Figure]:
+    """Every schedule, in turns."""
+    found: dict[str, list[Pipeline]] = {}
+    with ddp_notebook.start(WORLD_SIZE):
+        pipe = lessons.pipeline()
+        for _ in range(blocks):
+            for schedule in SCHEDULES:
+                found.setdefault(schedule, []).append(pipe.run(schedule, MICROBATCHES).measured)
+    return [_figure(schedule, some) for schedule, some in found.items()]
+
+
+def _figure(schedule: str, some: list[Pipeline]) -> Figure:
+    ideal = statistics.median(one.ideal_span_ns for one in some) / 1e6
+    longer = statistics.median(_with_own_times_ns(one) - one.ideal_span_ns for one in some) / 1e6
+    messages = statistics.median(one.span_ns - _with_own_times_ns(one) for one in some) / 1e6
+    return Figure(
+        what=f"a step of {schedule}: +{longer:.0f} ms longer actions, +{messages:.0f} ms messages and Python",
+        value=statistics.median(one.span_ns for one in some) / 1e6,
+        unit="ms",
+        bar=BAR if schedule in ("GPipe", "1F1B") else LOOSE,
+        baseline=ideal,
+        against="its actions without messages",
+        blocks=tuple(one.span_ns / 1e6 for one in some),
+    )
+
+
+def _with_own_times_ns(one: Pipeline) -> int:
+    """The span without messages, if each action took what it has taken."""
+    lasts_ns = {
+        (action.kind, action.stage, action.microbatch): action.end_ns - action.start_ns for action in one.actions
+    }
+    return max(action.end_ns for action in scheduled(orders_of(one.actions), lasts_ns))
+
+
+def main() -> None:
+    print(moment(), "", *table(measure()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
