@@ -266,6 +266,24 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
         assert hasattr(api, name)
 
 
+def test_torch_lets_remote_calls_be_recorded():
+    """The agent runs what a call unpickles to, numbers of references and messages can be read, and a send and a recv
+    of distributed autograd tell when a gradient passes (`rank/rpc/`: recorder, references, contexts)."""
+    import torch.distributed.autograd as dist_autograd
+    from torch._C import _distributed_autograd
+    from torch._C._distributed_rpc import PyRRef
+    from torch.distributed.rpc import internal
+
+    assert internal.PythonUDF._fields == ("func", "args", "kwargs") and callable(internal._run_function)
+    for name in ("_py_rref_reducer", "_py_rref_receiver"):
+        assert name in vars(internal._InternalRPCPickler)
+    assert {"_deserialize", "_serialize", "is_owner", "to_here", "local_value"} <= set(dir(PyRRef))
+    assert {"_send_functions", "_recv_functions"} <= set(dir(_distributed_autograd.DistAutogradContext))
+    assert callable(_distributed_autograd._retrieve_context)
+    for name in ("__enter__", "__exit__"):
+        assert name in vars(dist_autograd.context)
+
+
 def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
     from ddp_notebook.rank import rpc as ours
 
@@ -274,7 +292,7 @@ def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
     replaced = []
     monkeypatch.setitem(sys.modules, "ddp_notebook.rank.rpc.face", None)
     monkeypatch.setattr("torch.distributed.rpc.init_rpc", init_rpc)
-    ours.install(lambda *both: replaced.append(both), lambda: None, lambda: None)
+    ours.install(lambda *both: replaced.append(both), lambda: None, lambda: None, None)  # type: ignore[arg-type]
     ((original, instead),) = replaced
     instead()
     assert original is init_rpc and "does not know this torch" in capsys.readouterr().out

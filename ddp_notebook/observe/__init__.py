@@ -5,6 +5,7 @@ intake      decodes batches from the wire and feeds them, in a thread of its own
 recording   `Recording`: the questions, figures and files that users ask for; above all else here
 files       `load`: a recording from files
 views       the plain data that questions are answered with
+remote      the same of calls to other ranks
 clock       offsets between the ranks' clocks and the notebook's
 writing     a file written whole or not at all
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.observe.views import Bandwidth, Pipeline, Step, Straggler, Wait
 
@@ -175,6 +176,42 @@ class Recording(RecordedTables):
 
         return report.report(self, cell)
 
+    def calls(self, cell: int | None = None, since: int = 0) -> list[RemoteCall]:
+        """Calls to other ranks by `torch.distributed.rpc`, and fetches of remote references, by the time at which they
+        were made. One that has not returned is not among them yet.
+
+        Args:
+            cell: number of a cell; None: all.
+            since: index of the first row, as for `rows`.
+
+        Example:
+            >>> [(call.function, call.src, call.dst) for call in session.recording.calls()]  # doctest: +SKIP
+            [('select_action', 1, 0), ('select_action', 1, 0), ('observe', 0, 1)]
+        """
+        from ddp_notebook.observe.tables import remote
+
+        return remote.calls(self, cell, since)
+
+    def references(self, cell: int | None = None) -> list[Reference]:
+        """Remote references, by the time at which they were made: who owns the value, who has had one.
+
+        Args:
+            cell: number of the cell that has made them; None: all.
+        """
+        from ddp_notebook.observe.tables import remote
+
+        return remote.references(self, cell)
+
+    def contexts(self, cell: int | None = None) -> list[AutogradContext]:
+        """Contexts of distributed autograd: which messages a backward has gone through, and steps of optimizers.
+
+        Args:
+            cell: number of a cell; None: all.
+        """
+        from ddp_notebook.observe.tables import remote
+
+        return remote.contexts(self, cell)
+
     def gradients(self, name: str | None = None) -> list[Gradient]:
         """Gradients of the parameter that was chosen, before and after they were synchronised, by rank and backward.
 
@@ -231,7 +268,8 @@ class Recording(RecordedTables):
         """A table as a DataFrame, texts and codes in words.
 
         Args:
-            table: of `records.TABLES`: "call", "value", "span", "metric", "resource" or "layout".
+            table: of `records.TABLES`: "call", "value", "span", "metric", "resource", "layout", "rpc",
+                "reference" or "context".
 
         Raises:
             MissingPackageError: pandas is not installed.

@@ -139,7 +139,9 @@ class Rank:
             hand_on=self._on_message,
         )
         runner.prepare = self._survival.prepare
-        self._network.where.calls = tutorials.install(lambda: self.place, lambda: runner.running)
+        self._network.where.calls = tutorials.install(
+            lambda: self.place, lambda: runner.running, self._recording.training
+        )
         self._loop = asyncio.get_running_loop()
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)

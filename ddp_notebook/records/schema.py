@@ -12,6 +12,11 @@ from 1 as it meets new ones; 0 is the empty text. Ranks (`rank`, `peer`) are ran
 | `METRIC` | one number that the user logged, or that was read from the cell's variables |
 | `RESOURCE` | memory and load of a rank, its GPU and its host, once a second |
 | `LAYOUT` | how a DDP model has its parameters in buckets, each time that changes |
+| `RPC` | one side of a remote call: what its caller saw of it, or its callee |
+| `REFERENCE` | what has happened to a remote reference: made, forked, taken, deleted |
+| `CONTEXT` | what has happened in a context of distributed autograd |
+
+Numbers of remote calls, references, forks, contexts and messages are the session's: those of no two ranks are equal.
 """
 
 from __future__ import annotations
@@ -37,6 +42,10 @@ SPANS = (
     *("pipeline", "block"),  # one `step` of a pipeline's schedule; code in `torch.profiler.record_function`
 )
 SIDES = ("input", "output", "local gradient", "synchronised gradient")
+RPC_SIDES = ("caller", "callee")
+RPC_KINDS = ("rpc_sync", "rpc_async", "remote", "to_here", "torch")  # torch: what it asks for itself, such as types
+REFERENCE_EVENTS = ("made", "forked", "taken", "deleted", "let go")  # let go: all of the rank, by `shutdown`
+CONTEXT_EVENTS = ("context", "pair", "gradient", "backward", "step")
 DTYPES = {  # NumPy types with the same bytes, by torch's names; NumPy has no bfloat16 and no float8
     "float32": "<f4",
     "float64": "<f8",
@@ -164,6 +173,61 @@ LAYOUT = np.dtype(
     ]
 )
 
+RPC = np.dtype(
+    [
+        ("rank", "<i4"),  # that tells it
+        ("side", "u1"),
+        ("number", "<u8"),  # of the call, the same on both sides
+        ("kind", "u1"),  # known to the caller, as all up to `nbytes_back`
+        ("src", "<i4"),  # the caller; -1: see the other side
+        ("dst", "<i4"),
+        ("function", TEXT),  # as users call it
+        ("site", TEXT),
+        ("parent", "<u8"),  # the call that has made it; 0: none
+        ("nbytes", "<i8"),  # of function and arguments; -1: unknown
+        ("nbytes_back", "<i8"),  # of tensors in the result
+        ("reference", "<u8"),  # that it has made, or whose value it fetches; 0: none
+        ("error", TEXT),
+        ("cell", "<u4"),  # of this side
+        ("start_ns", "<i8"),  # sent, or begun
+        ("end_ns", "<i8"),  # returned, or left by its function
+        ("done_ns", "<i8"),  # the callee's future was set: of `async_execution`
+        ("thread", "<u4"),
+    ]
+)
+
+REFERENCE = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("event", "u1"),
+        ("reference", "<u8"),
+        ("fork", "<u8"),  # 0: the owner's own
+        ("owner", "<i4"),
+        ("parent", "<i4"),  # that has forked it; -1: none
+        ("call", "<u8"),  # in which that was; 0: none
+        ("name", TEXT),  # of the type that it holds
+        ("cell", "<u4"),
+        ("time_ns", "<i8"),
+    ]
+)
+
+CONTEXT = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("event", "u1"),
+        ("context", "<u8"),
+        ("message", "<u8"),  # of a pair of send and recv
+        ("src", "<i4"),  # of that pair, in forward
+        ("dst", "<i4"),
+        ("call", "<u8"),  # whose arguments or result it carries
+        ("nbytes", "<i8"),
+        ("name", TEXT),  # of the optimizer
+        ("cell", "<u4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+    ]
+)
+
 TABLES: dict[str, np.dtype[np.void]] = {
     "call": CALL,
     "value": VALUE,
@@ -171,6 +235,9 @@ TABLES: dict[str, np.dtype[np.void]] = {
     "metric": METRIC,
     "resource": RESOURCE,
     "layout": LAYOUT,
+    "rpc": RPC,
+    "reference": REFERENCE,
+    "context": CONTEXT,
 }
 EARLIER = {  # of files from before the last columns
     "call": np.dtype(CALL.descr[:-1]),
@@ -184,6 +251,9 @@ TEXTS = {  # the columns of each table that hold numbers of texts
     "metric": ("name",),
     "resource": (),
     "layout": ("model", "buckets"),
+    "rpc": ("function", "site", "error"),
+    "reference": ("name",),
+    "context": ("name",),
 }
 TIMES = {  # the columns that hold times of the rank's clock
     "call": ("issue_ns", "start_ns", "end_ns"),
@@ -192,6 +262,9 @@ TIMES = {  # the columns that hold times of the rank's clock
     "metric": ("time_ns",),
     "resource": ("time_ns",),
     "layout": ("time_ns",),
+    "rpc": ("start_ns", "end_ns", "done_ns"),
+    "reference": ("time_ns",),
+    "context": ("start_ns", "end_ns"),
 }
 
 

@@ -5,6 +5,7 @@ store       takes in batches of all ranks
 ring        rows with a growing index
 texts       texts by number
 collectives calls as a sequence
+remote      calls to other ranks, remote references, distributed autograd
 matching    the same collective on all its ranks, and the two ends of a message
 frames      tables for pandas
 saved       the tables as one file

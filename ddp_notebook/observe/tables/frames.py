@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_notebook.errors import MissingPackageError
-from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, SIDES, SPANS, STATES, TEXTS, Rows, first_values
+from ddp_notebook.records.schema import (
+    CONTEXT_EVENTS,
+    ORIGINS,
+    REDUCE_OPS,
+    REFERENCE_EVENTS,
+    RPC_KINDS,
+    RPC_SIDES,
+    SIDES,
+    SPANS,
+    STATES,
+    TEXTS,
+    Rows,
+    first_values,
+)
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.recorded import RecordedTables
@@ -18,6 +31,10 @@ _CODES = {
     ("call", "state"): STATES,
     ("value", "side"): SIDES,
     ("span", "kind"): SPANS,
+    ("rpc", "side"): RPC_SIDES,
+    ("rpc", "kind"): RPC_KINDS,
+    ("reference", "event"): REFERENCE_EVENTS,
+    ("context", "event"): CONTEXT_EVENTS,
 }
 
 

@@ -80,7 +80,10 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         raise WrongFileError(f"is no recording but {head['format']!r}")
     if head["version"] != VERSION:
         raise WrongFileError(f"is a recording of version {head['version']}; this is version {VERSION}")
-    tables = {name: upgraded(name, arrays[name]) for name in TABLES}
+    # Files of before a table was there have none.
+    tables = {
+        name: upgraded(name, arrays[name] if name in arrays else np.zeros(0, dtype)) for name, dtype in TABLES.items()
+    }
     for name, rows in tables.items():
         if rows.dtype != TABLES[name]:
             raise WrongFileError(f"is a recording of another version: its table {name!r} has other columns")

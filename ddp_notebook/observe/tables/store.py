@@ -15,13 +15,16 @@ from ddp_notebook.observe.tables.texts import Texts, Translation
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import TABLES, TEXTS, Rows, as_array
 
-CAPACITY = {  # rows, of all ranks together: 200 MB once all are full
+CAPACITY = {  # rows, of all ranks together: 230 MB once all are full
     "call": 1 << 19,
     "value": 1 << 19,
     "span": 1 << 18,
     "metric": 1 << 18,
     "resource": 1 << 17,
     "layout": 1 << 12,
+    "rpc": 1 << 18,
+    "reference": 1 << 16,
+    "context": 1 << 16,
 }
 TENSOR_BYTES = 64 << 20  # of whole tensors
 _PER_PROCESS = 1_000_000  # a rank's next process counts its calls on from the next multiple

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from multiprocessing import reduction
 from types import FunctionType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -33,21 +33,27 @@ from ddp_notebook.rank.group import join, keeping
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.wire.events import Form
 
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.training.stretches import Training
+
 _init_process_group = dist.init_process_group
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
 
 
-def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> Calls | None:
+def install(
+    place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None], training: Training
+) -> Calls | None:
     """Replace the functions in this process. Returns the calls that the rank makes by RPC.
 
     Args:
         place: tells the rank's place, which changes when the group is formed anew.
         running: tells the cell that runs, and since when.
+        training: of the rank's recording.
     """
     _replace(_init_process_group, _around_init(place, running))
     keeping.install()
-    calls = rpc.install(_replace, place, running)
+    calls = rpc.install(_replace, place, running, training)
     _replace(_dump, _dump_for_new_process)
     _replace(_set_start_method, _set_start_method_again)
     vars(sys).pop("ps1", None)

@@ -147,6 +147,11 @@ class Sites:
             module = self._modules.name(innermost, None, 0)
         return origin or REDUCER, api, None, 0, None, module
 
+    def is_of_cell(self, site: SiteFields) -> bool:
+        """Whether a cell has led to it, in its own thread."""
+        code, cell = site[2], site[4]
+        return cell is not None or (code is not None and code.co_filename in self._cells)
+
     def _cell_above(self, frame: FrameType) -> tuple[CodeType, int] | None:
         """The cell that has called a module's function, if one has."""
         back = frame.f_back

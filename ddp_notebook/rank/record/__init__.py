@@ -4,6 +4,7 @@ recording   what a rank records, put together
 tape        what the threads that train leave behind: references and times
 drain       the recorder's thread: empties the tape
 batches     what the tape holds, made into rows
+remote      remote calls, references, contexts of distributed autograd, as rows
 texts       texts of a recording, sent once each
 previews    small copies of tensors
 thinning    which steps of a fast training have theirs taken

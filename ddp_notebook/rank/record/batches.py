@@ -17,7 +17,7 @@ import torch
 from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
-from ddp_notebook.rank.record import previews
+from ddp_notebook.rank.record import previews, remote
 from ddp_notebook.rank.record.gpu_times import GpuClock
 from ddp_notebook.rank.record.metrics import Logged
 from ddp_notebook.rank.record.tape import HAS_DEVICES, Moment
@@ -174,6 +174,8 @@ class BatchMaker:
             rows["call"].append(self._hooked(rank, record))
         elif kind is Layout:
             rows["layout"].append(self._layout(rank, record))
+        elif (table := remote.TABLES.get(kind)) is not None:
+            rows[table].append(_PACK[table](*remote.row(record, rank, self._texts, self._thread)))
 
     def _call(self, rank: int, call: Call) -> bytes:
         moment = call.moment

@@ -161,6 +161,9 @@ class Tape:
         """Where the call of the frame `depth` levels above comes from. Calls of DDP's reducer in one backward come from
         the same line."""
         backward = self.moment.backward
+        if backward is not None and backward.is_distributed and backward.site is not None:
+            site = self._sites.site(depth + 1)
+            return site if self._sites.is_of_cell(site) else backward.site
         if backward is None or backward.thread != threading.get_ident():
             return self._sites.site(depth + 1)
         if sys._getframe(depth).f_code is not self.engine:  # a hook of the user's

@@ -7,25 +7,34 @@ functions functions of cells, which a callee may not have yet, or in another ver
 waiting   waits in C++, where no stop reaches them
 running   what a callee runs, and what it says of errors
 naming    the names that cells give workers, over those that their agents have
+recorder  remote calls as rows, on both sides
+references remote references as rows
+contexts  distributed autograd as rows
+here      where a thread is in remote calls, for these
 face      what cells call: `init_rpc`, `shutdown` and the lookups of workers, in place of torch's
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import rpc
 
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.wire.events import Form
 
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.training.stretches import Training
+
 
 def install(
     replace: Callable[[Callable[..., Any], Callable[..., Any]], None],
     place: Callable[[], Form | None],
     running: Callable[[], tuple[int, float] | None],
+    training: Training,
 ) -> Calls | None:
     """Let RPC work in cells that are run again. Without what that needs of torch its own stays, and says so. Returns
     the calls of this rank.
@@ -34,6 +43,7 @@ def install(
         replace: puts one function in the place of another in every module that has it.
         place: tells the rank's place, which changes when the group is formed anew.
         running: tells the cell that runs, and since when.
+        training: of the rank's recording.
     """
     if not rpc.is_available():
         return None
@@ -45,6 +55,12 @@ def install(
         replace(rpc.init_rpc, _once(rpc.init_rpc, str(missing)))
         return None
     face.install(replace)
+    try:
+        from ddp_notebook.rank.rpc.recorder import Recorder
+
+        Recorder(face, training).install()
+    except (AttributeError, ImportError) as missing:
+        print(f"ddp_notebook does not know this torch ({missing}): remote calls are not recorded", file=sys.stderr)
     return face.calls
 
 

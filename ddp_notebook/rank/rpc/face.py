@@ -74,6 +74,7 @@ class Face:
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
         self.calls = Calls()
+        self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
         self._making = threading.local()  # the name of the function that this thread is about to call
 
     def install(self, replace: Replace) -> None:
@@ -164,6 +165,8 @@ class Face:
             if graceful:
                 self._meeting.settle(self._calls, timeout)
                 _delete_all_user_and_unforked_owner_rrefs()
+                for call in self.on_let_go:
+                    call()
                 self._meeting.settle(self._calls, timeout)
         finally:
             self._names = self._meeting = None
@@ -174,6 +177,26 @@ class Face:
         if self._agent is None:
             return _get_worker_info(worker_name)
         return self._initialized().find(worker_name).info
+
+    # ---- who is who, for the recording
+
+    @property
+    def rank(self) -> int:
+        """This one's rank in the session."""
+        here = self._place()
+        return -1 if here is None else here.rank
+
+    @property
+    def number(self) -> int:
+        """Of this process's agent, which no other process of the session has."""
+        return 0 if self._agent is None else self._agent.number
+
+    def rank_of(self, to: WorkerInfo | str | int) -> int:
+        """The rank in the session of a worker, by what torch calls it or by the number of its agent; -1: not known."""
+        if self._names is None:
+            return -1
+        found = self._names.by_number(to) if isinstance(to, int) else self._names.find(to)
+        return -1 if found is None else found.here
 
     # ---- what torch calls for them
 

@@ -29,6 +29,7 @@ class Names:
         self.mine = mine
         self.workers = {one.name: one for one in workers}
         self._of_agents = {one.agent: one for one in workers}
+        self._of_numbers = {one.number: one for one in workers}
         for one in workers:
             if self.workers[one.name] is not one:
                 raise RuntimeError(
@@ -64,3 +65,7 @@ class Names:
     def by_agent(self, name: str) -> Worker | None:
         """The worker whose agent has this name; None: one of an earlier `init_rpc`."""
         return self._of_agents.get(name)
+
+    def by_number(self, number: int) -> Worker | None:
+        """The worker whose agent has this number; None: one of an earlier `init_rpc`."""
+        return self._of_numbers.get(number)

@@ -6,5 +6,6 @@ blocks      code that the user has named
 gradients   the gradients of one parameter, as computed and averaged
 buckets     which gradients a bucket of DDP holds, and which call synchronises it
 comm_hooks  users' comm hooks of DDP, seen bucket by bucket
-wrapping    what is wrapped around functions of torch
+naming      names of models and optimizers
+wrapping    what is wrapped around functions of torch, and how deep their callers are
 """

@@ -115,7 +115,7 @@ class Backward:
         prepared: models whose gradients it may synchronise, by the order of their forwards.
     """
 
-    __slots__ = ("_prepared", "calls", "end_ns", "number", "site", "thread")
+    __slots__ = ("_prepared", "calls", "end_ns", "is_distributed", "number", "site", "thread")
 
     def __init__(self, number: int, prepared: list[Model]) -> None:
         self.number = number
@@ -123,6 +123,7 @@ class Backward:
         self.calls: list[Call] = []  # begun in it by reducers
         self.thread = threading.get_ident()
         self.site: SiteFields | None = None  # of these calls
+        self.is_distributed = False  # it runs in threads of its own
         self._prepared = prepared
 
     def bucket_of(self, call: Call) -> tuple[str, int] | None:

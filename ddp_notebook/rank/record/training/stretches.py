@@ -7,16 +7,15 @@ them. Our code before and after is hidden from torch.compile, which would trace 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
-import itertools
 import logging
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -30,14 +29,16 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
+from ddp_notebook.rank.group.origin import SiteFields
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import Hooks
 from ddp_notebook.rank.record.training.gradients import Gradients
+from ddp_notebook.rank.record.training.naming import new_name
 from ddp_notebook.rank.record.training.pipelines import Pipelines
-from ddp_notebook.rank.record.training.wrapping import around, uncompiled
+from ddp_notebook.rank.record.training.wrapping import around, depth_of_caller, uncompiled
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import SPANS
 
@@ -78,7 +79,7 @@ class Training:
 
     def __init__(self, tape: Tape) -> None:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
-        self._tape = tape
+        self.tape = self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self._prepared: list[Model] = []
         self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
@@ -232,7 +233,7 @@ class Training:
         with self._naming:
             known = self._models.get(model)
             if known is None:
-                name = _new_name(model.module, {one.name for one in self._models.values()})
+                name = new_name(model.module, {one.name for one in self._models.values()})
                 known = self._models[model] = Model(model, name)
         return known
 
@@ -265,24 +266,35 @@ class Training:
                 return original(*args, **named)
             if tape.moment.backward is not None:  # another thread's backward takes the buckets: note only the time
                 return self._time_backward(original, *args, **named)
-            began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
-            tape.go_back(backward)
-            failed = True
-            try:
-                out = original(*args, **named)
-                failed = False
-                self._gradients.end_backward()
-                return out
-            finally:
-                backward.end_ns = time.monotonic_ns()
-                unseen(tape.end_backward, backward, failed)
-                self._gradients.forget_backward()
-                if threading.get_ident() not in self.pipelines.doing:  # else it is an action
-                    self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
-                self._prepared[:] = [model for model in self._prepared if not model.at]
-                tape.go_back(None)
+            return self.run_backward(functools.partial(original, *args, **named))
 
         return _engine_run_backward
+
+    def run_backward(self, run: Callable[[], Any], site: SiteFields | None = None) -> Any:
+        """Run a backward, which is a span and has the buckets of its models.
+
+        Args:
+            run: it.
+            site: of a distributed one, in whatever thread its collectives are called.
+        """
+        tape = self._tape
+        began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
+        backward.is_distributed, backward.site = site is not None, site
+        tape.go_back(backward)
+        failed = True
+        try:
+            out = run()
+            failed = False
+            self._gradients.end_backward()
+            return out
+        finally:
+            backward.end_ns = time.monotonic_ns()
+            unseen(tape.end_backward, backward, failed)
+            self._gradients.forget_backward()
+            if threading.get_ident() not in self.pipelines.doing:  # else it is an action
+                self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
+            self._prepared[:] = [model for model in self._prepared if not model.at]
+            tape.go_back(None)
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns = time.monotonic_ns()
@@ -297,7 +309,7 @@ class Training:
     def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         if self._tape.level == OFF:
             return
-        stack, depth = self._stepping.setdefault(threading.get_ident(), []), _depth()
+        stack, depth = self._stepping.setdefault(threading.get_ident(), []), depth_of_caller()
         while stack and stack[-1].depth >= depth:  # that one has raised: a step inside it would be deeper
             stack.pop()
         stack.append(_Stepping(id(optimizer), depth, time.monotonic_ns()))
@@ -309,15 +321,19 @@ class Training:
         if not stack:
             return
         began_ns = stack.pop().began_ns
-        if stack:  # a step inside another optimizer's
-            return
+        if not stack:  # else a step inside another optimizer's
+            self.stepped(optimizer, began_ns)
+
+    def stepped(self, optimizer: Any, began_ns: int) -> str:
+        """An optimizer has stepped since then. Returns its name."""
         with self._naming:
             name = self._optimizers.get(optimizer)
             if name is None:
-                name = self._optimizers[optimizer] = _new_name(optimizer, set(self._optimizers.values()))
+                name = self._optimizers[optimizer] = new_name(optimizer, set(self._optimizers.values()))
         self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
         for call in self.on_step:
             call()
+        return name
 
     def tell_again(self) -> None:
         """Somebody reads from now on who was told of no model."""
@@ -373,19 +389,3 @@ def _samples(values: Any) -> int:
             except RuntimeError:  # a nested tensor has none
                 return -1
     return -1
-
-
-def _new_name(one: object, taken: Container[str]) -> str:
-    """ "Net", then "Net 2": no two live objects have the same name."""
-    kind = type(one).__name__
-    names = itertools.chain([kind], (f"{kind} {number}" for number in itertools.count(2)))
-    return next(name for name in names if name not in taken)
-
-
-def _depth() -> int:
-    """How many frames are below the caller's."""
-    frame: FrameType | None = sys._getframe(1)
-    depth = 0
-    while frame is not None:
-        depth, frame = depth + 1, frame.f_back
-    return depth

@@ -1,9 +1,11 @@
-"""What is wrapped around functions and methods of torch."""
+"""What is wrapped around functions and methods of torch, and how deep their callers are."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch._compile import _disable_dynamo
@@ -30,3 +32,12 @@ def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
         method(*args)
 
     return _disable_dynamo(call)
+
+
+def depth_of_caller() -> int:
+    """How many frames are below the caller's."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth

@@ -1,0 +1,13 @@
+"""The names of models and optimizers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container
+
+
+def new_name(one: object, taken: Container[str]) -> str:
+    """ "Net", then "Net 2": no two live objects have the same name."""
+    kind = type(one).__name__
+    names = itertools.chain([kind], (f"{kind} {number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)

@@ -1,0 +1,182 @@
+"""Distributed autograd as rows: contexts, the pairs of send and recv in them, backwards, and steps of the distributed
+optimizer.
+
+A call with tensors that require gradients is a pair there and another one back, and its caller sees its own end of
+both: the send of what it passes, the recv of what it gets. In a backward the gradients pass both the other way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.autograd as dist_autograd
+
+from ddp_notebook.rank.group.origin import REDUCER
+from ddp_notebook.rank.record.remote import ContextEvent, Sent
+from ddp_notebook.rank.record.tape import OFF
+from ddp_notebook.rank.rpc.here import Here, numbered
+from ddp_notebook.records.schema import CONTEXT_EVENTS
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.training.stretches import Training
+    from ddp_notebook.rank.rpc.face import Face
+
+_CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = range(len(CONTEXT_EVENTS))
+_OPTIMIZERS, _OPTIMIZER = "torch.distributed.optim.optimizer", "DistributedOptimizer"
+_WORKER_BITS = 48  # torch's numbers of contexts and messages: above these is the worker's own
+_MOST_KNOWN = 64  # contexts whose messages are known
+_RETRIEVE, _RUN = "_retrieve_context", "backward"  # not exported
+
+
+class Contexts:
+    """Sees distributed autograd on this rank.
+
+    Args:
+        training: of the rank's recording.
+        face: knows the workers.
+        here: where each thread is; its `context` is torch's number of one, plus 1.
+    """
+
+    def __init__(self, training: Training, face: Face, here: Here) -> None:
+        self._training, self._tape, self._face, self._here = training, training.tape, face, here
+        self._known: OrderedDict[int, set[int]] = OrderedDict()  # recvs that have been told, by context
+
+    def install(self) -> None:
+        """Begin to look."""
+        context = dist_autograd.context
+        enter, leave, backward = context.__enter__, context.__exit__, getattr(dist_autograd, _RUN)
+        began: dict[int, int] = {}
+
+        @functools.wraps(enter)
+        def __enter__(its: Any) -> int:
+            self._look_at_optimizers()
+            number = enter(its)
+            self._here.context = number + 1
+            began[number] = time.monotonic_ns()
+            return number
+
+        @functools.wraps(leave)
+        def __exit__(its: Any, *error: Any) -> None:
+            number, self._here.context = self._here.context - 1, 0
+            leave(its, *error)
+            if (began_ns := began.pop(number, None)) is not None:
+                self._known.pop(number, None)
+                self._put(_CONTEXT, number + 1, start_ns=began_ns)
+
+        @functools.wraps(backward)
+        def run_backward(context_id: int, *args: Any, **kwargs: Any) -> None:
+            if self._tape.level == OFF:
+                return backward(context_id, *args, **kwargs)
+            site = self._tape.site(2)
+            began_ns = time.monotonic_ns()
+            run = functools.partial(backward, context_id, *args, **kwargs)
+            try:
+                return self._training.run_backward(run, (REDUCER, *site[1:]))
+            finally:
+                self._put(_BACKWARD, context_id + 1, start_ns=began_ns)
+
+        context.__enter__, context.__exit__ = __enter__, __exit__  # type: ignore[method-assign]
+        setattr(dist_autograd, _RUN, run_backward)
+
+    # ---- messages
+
+    def before(self) -> set[int]:
+        """The sends of this thread's context, before it makes a call."""
+        return set(_functions(self._here.context, "_send_functions"))
+
+    def sent(self, sent: Sent, before: set[int]) -> None:
+        """A call was made in a context."""
+        for message, function in _functions(self._here.context, "_send_functions").items():
+            if message not in before:
+                self._pair(self._here.context, message, function, sent, sent.src, sent.dst, sent.nbytes, sent.sent_ns)
+
+    def returned(self, sent: Sent, context: int) -> None:
+        """Its answer has come, in a thread of the agent's."""
+        known = self._known_of(context)
+        for message, function in _functions(context, "_recv_functions").items():
+            if message not in known and self._face.rank_of(message >> _WORKER_BITS) == sent.dst:
+                known.add(message)
+                self._pair(context, message, function, sent, sent.dst, sent.src, sent.nbytes_back, sent.returned_ns)
+
+    def came(self, context: int) -> None:
+        """A call has come in a context: its own message is no answer."""
+        self._known_of(context).update(_functions(context, "_recv_functions"))
+
+    def _known_of(self, context: int) -> set[int]:
+        known = self._known.setdefault(context - 1, set())
+        while len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+    def _pair(
+        self, context: int, message: int, function: Any, sent: Sent, src: int, dst: int, nbytes: int, time_ns: int
+    ) -> None:
+        its = _numbered(message)
+        put = functools.partial(self._put, context=context, message=its, src=src, dst=dst, call=sent.number)
+        put(_PAIR, nbytes=nbytes, start_ns=time_ns, end_ns=time_ns)
+
+        def passed(*_: Any) -> None:
+            now_ns = time.monotonic_ns()
+            put(_GRADIENT, start_ns=now_ns, end_ns=now_ns)
+
+        with contextlib.suppress(AttributeError):  # of a torch that has none, its time is not known
+            function.register_prehook(passed)
+
+    # ---- the distributed optimizer
+
+    def _look_at_optimizers(self) -> None:
+        """Once somebody has imported them, which takes 0.4 s."""
+        kind = getattr(sys.modules.get(_OPTIMIZERS), _OPTIMIZER, None)
+        if kind is not None and not hasattr(kind.step, "__wrapped__"):
+            kind.step = self._around_step(kind.step)
+
+    def _around_step(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def step(optimizer: Any, context_id: int) -> None:
+            if self._tape.level == OFF:
+                return original(optimizer, context_id)
+            began_ns = time.monotonic_ns()
+            original(optimizer, context_id)
+            name = self._training.stepped(optimizer, began_ns)
+            return self._put(_STEP, context_id + 1, name=name, start_ns=began_ns)
+
+        return step
+
+    def _put(
+        self,
+        event: int,
+        context: int,
+        *,
+        message: int = 0,
+        src: int = -1,
+        dst: int = -1,
+        call: int = 0,
+        nbytes: int = -1,
+        name: str = "",
+        start_ns: int,
+        end_ns: int = 0,
+    ) -> None:
+        if self._tape.level != OFF:
+            number, end_ns = _numbered(context - 1), end_ns or time.monotonic_ns()
+            moment = self._tape.moment
+            self._tape.put(ContextEvent(event, number, message, src, dst, call, nbytes, name, moment, start_ns, end_ns))
+
+
+def _functions(context: int, which: str) -> dict[int, Any]:
+    """The sends or the recvs of a context here, by the numbers of their messages; none once it is released."""
+    try:
+        found: dict[int, Any] = getattr(getattr(dist_autograd, _RETRIEVE)(context - 1), which)()
+    except RuntimeError:
+        return {}
+    return found
+
+
+def _numbered(number: int) -> int:
+    """Our number for torch's of a context or a message."""
+    return numbered(number >> _WORKER_BITS, number & (1 << _WORKER_BITS) - 1)

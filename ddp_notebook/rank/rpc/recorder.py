@@ -1,0 +1,268 @@
+"""Remote calls as rows: what the caller sees of each, and what its callee.
+
+The number of a call travels with its function, so that both sides tell the same one. Calls of operators and of
+TorchScript never reach Python on the callee: of these the caller alone tells. All of this runs in the user's calls;
+`tests/benchmarks/rpc.py` measures what it costs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import Future
+from torch._C._distributed_rpc import PyRRef
+from torch.distributed.rpc import api, internal
+from torch.distributed.rpc.internal import PythonUDF, RemoteException
+
+from ddp_notebook.rank.record.remote import Ran, Sent
+from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.rpc.contexts import Contexts
+from ddp_notebook.rank.rpc.here import Here, numbered
+from ddp_notebook.rank.rpc.references import References
+from ddp_notebook.records.schema import RPC_KINDS
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.training.stretches import Training
+    from ddp_notebook.rank.rpc.face import Face
+
+_UDF, _MOST_ERROR = "PythonUDF", 300
+_INVOKES = tuple(
+    f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")
+)
+_KIND = {name: code for code, name in enumerate(RPC_KINDS)}
+_ASYNC, _TORCH, _TO_HERE, _REMOTE = _KIND["rpc_async"], _KIND["torch"], _KIND["to_here"], _KIND["remote"]
+_TORCHS = "torch.distributed.rpc.api"  # where the functions are that it calls for itself
+_HELPERS = {"_call_method", "call_method", "_remote_method", "_async_on_rref"}  # of torch's tutorials
+_OPERATORS = "aten::"
+_now_ns, _thread = time.monotonic_ns, threading.get_ident
+_to_here = "to_here"
+
+
+class Traced(PythonUDF):
+    """A call as it travels, with its number and the context of distributed autograd that it is made in."""
+
+    number: int
+    context: int
+
+    def __reduce__(self) -> Any:
+        return _traced, (*self, self.number, self.context)
+
+
+def _traced(function: Any, args: Any, kwargs: Any, number: int, context: int) -> Traced:
+    made = Traced(function, args, kwargs)
+    made.number, made.context = number, context
+    return made
+
+
+class Recorder:
+    """Records the remote calls of this rank.
+
+    Args:
+        face: whose workers they go to.
+        training: of the rank's recording.
+    """
+
+    def __init__(self, face: Face, training: Training) -> None:
+        self._face = face
+        self._tape: Tape = training.tape
+        self._counted = itertools.count(1)
+        self._here = Here()
+        self._references = References(self._tape, face, self._here)
+        self._contexts = Contexts(training, face, self._here)
+
+    def install(self) -> None:
+        """Begin to look, behind what the face has put in place of torch's."""
+        setattr(api, _UDF, self._around_udf(getattr(api, _UDF)))
+        for name in _INVOKES:
+            setattr(api, name, self._around_invoke(name, getattr(api, name)))
+        internal._run_function = self._around_run(internal._run_function)
+        setattr(PyRRef, _to_here, self._around_to_here(getattr(PyRRef, _to_here)))
+        self._references.install()
+        self._contexts.install()
+
+    # ---- the caller
+
+    def _next(self) -> int:
+        return numbered(self._face.number, next(self._counted))
+
+    def _around_udf(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        here, tape = self._here, self._tape
+
+        @functools.wraps(make)
+        def udf(function: Any, args: Any, kwargs: Any) -> Any:
+            made = make(function, args, kwargs)
+            if tape.level == OFF:
+                here.making = 0
+                return made
+            here.making, here.function, here.args = number, _, _ = self._next(), function, args
+            return _traced(function, args, kwargs, number, here.context)
+
+        return udf
+
+    def _around_invoke(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
+        here, tape, is_python, is_rpc = self._here, self._tape, name.endswith("python_udf"), "_rpc_" in name
+
+        @functools.wraps(invoke)
+        def invoked(to: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
+            if tape.level == OFF or (is_python and not here.making):
+                return invoke(to, what, *args, **kwargs)
+            sent = Sent()
+            if is_python:
+                sent.number, here.making = here.making, 0
+                sent.function, is_torchs = _name_of(here.function, here.args)
+                here.function = here.args = None
+                sent.nbytes = len(what) + sum(one.nbytes for one in args[0])
+            else:
+                sent.number, is_torchs = self._next(), False
+                sent.function = (
+                    str(what).rpartition(".")[2]
+                    if name.endswith("torchscript")
+                    else str(what).replace(_OPERATORS, "torch.")
+                )
+                sent.nbytes = _nbytes(args)
+            frame, depth = sys._getframe(1), 2  # torch's `_invoke_rpc`, below `rpc_sync` and `rpc_async`; or `remote`
+            if frame.f_code.co_name == "_invoke_rpc" and frame.f_back is not None:
+                frame, depth = frame.f_back, 3
+            sent.kind = _TORCH if is_torchs else _KIND.get(frame.f_code.co_name, _ASYNC)
+            sent.site = tape.site(depth)
+            self._begin(sent, to)
+            before = self._contexts.before() if here.context else None
+            try:
+                made = invoke(to, what, *args, **kwargs)
+            except BaseException as error:
+                self._returned(sent, error)
+                raise
+            if not is_rpc:
+                sent.reference = self._references.made(made, sent)
+            if before is not None:
+                self._contexts.sent(sent, before)
+            future = made if is_rpc else made._get_future()
+            future.add_done_callback(functools.partial(self._on_future, sent, here.context))
+            return made
+
+        return invoked
+
+    def _begin(self, sent: Sent, to: Any) -> None:
+        face = self._face
+        sent.src, sent.dst = face.rank, face.rank_of(to)
+        sent.parent, sent.moment, sent.thread = self._here.inside, self._tape.moment, _thread()
+        sent.nbytes_back, sent.reference, sent.error, sent.returned_ns = -1, 0, "", -1
+        sent.sent_ns = _now_ns()
+
+    def _on_future(self, sent: Sent, context: int, future: Any) -> None:
+        """The answer is there. Called in a thread of the agent's."""
+        sent.returned_ns = _now_ns()
+        try:
+            value = future.value()
+        except Exception as error:  # the user's call raises it
+            value = error
+        if isinstance(value, RemoteException | Exception):
+            sent.error = _in_a_line(value)
+        elif sent.kind != _REMOTE:
+            sent.nbytes_back = _nbytes((value,))
+        if context:
+            self._contexts.returned(sent, context)
+        self._tape.put(sent)
+
+    def _returned(self, sent: Sent, error: BaseException | None = None) -> None:
+        sent.returned_ns = _now_ns()
+        if error is not None:
+            sent.error = _in_a_line(error)
+        self._tape.put(sent)
+
+    def _around_to_here(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fetch)
+        def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
+            if self._tape.level == OFF or reference.is_owner():
+                return fetch(reference, *args, **kwargs)
+            sent = Sent()
+            sent.number, sent.kind, sent.function, sent.nbytes = self._next(), _TO_HERE, _to_here, -1
+            sent.site = self._tape.site(2)
+            self._begin(sent, reference.owner())
+            sent.reference = self._references.number(reference)
+            inside, self._here.inside = self._here.inside, sent.number  # what torch asks for it
+            try:
+                value = fetch(reference, *args, **kwargs)
+            except BaseException as error:
+                self._returned(sent, error)
+                raise
+            finally:
+                self._here.inside = inside
+            sent.nbytes_back = _nbytes((value,))
+            self._returned(sent)
+            if self._here.context:
+                self._contexts.returned(sent, self._here.context)
+            return value
+
+        return to_here
+
+    # ---- the callee
+
+    def _around_run(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        here, tape = self._here, self._tape
+
+        @functools.wraps(run)
+        def run_function(call: Any) -> Any:
+            if not isinstance(call, Traced):
+                return run(call)
+            before = here.inside, here.context
+            here.inside, here.context = call.number, call.context
+            if call.context:
+                self._contexts.came(call.context)
+            begun_ns, result = _now_ns(), None
+            try:
+                result = run(call)
+                return result
+            finally:
+                ended_ns = _now_ns()
+                here.inside, here.context = before
+                if tape.level != OFF:
+                    error = _in_a_line(result) if isinstance(result, RemoteException) else ""
+                    ran = Ran(call.number, tape.moment, begun_ns, ended_ns, -1, error, _thread())
+                    if isinstance(result, Future) and not result.done():
+                        result.add_done_callback(functools.partial(self._set, ran))
+                    else:
+                        tape.put(ran)
+
+        return run_function
+
+    def _set(self, ran: Ran, future: Any) -> None:
+        """The future is set that a function of `async_execution` has returned."""
+        self._tape.put(ran._replace(done_ns=_now_ns()))
+
+
+def _name_of(function: Any, args: Any) -> tuple[str, bool]:
+    """What a cell calls a function, also through a reference's proxy or a helper of its own; whether it is one that
+    torch calls for itself."""
+    name = str(getattr(function, "__qualname__", type(function).__name__))
+    if name.startswith("_local_invoke") and len(args) > 1:
+        return str(args[1]), False
+    if name in _HELPERS and args and callable(args[0]):
+        return str(getattr(args[0], "__qualname__", name)), False
+    return name, getattr(function, "__module__", "") == _TORCHS
+
+
+def _nbytes(values: Any) -> int:
+    """Of the tensors among some values, and in lists of them; -1: there is none."""
+    found = -1
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found = max(found, 0) + value.nbytes
+        elif isinstance(value, list | tuple):
+            found = max(found, _nbytes(value)) if found < 0 else found + max(0, _nbytes(value))
+    return found
+
+
+def _in_a_line(error: Any) -> str:
+    """What has failed, as the callee has it, without its name and the traceback."""
+    lines = str(error.msg if isinstance(error, RemoteException) else error).strip().splitlines() or [""]
+    if len(lines) > 1 and lines[0].startswith("On "):
+        return lines[1][:_MOST_ERROR]
+    return (lines[0] if isinstance(error, RemoteException) else f"{type(error).__name__}: {lines[0]}")[:_MOST_ERROR]

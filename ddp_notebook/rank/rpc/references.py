@@ -1,0 +1,120 @@
+"""Remote references as rows: made, forked to other ranks, taken there, and deleted."""
+
+from __future__ import annotations
+
+import re
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch._C._distributed_rpc import PyRRef
+from torch.distributed import rpc
+from torch.distributed.rpc.internal import _InternalRPCPickler
+
+from ddp_notebook.rank.record.remote import ReferenceEvent, Sent
+from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.rpc.here import Here, numbered
+from ddp_notebook.records.schema import REFERENCE_EVENTS
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.rpc.face import Face
+
+_MADE, _FORKED, _TAKEN, _DELETED, _LET_GO = range(len(REFERENCE_EVENTS))
+_IDS = re.compile(r"created_on=(\d+), local_id=(\d+)")
+_REDUCER, _RECEIVER, _INIT = "_py_rref_reducer", "_py_rref_receiver", "__init__"
+
+
+class References:
+    """Sees the references of this rank.
+
+    Args:
+        tape: where their rows are left.
+        face: knows the workers.
+        here: where each thread is.
+    """
+
+    def __init__(self, tape: Tape, face: Face, here: Here) -> None:
+        self._tape, self._face, self._here = tape, face, here
+        self._alive: dict[int, weakref.ref[Any]] = {}  # by the ids of these
+
+    def install(self) -> None:
+        """Begin to look."""
+        reduce, receive, init = getattr(_InternalRPCPickler, _REDUCER), PyRRef._deserialize, getattr(rpc.RRef, _INIT)
+
+        def _py_rref_reducer(pickler: Any, reference: PyRRef[Any]) -> Any:
+            made = reduce(pickler, reference)
+            if self._tape.level != OFF:
+                self._forked(made[1][0])
+            return made
+
+        def _py_rref_receiver(_: type, data: Any) -> Any:
+            reference = receive(data)
+            if self._tape.level != OFF:
+                self._taken(reference, data)
+            return reference
+
+        def __init__(reference: Any, *args: Any, **kwargs: Any) -> None:
+            init(reference, *args, **kwargs)
+            if self._tape.level != OFF:
+                self._own(reference)
+
+        setattr(_InternalRPCPickler, _REDUCER, _py_rref_reducer)
+        setattr(_InternalRPCPickler, _RECEIVER, classmethod(_py_rref_receiver))
+        setattr(rpc.RRef, _INIT, __init__)
+        self._face.on_let_go.append(self._let_go)
+
+    def number(self, reference: PyRRef[Any]) -> int:
+        """Its number: the same on all ranks."""
+        return _numbers(reference)[0]
+
+    def made(self, reference: PyRRef[Any], sent: Sent) -> int:
+        """`remote` has made it. Returns its number."""
+        number, fork = _numbers(reference)
+        self._put(_MADE, number, fork, sent.dst, sent.src, sent.number)
+        self._watch(reference, number, fork, sent.dst)
+        return number
+
+    def _own(self, reference: PyRRef[Any]) -> None:
+        number, mine = self.number(reference), self._face.rank
+        self._put(_MADE, number, 0, mine, -1, self._here.inside, type(reference.local_value()).__name__)
+        self._watch(reference, number, 0, mine)
+
+    def _forked(self, data: Any) -> None:
+        number, fork, owner, parent, name = self._read(data)
+        self._put(_FORKED, number, fork, owner, parent, self._here.making or self._here.inside, name)
+
+    def _taken(self, reference: PyRRef[Any], data: Any) -> None:
+        number, fork, owner, parent, name = self._read(data)
+        if owner == self._face.rank:  # its own again: no user of it
+            fork = 0
+        self._put(_TAKEN, number, fork, owner, parent, self._here.inside, name)
+        self._watch(reference, number, fork, owner)
+
+    def _read(self, data: Any) -> tuple[int, int, int, int, str]:
+        owner, made_on, made, forked_on, forked, parent, name = data
+        rank_of = self._face.rank_of
+        return numbered(made_on, made), numbered(forked_on, forked), rank_of(owner), rank_of(parent), str(name)
+
+    def _watch(self, reference: PyRRef[Any], number: int, fork: int, owner: int) -> None:
+        def gone(watching: weakref.ref[Any]) -> None:
+            self._alive.pop(id(watching), None)
+            if self._tape.level != OFF:
+                self._put(_DELETED, number, fork, owner, -1, 0)
+
+        watching = weakref.ref(reference, gone)
+        self._alive[id(watching)] = watching
+
+    def _let_go(self) -> None:
+        if self._alive and self._tape.level != OFF:
+            self._alive.clear()
+            self._put(_LET_GO, 0, 0, self._face.rank, -1, 0)
+
+    def _put(self, event: int, number: int, fork: int, owner: int, parent: int, call: int, name: str = "") -> None:
+        now_ns = time.monotonic_ns()
+        self._tape.put(ReferenceEvent(event, number, fork, owner, parent, call, name, self._tape.moment, now_ns))
+
+
+def _numbers(reference: PyRRef[Any]) -> tuple[int, int]:
+    """Of a reference, and of this fork of it; 0 of the owner's."""
+    found = [numbered(int(worker), int(count)) for worker, count in _IDS.findall(str(reference))]
+    return (found[0], found[1]) if len(found) > 1 else (found[0] if found else 0, 0)

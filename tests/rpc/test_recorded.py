@@ -1,0 +1,132 @@
+"""What recordings say of calls, remote references and distributed autograd."""
+
+from __future__ import annotations
+
+import pytest
+
+import ddp_notebook
+
+DEFINITIONS = """
+import time
+import torch.distributed.autograd as dist_autograd
+from torch.distributed import rpc
+class Agent:
+    def act(self, state): return state + 1
+def ask(agent): return agent.rpc_sync().act(1) + agent.rpc_sync().act(2)
+def fail(): raise ValueError('no such state')
+def double(x): return 2 * x
+def numbers(): return torch.arange(4.0)
+def box(): return [rpc.remote('worker0', numbers)]
+@rpc.functions.async_execution
+def later(s):
+    future = torch.futures.Future()
+    def finish():
+        time.sleep(s); future.set_result(s)
+    import threading; threading.Thread(target=finish).start()
+    return future
+"""
+INIT = "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
+END = "\nrpc.shutdown()"
+
+
+@pytest.fixture
+def session(make_session):
+    session = make_session(2)
+    session.run(DEFINITIONS)
+    return session
+
+
+def on_rank_0(session, code: str) -> int:
+    """Run it on rank 0, between an `init_rpc` and a `shutdown`. Returns the number of the cell."""
+    lines = "\n".join(f"    {line}" for line in code.splitlines())
+    session.run(f"{INIT}if rank == 0:\n{lines}{END}")
+    return max(call.cell for call in session.recording.calls())
+
+
+def test_a_call_is_seen_from_both_sides(session, tmp_path):
+    cell = on_rank_0(
+        session,
+        "agent = rpc.RRef(Agent())\n"
+        "rpc.rpc_sync('worker1', ask, args=(agent,))\n"
+        "rpc.rpc_async('worker1', torch.add, args=(torch.ones(2), 1)).wait()\n"
+        "try: rpc.rpc_sync('worker1', fail)\n"
+        "except ValueError: pass\n"
+        "rpc.rpc_async('worker1', later, args=(0.05,)).wait()",
+    )
+
+    recording = session.recording
+    ask, first, second, add, fail, later = calls = recording.calls(cell=cell)
+    assert [(call.function, call.kind, call.src, call.dst) for call in calls] == [
+        ("ask", "rpc_sync", 0, 1),
+        ("act", "rpc_sync", 1, 0),
+        ("act", "rpc_sync", 1, 0),
+        ("torch.add", "rpc_async", 0, 1),
+        ("fail", "rpc_sync", 0, 1),
+        ("later", "rpc_async", 0, 1),
+    ]
+    assert [call.parent for call in calls] == [None, ask.id, ask.id, None, None, None]
+    assert len({call.id for call in calls}) == len(calls)
+    for call in (ask, first, second, fail, later):
+        assert call.sent_ns < call.begun_ns <= call.ended_ns <= call.done_ns < call.returned_ns
+        assert call.nbytes > 50 and call.site.startswith(("cell line", "In["))
+    assert ask.begun_ns < first.sent_ns < first.ended_ns < second.sent_ns < second.ended_ns < ask.ended_ns
+    assert (add.begun_ns, add.nbytes, add.nbytes_back) == (None, 8, 8)  # an operator runs in C++
+    assert [call.error for call in calls if call.error] == [fail.error] == ["ValueError('no such state')"]
+    assert later.done_ns - later.ended_ns > 0.04e9 > later.running_ns
+    assert not recording.calls(cell=cell + 1)
+
+    assert len(recording.to_pandas("rpc")) == len(recording.rows("rpc"))
+    again = ddp_notebook.load(recording.save(tmp_path / "recording.npz"))
+    assert again.calls() == recording.calls() and again.references() == recording.references()
+
+
+def test_references_are_seen_from_their_making_until_they_are_deleted(session):
+    cell = on_rank_0(
+        session,
+        "agent = rpc.RRef(Agent())\n"
+        "rpc.rpc_sync('worker1', ask, args=(agent,))\n"
+        "its = rpc.remote('worker1', box)\n"
+        "print(its.to_here()[0].to_here().sum())",
+    )
+
+    _, outer, _ = references = session.recording.references(cell=cell)
+    assert [(one.what, one.owner, one.made_by) for one in references] == [
+        ("Agent", 0, 0),
+        ("box()", 1, 0),
+        ("numbers()", 0, 1),
+    ]
+    assert [[(user.rank, user.parent) for user in one.users] for one in references] == [
+        [(1, 0)],
+        [(0, None)],
+        [(1, None)],
+    ]
+    fetches = [call for call in session.recording.calls(cell=cell) if call.kind == "to_here"]
+    assert [(call.src, call.dst, call.reference) for call in fetches] == [
+        (0, 1, outer.id)
+    ]  # rank 0 has the other itself
+    for one in references:
+        assert all(one.made_ns <= user.since_ns < user.deleted_ns <= one.deleted_ns for user in one.users)
+
+
+def test_a_backward_goes_through_pairs_of_send_and_recv(session):
+    cell = on_rank_0(
+        session,
+        "from torch.distributed.optim import DistributedOptimizer\n"
+        "weight = rpc.remote('worker1', torch.nn.Parameter, args=(torch.ones(3),))\n"
+        "optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.1)\n"
+        "x = torch.ones(3, requires_grad=True)\n"
+        "with dist_autograd.context() as context:\n"
+        "    y = rpc.rpc_sync('worker1', double, args=(x,))\n"
+        "    z = rpc.rpc_sync('worker1', torch.mul, args=(y, weight.to_here()))\n"
+        "    dist_autograd.backward(context, [z.sum()])\n"
+        "    optimizer.step(context)",
+    )
+
+    (context,) = session.recording.contexts(cell=cell)
+    double, mul = (call for call in session.recording.calls(cell=cell) if call.function in ("double", "torch.mul"))
+    assert (context.rank, [step.rank for step in context.steps]) == (0, [0])
+    pairs = [(pair.call, pair.src, pair.dst) for pair in context.pairs if pair.call in (double.id, mul.id)]
+    assert pairs == [(double.id, 0, 1), (double.id, 1, 0), (mul.id, 0, 1), (mul.id, 1, 0)]
+    passed = [pair.backward_ns for pair in context.pairs if pair.call in (double.id, mul.id)]
+    assert context.backward_began_ns < passed[3] < passed[2] <= passed[1] < passed[0] < context.backward_ended_ns
+    assert context.backward_ended_ns < context.steps[0].began_ns < context.steps[0].ended_ns < context.ended_ns
