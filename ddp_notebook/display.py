@@ -6,14 +6,16 @@
     axes.plot([0.5, 0.25], color=LINES[0])
 
 `has_front_end` says whether somebody looks and can click, `read_bundle` reads JavaScript that `hatch_build.py` has
-built. The rest draws: figures that read on light and on dark pages, in colours with a fixed meaning (`FILLS`), or told
-apart by a label (`LINES`). It imports matplotlib, which is therefore imported at its first use.
+built, `calls_drawn` makes plain data of calls between ranks. The rest draws: figures that read on light and on dark
+pages, in colours with a fixed meaning (`FILLS`), or told apart by a label (`LINES`). It
+imports matplotlib, which is therefore imported at its first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.observe.figures.moments import calls_drawn
 from ddp_notebook.run.kernel import has_front_end
 from ddp_notebook.widgets.bundles import read as read_bundle
 
@@ -27,6 +29,7 @@ __all__ = [
     "INK",
     "LINES",
     "Picture",
+    "calls_drawn",
     "fill_style",
     "has_front_end",
     "key",

@@ -409,6 +409,7 @@ def test_a_folders_own_imports_are_read_from_its_own_place():
 OPEN_TO_LESSONS = {
     "ddp_notebook.display",
     "ddp_notebook.errors",
+    "ddp_notebook.observe.remote",
     "ddp_notebook.observe.views",
     "ddp_notebook.records.schema",
     "ddp_notebook.records.units",

@@ -269,3 +269,13 @@ def test_a_stop_ends_a_backward_of_distributed_autograd(session):
     assert said(session, code + "\n        print(dist_autograd.get_gradients(context)[x])")[0] == "tensor([2.])"
     with pytest.raises(RankError, match="requires_grad not set on root"):
         session.run("with dist_autograd.context() as context: dist_autograd.backward(context, [torch.ones(1).sum()])")
+
+
+def test_a_stale_function_is_refused_where_the_callee_already_waits_in_shutdown(session):
+    """Its cell defines nothing any more, so it does not wait for that; a `def` that the cell did reach is found."""
+    session.run("def rule(x): return 2 * x")
+    session.run("def rule(x): return 10 * x", ranks=[0])
+    with pytest.raises(RankError, match="rank 1 has another version of rule than the caller: run the cell that"):
+        session.run(INIT + "if rank == 0: rpc.rpc_sync(other, rule, args=(3,))\nrpc.shutdown()", timeout=20)
+    code = "def rule(x): return 10 * x\n" + INIT + "if rank == 0: print(rpc.rpc_sync(other, rule, args=(3,)))\n"
+    assert said(session, code + "rpc.shutdown()")[0].endswith("30")

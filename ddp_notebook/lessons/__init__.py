@@ -8,6 +8,7 @@
     lessons.cost()                              measured times, and the alpha-beta model
     lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
     lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
+    lessons.rpc("calls")                        who runs what: predict, run, step through calls between ranks
     lessons.inside_ddp()                        a training step in DDP, in stages and at speed
     lessons.pipeline()                          a model cut over the ranks: schedules, microbatches, bubbles
     lessons.placement("model")                  which rank holds which part
@@ -18,6 +19,7 @@ Every number comes from tensors on the ranks. Without a front end lessons work t
     collectives/  what each collective does and costs
     algorithms/   algorithms made of sends and receives, step by step
     messages/     point to point
+    remote/       calls to other ranks, and references
     ddp/          DDP from the inside
     pipelines/    a model cut over the ranks
     sharding/     models in shards: who holds what
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.pipelines.pipeline import PipelineLesson, PipelineRun, pipeline
     from ddp_notebook.lessons.questions.questions import Verdict, check
+    from ddp_notebook.lessons.remote.rpc import RemoteProgram
     from ddp_notebook.lessons.sharding.placement import placement
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "InsideDDP",
     "PipelineLesson",
     "PipelineRun",
+    "RemoteProgram",
     "Scene",
     "Stepper",
     "Verdict",
@@ -67,6 +71,7 @@ __all__ = [
     "placement",
     "places",
     "point_to_point",
+    "rpc",
 ]
 
 # Ranks import `lessons.ranks` and with it this file: they must not pay for the notebook's side.
@@ -76,6 +81,7 @@ _LAZY = {
     "InsideDDP": "ddp.inside",
     "PipelineLesson": "pipelines.pipeline",
     "PipelineRun": "pipelines.pipeline",
+    "RemoteProgram": "remote.rpc",
     "Scene": "messages.messages",
     "Stepper": "algorithms.stepping",
     "Verdict": "questions.questions",
@@ -86,6 +92,7 @@ _LAZY = {
     "inside_ddp": "ddp.inside",
     "pipeline": "pipelines.pipeline",
     "point_to_point": "messages.messages",
+    "rpc": "remote.rpc",
 }
 
 

@@ -331,6 +331,20 @@ class Recording(RecordedTables):
 
         return figures.bandwidth(self, cell=cell)
 
+    def plot_calls(self, cell: int | None = None, most: int = 12) -> Figure:
+        """Calls between ranks: a column for each rank, an arrow for each call, and below who has a reference to what.
+
+        Args:
+            cell: number of a cell; None: the last one with calls.
+            most: calls that are drawn, the first ones; the title says how many there were.
+
+        Raises:
+            UsageError: no call was recorded.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.calls(self, cell, most)
+
     def save_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> Path:
         """Write a trace for https://ui.perfetto.dev. Returns its path.
 

@@ -20,7 +20,7 @@ from tests.lessons.test_algorithms import by_hand as algorithm_by_hand
 from tests.lessons.test_algorithms import sent_in_steps
 from tests.lessons.test_collectives import by_hand
 
-STOP = 4  # the last cell
+STOP = 5  # the last cell
 
 # The numbers of a table's cells, by row and column.
 NUMBERS = """root => [...root.querySelectorAll('table.ddpl-grid tbody tr:not(.ddpl-arrow)')].map(row =>
@@ -38,6 +38,11 @@ class Lesson:
     @property
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = self.root.evaluate("root => root.ddpLesson.state()")
+        return found
+
+    @property
+    def inspect(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.root.evaluate("root => root.ddpLesson.inspect()")
         return found
 
     @property
@@ -70,6 +75,7 @@ def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
             "lessons.collective('all_reduce')",
             "lessons.algorithm('ring all_reduce')",
             "lessons.point_to_point('blocking')",
+            "lessons.rpc('calls')",
             "%ddp_stop",
         ],
     )
@@ -77,17 +83,18 @@ def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
         for cell in range(STOP):
             lab.run_cell(cell)
             lab.wait_until_done(cell)
-        explorer, stepper, scene = (Lesson(lab, cell) for cell in (1, 2, 3))
+        explorer, stepper, scene, remote = (Lesson(lab, cell) for cell in (1, 2, 3, 4))
         predict(explorer, size)
         every_collective(explorer, size)
         wrong_use(explorer)
         every_algorithm(stepper, size)
         messages(scene)
+        calls_to_other_ranks(remote, size)
         lab.run_cell(STOP)
         lab.wait_until_done(STOP)
         # What is left needs no kernel.
         expect(lab.page.locator(".ddpl")).to_have_count(0, timeout=20_000)
-        expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(3)
+        expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(4)
         lab.page.keyboard.press("Control+s")
         wait_for_saved(path)
 
@@ -101,7 +108,7 @@ def wait_for_saved(path: Path) -> None:
         data = [out.get("data", {}) for cell in cells for out in cell["outputs"]]
         return [one for one in data if "image/png" in one]
 
-    wait_until(lambda: len(pictures()) == 3, what="the pictures are not in the saved notebook")
+    wait_until(lambda: len(pictures()) == 4, what="the pictures are not in the saved notebook")
     saved = path.read_text()
     assert "application/vnd.jupyter.widget-view+json" not in saved, "no 'model not found'"
 
@@ -246,3 +253,38 @@ def messages(scene: Lesson) -> None:
     scene.choose("scene", "deadlock")
     expect(scene.root.locator(".ddpl-message")).to_contain_text("rank 0: waiting in send")
     assert scene.root.locator(".ddpl-stuck").count() == 2
+
+
+def calls_to_other_ranks(remote: Lesson, size: int) -> None:
+    """Guess wrongly, run, go on by keys, reveal; then another program, whose references go one by one."""
+    arrows, bars = remote.root.locator(".ddps-sent-call"), remote.root.locator(".ddps-runs")
+    expect(remote.root.locator(".ddps-sequence")).not_to_be_visible()
+    remote.root.get_by_role("radio", name="the rank that calls it").check()
+    remote.press("Run on the ranks")
+    assert arrows.count() == 1 and bars.count() == 0, "the first call is on its way"
+    expect(remote.root.get_by_role("button", name="Step")).to_be_focused()
+    for _ in range(3):
+        remote.root.page.keyboard.press(".")
+    assert remote.inspect["at"] == 4
+    remote.root.page.keyboard.press(",")
+    assert remote.inspect["at"] == 3
+    assert remote.root.get_by_text("Not 'the rank that calls it'").count() == 0, "not before it is revealed"
+    remote.root.get_by_role("button", name="Reveal").click()
+    calls = remote.state["calls"]
+    assert arrows.count() == bars.count() == len(calls) == 3 * (size - 1)
+    assert remote.root.locator(".ddps-answer").count() == len(calls)
+    verdict = remote.root.locator(".ddpl-verdict")
+    expect(verdict).to_contain_text("Not 'the rank that calls it': rank 0, who has the agent")
+    assert remote.root.locator(".ddps-owner").count() == len(remote.state["references"])
+    remote.root.locator("summary", has_text="All calls in a table").click()
+    assert remote.root.locator(".ddps-calls tbody tr").count() == len(calls)
+
+    remote.choose("program", "rrefs")
+    expect(remote.root.locator(".ddps-sequence")).not_to_be_visible()
+    remote.root.get_by_role("radio", name="4", exact=True).check()
+    remote.press("Run on the ranks")
+    remote.root.get_by_label("step", exact=True).press("End")
+    expect(verdict).to_contain_text("You were right: 4")
+    owned = remote.state["references"]
+    assert remote.root.locator(".ddps-owner").count() == len(owned) == 2
+    assert remote.root.locator(".ddps-owner.ddps-gone").count() == sum(one["deleted"] is not None for one in owned)

@@ -5,6 +5,7 @@ import { broughtIn, score, sources } from "../../ddp_notebook/lessons/js/predict
 import { linkTo } from "../../ddp_notebook/lessons/js/link.js";
 import { figure, inWords, short } from "../../ddp_notebook/lessons/js/parts.js";
 import { ticks } from "../../ddp_notebook/lessons/js/scene.js";
+import { colours, lanes, moments, short as last } from "../../ddp_notebook/widgets/js/parts/sequence.js";
 import { busiest, place, sameLinks, through } from "../../ddp_notebook/lessons/js/stepper.js";
 
 test("numbers and ranks in a few letters", () => {
@@ -90,4 +91,32 @@ test("a kernel that says nothing is told", async () => {
   link.ask({ do: "run" });
   assert.match(await said, /it runs a cell, and does this after it/);
   link.close();
+});
+
+/** A call of rank `src` on rank `dst`. */
+const call = (src, dst, name, parent, sent, begun, ended, returned, more = {}) => ({ src, dst, function: name, kind: "rpc_sync", site: "", parent, nbytes: 100, sent, begun, ended, done: ended, returned, error: "", ...more });
+
+test("what happened in calls, one after the other, and in whose colour", () => {
+  const calls = [call(0, 1, "observe", null, 0, 1, 8, 9), call(1, 0, "Agent.act", 0, 2, 3, 4, 5), call(1, 0, "Agent.act", 0, 2.5, 3.5, 6, 7)];
+  const references = [{ owner: 0, what: "Agent", made: 0, deleted: null, users: [{ rank: 1, parent: 0, since: 1, deleted: 8.5 }] }];
+  const found = moments({ calls, references, pairs: [{ src: 0, dst: 1, at: 8.7 }], world_size: 2 });
+  assert.deepEqual(found.map(({ what, call: at }) => `${what} ${at}`), ["sent 0", "begun 0", "sent 1", "sent 2", "begun 1", "begun 2", "ended 1", "returned 1", "ended 2", "returned 2", "ended 0", "gone 0", "backward 0", "returned 0"]);
+  assert.equal(found[2].words, "rank 1 calls act on rank 0 (100 B), inside of observe");
+  assert.equal(found[11].words, "rank 1 lets go of its reference to Agent");
+  assert.equal(found[12].words, "backward: the gradient goes from rank 1 to rank 0");
+  assert.deepEqual(colours(calls), [0, null, null]);
+  const rows = new Map(found.map((moment, row) => [`${moment.call} ${moment.what}`, row]));
+  assert.deepEqual(lanes(calls, rows), [0, 0, 1], "two calls at once lie beside each other");
+  assert.equal(last("Agent.act"), "act");
+});
+
+test("an answer that comes after its function has been left", () => {
+  const found = moments({ calls: [call(1, 0, "add", null, 0, 1, 2, 6, { done: 5 })], references: [], pairs: [], world_size: 2 });
+  assert.deepEqual(found.map(({ what }) => what), ["sent", "begun", "ended", "done", "returned"]);
+  assert.equal(found[3].words, "rank 0 puts the answer into the future of add");
+});
+
+test("a builtin runs without anybody seeing when", () => {
+  const found = moments({ calls: [call(0, 1, "aten::add", null, 0, null, null, 3)], references: [], pairs: [], world_size: 2 });
+  assert.deepEqual(found.map(({ what }) => what), ["sent", "returned"]);
 });

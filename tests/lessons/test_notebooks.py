@@ -20,7 +20,7 @@ NOTEBOOKS = sorted(p for p in FOLDER.glob("[0-9][0-9]_*.ipynb") if not p.name.en
 LESSONS = [path for path in NOTEBOOKS if path.name >= "04"]
 COMPUTE_MUCH = ("08", "09", "13", "17")  # on four ranks in the long test
 LONG = ("18",)  # left to `make test-long`
-MOST_S = {"12": 60.0, "17": 60.0, "18": 90.0, "19": 90.0}  # else 30
+MOST_S = {"10": 60.0, "11": 60.0, "12": 60.0, "17": 60.0, "18": 90.0, "19": 90.0}  # else 30
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

@@ -6,6 +6,7 @@
  *     wrong_use     what if one rank gets it wrong?
  *     stepper       an algorithm, one step at a time
  *     scene         point to point: time to the right, an arrow for each message
+ *     remote        calls to other ranks: a guess, and what was recorded
  *     parts         pieces that all lessons are made of
  *     link          the state that the kernel sends, and asking it
  *     states.d.ts   the types of these states
@@ -13,9 +14,11 @@
 
 import { statusLine } from "../../widgets/js/parts/a11y.js";
 import { palette, themeOf } from "../../widgets/js/drawing/colours.js";
+import sequenceStyle from "../../widgets/js/parts/sequence.css";
 import { explorer } from "./explorer.js";
 import { linkTo } from "./link.js";
 import { make } from "./parts.js";
+import { remote } from "./remote.js";
 import { scene } from "./scene.js";
 import { stepper } from "./stepper.js";
 import style from "./style.css";
@@ -27,6 +30,7 @@ const LESSONS = {
   collective: { show: explorer, title: "Collective explorer" },
   algorithm: { show: stepper, title: "Algorithm, step by step" },
   messages: { show: scene, title: "Point to point" },
+  remote: { show: remote, title: "Calls to other ranks" },
 };
 
 /** @param {{model: import("./link.js").Model, el: HTMLElement}} given */
@@ -39,7 +43,7 @@ function render({ model, el }) {
   const error = make(document, "div", { class: "ddpl-error", role: "alert" });
   const status = statusLine(line);
   const body = make(document, "div", {});
-  root.append(make(document, "style", {}, style), make(document, "div", { class: "ddpl-title" }, title), body, error, line);
+  root.append(make(document, "style", {}, style + sequenceStyle), make(document, "div", { class: "ddpl-title" }, title), body, error, line);
   el.append(root);
 
   function theme() {

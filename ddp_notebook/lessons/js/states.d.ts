@@ -1,5 +1,7 @@
 // What the kernel says of a lesson (lessons/acts.py): the state that is drawn.
 
+import type { RemoteCall, RemotePair, RemoteReference } from "../../widgets/js/calls.js";
+
 /** JSON has no NaN and no infinities: they are words. */
 export type Figure = number | "nan" | "inf" | "-inf";
 /** From, to, bytes. */
@@ -102,4 +104,22 @@ export interface Event {
   end: number;
   blocked: number;
   over: boolean;
+}
+
+export interface RemoteState extends State {
+  kind: "remote";
+  name: string;
+  stories: [string, string][];
+  lesson: string;
+  code: string;
+  question: string;
+  choices: string[];
+  guess: string | null;
+  answer: string | null;
+  right: boolean | null;
+  said: string[];
+  run: number | null; // the cell in which it ran last
+  calls: RemoteCall[];
+  references: RemoteReference[];
+  pairs: RemotePair[];
 }

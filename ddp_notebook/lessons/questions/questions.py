@@ -13,6 +13,7 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions import (
     answers,
+    answers_calls,
     answers_faults,
     answers_memory,
     answers_pipelines,
@@ -26,6 +27,7 @@ Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 QUESTIONS: dict[str, Question] = {
     **answers.QUESTIONS,
     **answers_training.QUESTIONS,
+    **answers_calls.QUESTIONS,
     **answers_pipelines.QUESTIONS,
     **answers_memory.QUESTIONS,
     **answers_sharding.QUESTIONS,

@@ -6,4 +6,6 @@ drawing     how pictures look: axes, labels
 bars        steps and buckets
 pipelines   the actions of a pipeline's stages
 curves      metrics and bandwidth
+sequence    calls between ranks, and references
+moments     the same as plain data, for the browser
 """

@@ -7,6 +7,7 @@
 | `buckets` | when DDP's buckets of gradients were issued and when they were through, beside the backward of one step |
 | `pipeline` | what each stage of a pipeline did with each microbatch, above what it would do if messages took no time |
 | `bandwidth` | bus bandwidth by message size |
+| `calls` | calls between ranks, one moment a line, and who has a reference to what |
 
 Colours of times mean the same in all of them (`drawing.FILLS`): blue computes, orange-red is communication that
 nothing hides, white waits for a slower rank. matplotlib is imported at the first picture.
@@ -14,9 +15,11 @@ nothing hides, white waits for a slower rank. matplotlib is imported at the firs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.views import Metric, Pipeline
 
@@ -29,6 +32,16 @@ class Logged(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, Metric]: ...
+
+
+class Called(Protocol):
+    """What is asked of a recording for the picture of its calls."""
+
+    def calls(self, cell: int | None = None) -> Sequence[RemoteCall]: ...
+
+    def references(self, cell: int | None = None) -> Sequence[Reference]: ...
+
+    def contexts(self, cell: int | None = None) -> Sequence[AutogradContext]: ...
 
 
 def loss(recording: Logged, name: str | None = None, cell: int | None = None) -> Picture:
@@ -134,3 +147,25 @@ def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:
     from ddp_notebook.observe.report.bandwidth import bandwidth as measure
 
     return curves.bandwidth(measure(recording, cell), cell)
+
+
+def calls(recording: Called, cell: int | None = None, most: int = 12) -> Picture:
+    """Calls between ranks: a column for each rank, an arrow for each call, and below who has a reference to what.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: this cell; None: the last one with calls.
+        most: calls that are drawn, the first ones.
+
+    Raises:
+        UsageError: no call was recorded.
+    """
+    from ddp_notebook.observe.figures import sequence
+
+    found = [call for call in recording.calls(cell) if call.dst >= 0]  # else the callee is not known
+    if not found:
+        raise UsageError("no call to another rank was recorded" + (f" in cell {cell}" if cell is not None else ""))
+    last = max(call.cell for call in found)
+    return sequence.draw(
+        [call for call in found if call.cell == last], recording.references(last), recording.contexts(last), most
+    )

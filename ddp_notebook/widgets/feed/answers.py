@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ddp_notebook.observe.figures.moments import MOST_CALLS, calls_drawn
+from ddp_notebook.observe.tables import remote
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import Rows
@@ -36,6 +38,8 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
         case "values":
             tables, data = _values(feed, *(int(asked[name]) for name in ("cell", "group", "number", "op")))
             return feed.answer(request, now_ns, tables, data=data)
+        case "calls":
+            return feed.answer(request, now_ns, {}, notes=_calls(feed.recording))
         case "metrics":
             rows, every = feed.metrics(_METRICS, asked.get("name"), asked.get("cell"))
             return feed.answer(request, now_ns, {"metric": rows}, notes={"history_every": every})
@@ -63,6 +67,16 @@ def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, in
         longest = np.argpartition(-np.nan_to_num(found["end"] - found["start"], nan=np.inf), _SPANS)[:_SPANS]
         found = found[np.sort(longest)]
     return found, left_out
+
+
+def _calls(recording: RecordedTables) -> dict[str, Any]:
+    """The first calls between ranks of the last cell that made some, as plain data, and how many there were."""
+    found = [call for call in remote.calls(recording) if call.dst >= 0]
+    cell = max((call.cell for call in found), default=0)
+    found = [call for call in found if call.cell == cell]
+    contexts = remote.contexts(recording, cell) if len(found) <= MOST_CALLS else []
+    drawn = calls_drawn(found[:MOST_CALLS], remote.references(recording, cell) if found else [], contexts)
+    return {"of_cell": cell, "in_all": len(found), "drawn": {**drawn, "world_size": recording.world_size}}
 
 
 def _step(feed: Feed, cell: int, step: int) -> dict[str, Rows]:

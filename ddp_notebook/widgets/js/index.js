@@ -36,6 +36,8 @@
  *     parts/      pieces of the page that several panels have
  *       dom             an element in one line
  *       a11y            the sentence and the table behind a picture, the line that is read out
+ *       svg             elements of SVG
+ *       sequence        calls between ranks, and who has a reference to what
  *       controls        choosing ranks, metric, step, collective
  *       legend          what the colours of the steps' bars mean
  *       notices         who hangs, what goes on, what was left out
@@ -47,6 +49,7 @@
  *       timeline        the timeline: timeline_controls, timeline_pointer, timeline_words
  *       tensors         the tensors of a collective: tensors_words
  *       ranks           how each rank is
+ *       calls           calls between ranks, one moment after the other
  *     hub         a store, and the connection to the kernel
  *     head        the title and what is chosen for all panels
  *     view        one view: tabs, when to draw

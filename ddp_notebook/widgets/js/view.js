@@ -10,6 +10,7 @@ import { PANELS } from "./panels/index.js";
 import { behind, statusLine } from "./parts/a11y.js";
 import { make, newId, show } from "./parts/dom.js";
 import { alarmOf, answersInWords, inWords } from "./parts/notices.js";
+import sequenceStyle from "./parts/sequence.css";
 import style from "./style.css";
 
 const COMPACT_HEIGHT = 150;
@@ -26,7 +27,7 @@ const MOST_LATENCIES = 5000;
 export function makeView(el, hub, { panel = "loss", compact = false }) {
   const document = el.ownerDocument;
   const root = make(document, "section", { class: "ddpm", role: "region", "aria-label": "Monitor of the ranks", "data-lm-suppress-shortcuts": "true" });
-  const sheet = make(document, "style", { textContent: style });
+  const sheet = make(document, "style", { textContent: style + sequenceStyle });
   el.append(sheet, root);
   let view = new View(root, hub, { panel: panel in PANELS ? panel : "loss", compact, open });
 

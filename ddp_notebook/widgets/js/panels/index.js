@@ -4,6 +4,7 @@
  * A panel is a function that fills an element and returns a `Panel`. One more is a file here and a line in `PANELS`.
  */
 
+import { callsPanel } from "./calls.js";
 import { lossPanel } from "./loss.js";
 import { ranksPanel } from "./ranks.js";
 import { syncPanel } from "./sync.js";
@@ -43,4 +44,5 @@ export const PANELS = {
   timeline: { title: "Timeline", make: timelinePanel },
   tensors: { title: "Tensors", make: tensorsPanel },
   ranks: { title: "Ranks", make: ranksPanel },
+  calls: { title: "Calls", make: callsPanel },
 };

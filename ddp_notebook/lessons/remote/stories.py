@@ -1,0 +1,97 @@
+"""The programs of calls to other ranks: what each shows, what is asked of it, and what the recording answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.remote import AutogradContext, RemoteCall
+
+Answer = Callable[["Sequence[RemoteCall]", "Sequence[AutogradContext]"], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One program before it is run.
+
+    Args:
+        title: in a few words.
+        lesson: what it shows, in a sentence or two.
+        question: asked before it runs.
+        choices: the answers to choose from.
+        answer: which of them was right, by what was recorded.
+        why: said with the answer.
+    """
+
+    title: str
+    lesson: str
+    question: str
+    choices: tuple[str, ...]
+    answer: Answer
+    why: str
+
+
+def _who_acts(calls: Sequence[RemoteCall], _: Sequence[AutogradContext]) -> str:
+    asked = [call for call in calls if call.function.endswith("select_action")]
+    if all(call.dst == 0 != call.src for call in asked):
+        return "rank 0, who has the agent"
+    return "the rank that calls it" if all(call.dst == call.src for call in asked) else "whichever is free"
+
+
+def _messages(calls: Sequence[RemoteCall], _: Sequence[AutogradContext]) -> str:
+    fetches = [call for call in calls if call.kind == "to_here" and call.src == 0]
+    return str(2 * len(fetches))  # each is asked for, and answered
+
+
+def _when_answered(calls: Sequence[RemoteCall], _: Sequence[AutogradContext]) -> str:
+    asked = [call for call in calls if call.function == "add" and call.returned_ns is not None]
+    first_back = min(call.returned_ns or 0 for call in asked)
+    last_begun = max(call.begun_ns or 0 for call in asked)
+    return "after the last call has come" if first_back >= last_begun else "as soon as add has returned"
+
+
+def _pairs(_: Sequence[RemoteCall], contexts: Sequence[AutogradContext]) -> str:
+    return str(sum(len(context.pairs) for context in contexts))
+
+
+STORIES = {
+    "calls": Story(
+        title="who runs what",
+        lesson="Rank 0 has an agent, and lets all others observe; they ask the agent what to do. "
+        "agent.rpc_sync() is a reference to the agent whose methods are calls.",
+        question="The others call agent.rpc_sync().select_action(state). Who runs select_action?",
+        choices=("rank 0, who has the agent", "the rank that calls it", "whichever is free"),
+        answer=_who_acts,
+        why="a method runs where its object is. What travels is the state, and the action back.",
+    ),
+    "rrefs": Story(
+        title="a reference to a reference",
+        lesson="remote comes back at once with a reference to what the other rank will have. to_here copies the value "
+        "to who asks; what is a reference in that value stays one.",
+        question="box.to_here()[0].to_here(): how many messages carry values for it, there and back?",
+        choices=("2", "4", "8"),
+        answer=_messages,
+        why="each to_here is a request and an answer. The first brings a list with a reference in it, the second the "
+        "numbers. (Beside them ranks tell each other, in messages of torch's own, who has a reference to what.)",
+    ),
+    "batching": Story(
+        title="one answer for many calls",
+        lesson="A function with async_execution returns a future, and its caller gets what is put into that, whenever "
+        "this may be. So the callee can collect calls, work once, and answer all of them; no thread waits meanwhile.",
+        question="When does the first call come back to its caller?",
+        choices=("as soon as add has returned", "after the last call has come"),
+        answer=_when_answered,
+        why="the answer is in the future, and futures are filled when the last number has come.",
+    ),
+    "backward": Story(
+        title="a backward over ranks",
+        lesson="Within a context each call notes where its tensors have gone: a send where they left, a recv where "
+        "they came. The backward goes through these pairs against their direction.",
+        question="Two calls, one after the other: how many pairs of send and recv does the backward go through?",
+        choices=("1", "2", "4"),
+        answer=_pairs,
+        why="two for each call: its argument there, its result back.",
+    ),
+}

@@ -1,0 +1,260 @@
+"""Calls between ranks as a sequence diagram: a column for each rank, time downwards, an arrow for each call.
+
+| on screen | means |
+|---|---|
+| arrow | a call, from its caller to who runs it; in the colour of the call inside of which it was made |
+| upright bar | it runs; bars beside each other run at the same time |
+| dashed arrow | its answer |
+| dotted arrow | gradients in a backward, against the direction of the call |
+| box below | what a rank owns; circles: ranks that have a reference to it, arrows: from whom they have it |
+| dashed box or circle | let go since |
+
+A line is a moment at which something happened, not a length of time: calls take microseconds and milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from ddp_notebook.observe.figures.drawing import FAINT, Picture, picture
+from ddp_notebook.observe.figures.moments import MOST_CALLS, drawn_references
+from ddp_notebook.observe.figures.palette import INK, LINES
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
+
+_LINE_IN = 0.19  # height of a moment
+_ROW_IN = 0.36  # of a reference
+_BAR = 0.035  # width of what runs, in columns
+_STEP = 0.05  # from one bar to the next one beside it
+_TO_HERE = "to_here"
+
+
+class _Moment(NamedTuple):
+    time_ns: int
+    order: int  # of moments at one time
+    what: str
+    at: int  # place of its call, or of its pair
+
+
+def draw(
+    calls: Sequence[RemoteCall],
+    references: Sequence[Reference] = (),
+    contexts: Sequence[AutogradContext] = (),
+    most: int = MOST_CALLS,
+) -> Picture:
+    """The picture.
+
+    Args:
+        calls: in the order in which they were made; not empty.
+        references: that are drawn below.
+        contexts: of distributed autograd, whose pairs of send and recv are drawn.
+        most: calls that are drawn, the first ones.
+    """
+    shown, left_out = list(calls[:most]), len(calls) - most
+    references = drawn_references(references)
+    pairs = [pair for context in contexts for pair in context.pairs if pair.backward_ns is not None] * (left_out <= 0)
+    moments = _moments(shown, pairs)
+    ranks = sorted({rank for call in calls for rank in (call.src, call.dst)} | {one.owner for one in references})
+    height = len(moments) + 1 + (len(references) * _ROW_IN / _LINE_IN + 1 if references else 0)
+    figure, (axes,) = picture(_title(calls, left_out), 0.8 + height * _LINE_IN)
+    drawing = _Drawing(axes, {rank: at for at, rank in enumerate(ranks)}, shown, moments)
+    drawing.columns(height)
+    drawing.calls_of()
+    drawing.pairs_of(pairs)
+    drawing.references_of(references, len(moments) + 1)
+    return figure
+
+
+def _moments(calls: Sequence[RemoteCall], pairs: Sequence[Any]) -> list[_Moment]:
+    found = [
+        _Moment(time_ns, order, what, at)
+        for at, call in enumerate(calls)
+        for order, (what, time_ns) in enumerate(
+            [("sent", call.sent_ns), ("begun", call.begun_ns), ("ended", call.ended_ns), ("returned", call.returned_ns)]
+        )
+        if time_ns is not None
+    ]
+    found += [
+        _Moment(call.done_ns, 2, "done", at)
+        for at, call in enumerate(calls)
+        if call.done_ns is not None and call.ended_ns is not None and call.done_ns > call.ended_ns
+    ]
+    found += [_Moment(pair.backward_ns, 4, "backward", at) for at, pair in enumerate(pairs)]
+    return sorted(found)
+
+
+def _title(calls: Sequence[RemoteCall], left_out: int) -> str:
+    ran: dict[int, int] = {}
+    for call in calls:
+        ran[call.dst] = ran.get(call.dst, 0) + 1
+    busiest = max(ran, key=lambda rank: ran[rank])
+    words = f"{len(calls)} call{'s' * (len(calls) != 1)}, {ran[busiest]} of them to rank {busiest}"
+    return f"{words}; the first {len(calls) - left_out}" if left_out > 0 else words
+
+
+@dataclass
+class _Drawing:
+    """Args: `column` has the place of each rank; the lines of `moments` are those of the picture."""
+
+    axes: Axes
+    column: Mapping[int, int]
+    calls: Sequence[RemoteCall]
+    moments: Sequence[_Moment]
+    row: dict[tuple[int, str], int] = field(init=False)
+    lane: list[int] = field(init=False)
+    own: list[str | None] = field(init=False)  # colours of calls that have made calls
+
+    def __post_init__(self) -> None:
+        self.row = {(moment.at, moment.what): row for row, moment in enumerate(self.moments)}
+        places = {call.id: at for at, call in enumerate(self.calls)}
+        self.parents = [None if call.parent is None else places.get(call.parent) for call in self.calls]
+        makers = sorted({parent for parent in self.parents if parent is not None})
+        self.own = [LINES[makers.index(at) % len(LINES)] if at in makers else None for at in range(len(self.calls))]
+        self.lane = self._lanes()
+
+    def _lanes(self) -> list[int]:
+        ends: dict[int, list[float]] = {}
+        found = [0] * len(self.calls)
+        for at in sorted(range(len(self.calls)), key=lambda at: self.row.get((at, "begun"), 0)):
+            begun = self.row.get((at, "begun"))
+            if begun is None:
+                continue
+            mine = ends.setdefault(self.calls[at].dst, [])
+            lane = next((lane for lane, end in enumerate(mine) if end < begun), len(mine))
+            mine[lane : lane + 1] = [self.row.get((at, "ended"), float("inf"))]
+            found[at] = lane
+        return found
+
+    def _colour(self, at: int | None) -> str:
+        return (self.own[at] if at is not None else None) or INK
+
+    def columns(self, height: float) -> None:
+        """A line downwards for each rank, and the times."""
+        axes, n = self.axes, len(self.column)
+        axes.set(xlim=(-0.62, n - 0.4), ylim=(height, -1.4), xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        axes.grid(False)
+        for rank, x in self.column.items():
+            axes.plot([x, x], [-0.4, height], color=FAINT, lw=1, ls=(0, (2, 3)), zorder=0)
+            axes.text(x, -0.9, f"rank {rank}", ha="center", va="center", fontsize=9, fontweight="bold", color=INK)
+        first = self.moments[0].time_ns
+        before = None
+        for row, moment in enumerate(self.moments):
+            ms = (moment.time_ns - first) / 1e6
+            if before is None or ms - before >= 0.05:
+                words = f"{ms:.1f} ms" if ms < 9.95 else f"{ms:.0f} ms"
+                axes.text(-0.6, row, words, fontsize=7.5, va="center", color=INK, alpha=0.75)
+            before = ms
+
+    def calls_of(self) -> None:
+        """Bars, arrows, answers and names."""
+        last = len(self.moments) - 1
+        for at, call in enumerate(self.calls):
+            begun, ended = self.row.get((at, "begun")), self.row.get((at, "ended"), last)
+            if begun is not None:
+                colour, alpha = (self.own[at], 0.75) if self.own[at] else (self._colour(self.parents[at]), 0.3)
+                x = self.column[call.dst] + self.lane[at] * _STEP - _BAR / 2
+                edge = "#D55E00" if call.error else colour
+                bar = Rectangle((x, begun - 0.2), _BAR, ended - begun + 0.4, facecolor=colour, alpha=alpha, zorder=2)
+                self.axes.add_patch(bar)
+                outline = Rectangle(bar.get_xy(), _BAR, bar.get_height(), facecolor="none", edgecolor=edge, lw=0.9)
+                self.axes.add_patch(outline)
+            self._arrows(at, call)
+
+    def _arrows(self, at: int, call: RemoteCall) -> None:
+        parent = self.parents[at]
+        colour = self._colour(parent)
+        x1 = self.column[call.src] + (self.lane[parent] * _STEP if parent is not None else 0)
+        x2 = self.column[call.dst] + self.lane[at] * _STEP
+        sent, returned = self.row[at, "sent"], self.row.get((at, "returned"))
+        begun, ended = self.row.get((at, "begun"), sent), self.row.get((at, "ended"))
+        self._arrow((x1, sent), (x2, begun), colour, "-")
+        if returned is not None:
+            left = self.row.get((at, "done"), ended)
+            if left is None or left > returned:
+                left = self.row.get((at, "begun"), returned)
+            self._arrow((x2, left), (x1, returned), colour, (0, (4, 2)))
+        name = _TO_HERE if call.kind == _TO_HERE else call.function.rpartition(".")[2]
+        to_right = call.dst >= call.src
+        self.axes.text(
+            x1 + (0.035 if to_right else -0.035),
+            sent - 0.33,
+            f"remote {name}" if call.kind == "remote" else name,
+            ha="left" if to_right else "right",
+            va="center",
+            fontsize=7.5,
+            family="monospace",
+            color=INK,
+            zorder=5,
+        )
+
+    def _arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str, dashes: Any) -> None:
+        (x1, y1), (x2, y2) = start, end
+        aside = "arc3"
+        if x1 == x2:  # to itself
+            y2, aside = max(y2, y1 + 0.5), "arc3,rad=-0.6" if dashes == "-" else "arc3,rad=0.6"
+        gap = 0 if x1 == x2 else (_BAR / 2 + 0.004) * (1 if x2 > x1 else -1)
+        self.axes.add_patch(
+            FancyArrowPatch(
+                (x1 + gap, y1),
+                (x2 - gap, y2),
+                arrowstyle="-|>",
+                mutation_scale=8,
+                shrinkA=0,
+                shrinkB=0,
+                color=colour,
+                linestyle=dashes,
+                lw=1.2 if dashes == "-" else 0.9,
+                connectionstyle=aside,
+                zorder=4,
+            )
+        )
+
+    def pairs_of(self, pairs: Sequence[Any]) -> None:
+        """The gradients of a backward."""
+        for at, pair in enumerate(pairs):
+            row = self.row[at, "backward"]
+            x1, x2 = self.column[pair.dst], self.column[pair.src]
+            self._arrow((x1, row), (x2, row), "#D55E00", (0, (1, 2)))
+            side = 1 if x2 > x1 else -1
+            place = (x1 + side * 0.035, row - 0.33)
+            align = "left" if side > 0 else "right"
+            self.axes.text(*place, "gradient", ha=align, va="center", fontsize=7.5, family="monospace", color=INK)
+
+    def references_of(self, references: Sequence[Reference], top: float) -> None:
+        """Who owns what, and who has a reference from whom."""
+        if not references:
+            return
+        self.axes.text(-0.6, top, "references", fontsize=7.5, va="center", color=INK, alpha=0.75)
+        blue = LINES[0]
+        for at, one in enumerate(references):
+            y = top + 0.9 + at * _ROW_IN / _LINE_IN
+            owner = self.column[one.owner]
+            for user in one.users:
+                if user.rank not in self.column or user.rank == one.owner:
+                    continue
+                x = self.column[user.rank]
+                start = self.column.get(one.owner if user.parent is None else user.parent, owner)
+                gone = user.deleted_ns is not None
+                side = 1 if x > start else -1
+                if start != x:
+                    passes = "arc3" if abs(x - start) == 1 else f"arc3,rad={-side * 0.05}"  # what stands between
+                    begin = (start + side * (0.19 if start == owner else 0.05), y)
+                    arrow = FancyArrowPatch(begin, (x - side * 0.05, y), arrowstyle="-|>", mutation_scale=8, shrinkA=0,
+                                            shrinkB=0, color=blue, alpha=0.35 if gone else 1, lw=1.1,
+                                            connectionstyle=passes)  # fmt: skip
+                    self.axes.add_patch(arrow)
+                self.axes.plot([x], [y], "o", ms=8, mfc="none", mec=blue, alpha=0.45 if gone else 1)
+            gone = one.deleted_ns is not None
+            box = FancyBboxPatch((owner - 0.17, y - 0.5), 0.34, 1.0, boxstyle="round,pad=0.01,rounding_size=0.03",
+                                 mutation_aspect=8, facecolor="none", edgecolor=blue, ls="--" if gone else "-",
+                                 alpha=0.5 if gone else 1)  # fmt: skip
+            self.axes.add_patch(box)
+            self.axes.text(owner, y, one.what or "a value", ha="center", va="center", fontsize=8, family="monospace",
+                           color=INK, alpha=0.6 if gone else 1)  # fmt: skip
