@@ -190,7 +190,7 @@ class Recording(RecordedTables):
         """
         from ddp_notebook.observe.tables import remote
 
-        return remote.calls(self, cell, since)
+        return remote.calls(self, cell, self.rows("rpc", since))
 
     def references(self, cell: int | None = None) -> list[Reference]:
         """Remote references, by the time at which they were made: who owns the value, who has had one.

@@ -239,6 +239,7 @@ TABLES: dict[str, np.dtype[np.void]] = {
     "reference": REFERENCE,
     "context": CONTEXT,
 }
+LATER = ("rpc", "reference", "context")  # tables that files of before they were there do not have
 EARLIER = {  # of files from before the last columns
     "call": np.dtype(CALL.descr[:-1]),
     "span": np.dtype(SPAN.descr[:-3]),

@@ -262,7 +262,7 @@ def calls_to_other_ranks(remote: Lesson, size: int) -> None:
     remote.root.get_by_role("radio", name="the rank that calls it").check()
     remote.press("Run on the ranks")
     assert arrows.count() == 1 and bars.count() == 0, "the first call is on its way"
-    expect(remote.root.get_by_role("button", name="Step")).to_be_focused()
+    expect(remote.root.get_by_role("button", name="Step ▶", exact=True)).to_be_focused()
     for _ in range(3):
         remote.root.page.keyboard.press(".")
     assert remote.inspect["at"] == 4

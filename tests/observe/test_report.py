@@ -326,7 +326,7 @@ def test_the_last_cell_that_holds_steps_is_reported():
 def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
     ask = (
         "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
-        "ranks; what is done over RPC, as by DistributedOptimizer, is not recorded"
+        "ranks, and of DistributedOptimizer on the rank that calls its step"
     )
     off = "if you turned recording off, %ddp_record values turns it on."
 

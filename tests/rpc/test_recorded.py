@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 import ddp_notebook
+from ddp_notebook.observe.trace.trace import chrome_trace
+from tests.observe.chrome import check
 
 DEFINITIONS = """
 import time
@@ -25,7 +27,7 @@ def later(s):
     import threading; threading.Thread(target=finish).start()
     return future
 """
-INIT = "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
+INIT = "alone = dist.new_group([0])\nrpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
 END = "\nrpc.shutdown()"
 
 
@@ -130,3 +132,31 @@ def test_a_backward_goes_through_pairs_of_send_and_recv(session):
     passed = [pair.backward_ns for pair in context.pairs if pair.call in (double.id, mul.id)]
     assert context.backward_began_ns < passed[3] < passed[2] <= passed[1] < passed[0] < context.backward_ended_ns
     assert context.backward_ended_ns < context.steps[0].began_ns < context.steps[0].ended_ns < context.ended_ns
+
+
+def test_ddp_in_a_context_has_its_buckets_and_the_report_says_who_serves(session):
+    cell = on_rank_0(
+        session,
+        "pass\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "net = DistributedDataParallel(torch.nn.Linear(4, 2), process_group=alone)\n"
+        "for _ in range(3):\n"
+        "    with dist_autograd.context() as context:\n"
+        "        x = rpc.rpc_sync('worker1', double, args=(torch.ones(4, requires_grad=True),))\n"
+        "        dist_autograd.backward(context, [net(x).sum()])",
+    )
+
+    reduced = session.recording.collectives("all_reduce", rank=0, cell=cell)
+    assert [(one.origin, one.bucket, one.module) for one in reduced] == [("ddp", 0, "Linear")] * 3
+    assert len({one.site for one in reduced}) == 1 and reduced[0].site.startswith(("cell line", "In["))
+    report = str(session.recording.report(cell))
+    assert "rank 1 served 3 calls" in report and "Waited for answers: rank 0" in report
+
+
+def test_the_trace_has_arrows_from_callers_to_callees(session):
+    cell = on_rank_0(session, "agent = rpc.RRef(Agent())\nrpc.rpc_sync('worker1', ask, args=(agent,))")
+
+    events = [one for one in check(chrome_trace(session.recording, cell=cell)) if one.get("cat") == "rpc"]
+    found = sorted((one["name"], one["pid"]) for one in events if one["ph"] == "X")
+    assert found == [("act", 0), ("act", 0), ("act", 1), ("act", 1), ("ask", 0), ("ask", 1)]
+    assert len([one for one in events if one["ph"] == "s"]) == 3

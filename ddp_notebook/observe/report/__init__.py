@@ -5,5 +5,6 @@ advice      the verdict in one sentence
 bubbles     how much of a pipeline is empty, and what makes it less
 sharing     the user's named blocks; ranks that share a core
 network     what machines waited for that no rank was late for
+remote      who serves remote calls, who waits for them, where they queue
 bandwidth   bytes per second by operation and size
 """

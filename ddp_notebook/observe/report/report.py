@@ -23,6 +23,7 @@ import numpy as np
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.network import network
+from ddp_notebook.observe.report.remote import served
 from ddp_notebook.observe.report.sharing import blocks_of, cores
 from ddp_notebook.observe.steps.apart import Bounded, apart
 from ddp_notebook.observe.steps.steps import measure, typical
@@ -117,7 +118,11 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             ranks=(),
             straggler=None,
             efficiency=None,
-            notes=(*(one.note for one in bubbles(recording, cell)), *_what_was_lost(recording)),
+            notes=(
+                *(one.note for one in bubbles(recording, cell)),
+                *served(recording, cell),
+                *_what_was_lost(recording),
+            ),
             verdict=_what_is_missing(recording, cell),
             suggestions=(),
         )
@@ -149,6 +154,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             *blocks_of(recording, kept),
             *compared,
             *cores(recording, list(of_rank)),
+            *served(recording, cell),
             *_clocks(recording, ranks),
             *_what_was_lost(recording),
         ),
@@ -248,7 +254,7 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
     where = "" if cell is None else f" in cell {cell}"
     how = (
         "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
-        "ranks; what is done over RPC, as by DistributedOptimizer, is not recorded"
+        "ranks, and of DistributedOptimizer on the rank that calls its step"
     )
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     kinds = spans["kind"] if cell is None else spans["kind"][spans["cell"] == cell]

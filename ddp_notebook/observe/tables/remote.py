@@ -31,14 +31,14 @@ _CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = map(
 class RowSource(Protocol):
     """Where rows are read from: a recording. Times are of the notebook's clock."""
 
-    def rows(self, table: str, since: int = 0) -> Rows: ...
+    def rows(self, table: str) -> Rows: ...
 
     def text(self, number: int) -> str: ...
 
 
-def calls(recording: RowSource, cell: int | None = None, since: int = 0) -> list[RemoteCall]:
-    """What `Recording.calls` returns."""
-    rows = recording.rows("rpc", since)
+def calls(recording: RowSource, cell: int | None = None, rows: Rows | None = None) -> list[RemoteCall]:
+    """What `Recording.calls` returns, out of these rows of the table `rpc`; None: of all."""
+    rows = recording.rows("rpc") if rows is None else rows
     callees = {int(row["number"]): row for row in rows[rows["side"] == _CALLEE]}
     chosen = (rows["side"] == _CALLER) & (rows["kind"] != _TORCHS)
     if cell is not None:

@@ -19,7 +19,7 @@ from ddp_notebook.observe.tables import store
 from ddp_notebook.observe.tables.recorded import FormerClock, RecordedTables
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.codec import Tensor
-from ddp_notebook.records.schema import TABLES, upgraded
+from ddp_notebook.records.schema import LATER, TABLES, upgraded
 
 FORMAT = "ddp_notebook recording"
 VERSION = 1
@@ -80,9 +80,10 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         raise WrongFileError(f"is no recording but {head['format']!r}")
     if head["version"] != VERSION:
         raise WrongFileError(f"is a recording of version {head['version']}; this is version {VERSION}")
-    # Files of before a table was there have none.
+    # Files of before these tables were there have none.
     tables = {
-        name: upgraded(name, arrays[name] if name in arrays else np.zeros(0, dtype)) for name, dtype in TABLES.items()
+        name: upgraded(name, np.zeros(0, dtype) if name in LATER and name not in arrays else arrays[name])
+        for name, dtype in TABLES.items()
     }
     for name, rows in tables.items():
         if rows.dtype != TABLES[name]:

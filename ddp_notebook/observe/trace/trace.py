@@ -9,10 +9,12 @@ A process for each rank, named with its host where they are on several, with the
 | forward, backward, optimizer, input | the spans of the step, among them a pipeline's actions and named blocks |
 | communication: group | a collective, from its issue (on a GPU: from its start there) to its end |
 | send and recv | a message |
+| remote calls made, executed | a call until its caller has the answer; its function on the callee |
 | profiler: ... | what torch.profiler has seen, where the rank was profiled |
 
 Arrows go through the same collective on all its ranks, in the order in which they came to it: the last one is what the
-others waited for. Others go from a send to its receive. Curves show metrics and resources.
+others waited for. Others go from a send to its receive, and from a remote call to where it runs. Curves show metrics
+and resources.
 
 All times are of the notebook's clock; the possible error of a rank's times stands beside its name.
 """
@@ -30,10 +32,13 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.remote import RemoteCall
 from ddp_notebook.observe.steps.steps import steps
 from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.remote import calls as remote_calls
 from ddp_notebook.observe.trace import profiles as torch_profiles
 from ddp_notebook.observe.trace.communication import add_calls
+from ddp_notebook.observe.trace.remote import add_remote
 from ddp_notebook.observe.trace.tracks import Slice, Trace
 from ddp_notebook.observe.views import Step
 from ddp_notebook.observe.writing import in_a_folder, write_whole
@@ -90,18 +95,20 @@ def chrome_trace(
     spans = _of_cell(recording.rows("span"), cell)
     calls = _of_cell(recording.rows("call"), cell)
     metrics = _of_cell(recording.rows("metric"), cell)
-    if not (len(spans) or len(calls) or len(metrics) or profiles):
+    remotes = remote_calls(recording, cell)
+    if not (len(spans) or len(calls) or len(metrics) or remotes or profiles):
         where = "" if cell is None else f" in cell {cell}"
         raise UsageError(
             f"there is nothing to write: nothing was recorded{where}; run a cell on the ranks, with "
             "%ddp_record meta or values"
         )
-    begin_ns, end_ns = _window(spans, calls, metrics)
+    begin_ns, end_ns = _window(spans, calls, metrics, remotes)
     _add_spans(trace, recording, spans, end_ns)
     found_steps = steps(recording, cell)
     _add_steps(trace, found_steps)
     _add_phases(trace, recording, spans, end_ns)
     add_calls(trace, recording, calls, found_steps, end_ns)
+    add_remote(trace, remotes, end_ns)
     _add_metrics(trace, recording, metrics)
     resources = recording.rows("resource")
     if cell is not None:
@@ -155,9 +162,11 @@ def _of_cell(rows: Rows, cell: int | None) -> Rows:
     return rows if cell is None else rows[rows["cell"] == cell]
 
 
-def _window(spans: Rows, calls: Rows, metrics: Rows) -> tuple[int, int]:
+def _window(spans: Rows, calls: Rows, metrics: Rows, remotes: Sequence[RemoteCall]) -> tuple[int, int]:
     """The first and the last time that is known: what has not ended is drawn until then."""
     times = np.concatenate([spans["start_ns"], spans["end_ns"], calls["issue_ns"], calls["end_ns"], metrics["time_ns"]])
+    called = [time for one in remotes for time in (one.sent_ns, one.returned_ns) if time is not None]
+    times = np.concatenate([times, np.array(called, np.int64)])
     times = times[times >= 0]
     return (int(times.min()), int(times.max())) if len(times) else (0, 0)
 

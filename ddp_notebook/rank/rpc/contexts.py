@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed.autograd as dist_autograd
 
 from ddp_notebook.rank.group.origin import REDUCER
+from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.remote import ContextEvent, Sent
 from ddp_notebook.rank.record.tape import OFF
 from ddp_notebook.rank.rpc.here import Here, numbered
@@ -55,7 +56,6 @@ class Contexts:
 
         @functools.wraps(enter)
         def __enter__(its: Any) -> int:
-            self._look_at_optimizers()
             number = enter(its)
             self._here.context = number + 1
             began[number] = time.monotonic_ns()
@@ -83,6 +83,7 @@ class Contexts:
 
         context.__enter__, context.__exit__ = __enter__, __exit__  # type: ignore[method-assign]
         setattr(dist_autograd, _RUN, run_backward)
+        after_import(_OPTIMIZERS, self._look_at_optimizers)
 
     # ---- messages
 
@@ -132,9 +133,8 @@ class Contexts:
 
     def _look_at_optimizers(self) -> None:
         """Once somebody has imported them, which takes 0.4 s."""
-        kind = getattr(sys.modules.get(_OPTIMIZERS), _OPTIMIZER, None)
-        if kind is not None and not hasattr(kind.step, "__wrapped__"):
-            kind.step = self._around_step(kind.step)
+        kind = getattr(sys.modules[_OPTIMIZERS], _OPTIMIZER)
+        kind.step = self._around_step(kind.step)
 
     def _around_step(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)

@@ -1,0 +1,63 @@
+"""Remote calls in words: who serves them, who waits for them, and where they queue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from ddp_notebook.observe.remote import RemoteCall
+from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.remote import calls
+from ddp_notebook.records.units import ms
+
+_QUEUES_NS = 1_000_000  # before a call begins: less is its way
+_WAITS = ("rpc_sync", "to_here")  # whose caller waits
+
+
+def served(recording: RowSource, cell: int | None) -> tuple[str, ...]:
+    """Sentences, without their full stops; none where nobody made a remote call.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: this cell; None: all.
+    """
+    found = calls(recording, cell)
+    by_callee: defaultdict[int, list[RemoteCall]] = defaultdict(list)
+    by_caller: defaultdict[int, list[RemoteCall]] = defaultdict(list)
+    for call in found:
+        by_callee[call.dst].append(call)
+        by_caller[call.src].append(call)
+    notes = []
+    if by_callee:
+        serves = ", ".join(_serves(rank, own) for rank, own in sorted(by_callee.items()))
+        notes.append(f"Remote calls: {serves}")
+    waits = [(rank, _waited_ns(own)) for rank, own in sorted(by_caller.items())]
+    if told := [f"rank {rank} {ms(waited_ns)}" for rank, waited_ns in waits if waited_ns]:
+        notes.append(f"Waited for answers: {', '.join(told)}")
+    for rank, own in sorted(by_callee.items()):
+        queued = [call.queued_ns for call in own if call.queued_ns is not None]
+        ran = [call.running_ns for call in own if call.running_ns is not None]
+        if queued and ran and (before := median(queued)) > _QUEUES_NS and before > median(ran):
+            notes.append(
+                f"Calls queue at rank {rank}: half of them begin {ms(before)} or more after they were sent, and then "
+                f"run for {ms(median(ran))}; fewer and larger calls, or several answered at once "
+                "(rpc.functions.async_execution), would help"
+            )
+    return tuple(notes)
+
+
+def _serves(rank: int, own: Sequence[RemoteCall]) -> str:
+    ran_ns = sum(call.running_ns or 0 for call in own)
+    count = f"{len(own)} call{'s' * (len(own) != 1)}"
+    return f"rank {rank} served {count} ({ms(ran_ns)} in their functions)"
+
+
+def _waited_ns(own: Sequence[RemoteCall]) -> int:
+    """For how long at least one of a rank's threads waited."""
+    waited_ns = until_ns = 0
+    for call in own:  # by the time when they were sent
+        if call.kind in _WAITS and call.returned_ns is not None and call.returned_ns > until_ns:
+            waited_ns += call.returned_ns - max(until_ns, call.sent_ns)
+            until_ns = call.returned_ns
+    return waited_ns
