@@ -174,6 +174,36 @@ def test_a_rank_that_formats_its_traceback_has_failed_and_stop_ends_it(ranks):
     assert ranks.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); kept + int(x)").stdout == "[0] 2\n[1] 3\n"
 
 
+# Interrupts that are sent again, each 50 us from the first on, until the rank is done with the failure.
+STUCK_IN_A_FLOOD = """%%on_all_ranks --quiet
+import signal, time
+from ddp_notebook.wire.signals import AGAIN
+def again(_, frame):
+    global left
+    left -= 1
+    if left == 0: signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.getsignal(AGAIN)(AGAIN, frame)
+signal.signal(signal.SIGALRM, again)
+class E(Exception):
+    def __str__(self):
+        global left
+        try: time.sleep(1000)
+        finally:
+            left = 100
+            signal.setitimer(signal.ITIMER_REAL, 5e-5, 5e-5)
+"""
+
+
+def test_a_failure_is_one_however_often_the_stop_comes(ranks):
+    assert ranks.run(STUCK_IN_A_FLOOD).status == "ok"
+    for _ in range(3):
+        message = ranks.start("%%on_all_ranks\nprint('here', flush=True)\nif rank == 1: raise E\ndist.barrier()")
+        ranks.wait_for_text("here")
+        wait_for_card(ranks)
+        ranks.interrupt()
+        assert ranks.finish(message).evalue == "E (rank 1); interrupted: rank 0"
+
+
 def test_a_very_deep_traceback_is_short(ranks):
     """Two functions that call each other: IPython formats every frame, which took 26 s for 9000 (1.1 MB of text)."""
     reply = ranks.run(

@@ -199,12 +199,13 @@ class Runner:
             self._end_recording()
             if result is not None:
                 failure = result.error_before_exec or result.error_in_exec
+            failure = self._tracebacks.what_ended(failure)
             done = CellDone(
                 cell=cell.cell,
                 duration_s=duration_s,
                 payload=self._take_payload(),
                 has_group=dist.is_initialized() or not had_group,
-                **self._network.end_cell(failure),
+                **self._network.end_cell(failure, before_stop=self._tracebacks.failure is not None),
                 **self._outcome(failure),
             )
             if failure is not None:
@@ -281,7 +282,8 @@ class Runner:
         if self._is_for_client:
             raise KeyboardInterrupt
         if self._tracebacks.is_formatting:
-            self._tracebacks.stop_formatting()
+            self._tracebacks.stop_formatting(frame)
+            return
         self._interrupted = True
         if not self._network.release.note_interrupt(frame, is_again):
             return
@@ -302,7 +304,7 @@ class Runner:
             return {"status": "ok"}
         stopped = (
             isinstance(failure, KeyboardInterrupt | FormattingStopped)
-            or (self._network.release.doing is not None and not shown.has_failed)
+            or (self._network.release.doing is not None and shown.failure is None)
             or (self._interrupted and isinstance(failure, asyncio.CancelledError))
         )
         message = shown.words_of(failure)

@@ -36,8 +36,9 @@ class Tracebacks:
         self.display_error: tuple[str, str] | None = (
             None  # name and message of an error in a display that fails the cell
         )
-        self.has_failed = False  # the cell failed before anybody stopped it
+        self.failure: BaseException | None = None  # by which the cell has failed, before anybody stopped it
         self.is_formatting = False
+        self._was_stopped = False  # what is being formatted: the rest of that is ours
         self._said: tuple[BaseException, str] | None = None  # the error that ended the cell, and its message
         self._shell = shell
         self._where = where
@@ -52,7 +53,7 @@ class Tracebacks:
         """A cell begins."""
         self.of_cell = []
         self.display_error = None
-        self.has_failed = False
+        self.failure = None
         self._said = None
         self._shell._last_traceback_during_displayhook = False
 
@@ -66,6 +67,14 @@ class Tracebacks:
     def show_interrupt(self) -> None:
         """Show the KeyboardInterrupt that is being handled. (An interrupted cell shows none.)"""
         self._format()
+
+    def what_ended(self, failure: BaseException | None) -> BaseException | None:
+        """What has ended the cell: the error by which it has failed, also where a stop came upon IPython while it dealt
+        with that."""
+        if self.failure is None or not isinstance(failure, KeyboardInterrupt | FormattingStopped):
+            return failure
+        failure.__traceback__ = None  # its frames hold variables
+        return self.failure
 
     def words_of(self, failure: BaseException) -> str:
         """The message of the error that ended the cell. Runs no code of the user's: nobody could stop it here."""
@@ -88,10 +97,12 @@ class Tracebacks:
             return ""
         return f"{text}\n"
 
-    def stop_formatting(self) -> None:
-        """Called at an interrupt. The host server repeats the signal until this has had an effect: a bare
-        `except` on the way may catch it."""
-        raise FormattingStopped
+    def stop_formatting(self, frame: FrameType | None) -> None:
+        """Called at an interrupt in this frame. The signal is repeated until this has had an effect: a bare `except` on
+        the way may catch it. So it may come once more while `_show` takes note of the first one, where it would get
+        past it, and the cell would look as if it had been stopped and had not failed."""
+        if not self._was_stopped and (frame is None or frame.f_code is not Tracebacks._show.__code__):
+            raise FormattingStopped
 
     def _show(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Show a traceback, unless the cell was stopped: one line tells that for all ranks, and formatting a traceback
@@ -109,27 +120,32 @@ class Tracebacks:
         self._left_out = _leave_out_frames(error)
         ends_cell = self._ends_cell()
         if ends_cell and not isinstance(error, KeyboardInterrupt):
-            self.has_failed = True
+            self.failure = self.failure or error
             self._where.failed = first_line(error)
         try:
             self.is_formatting = True
-            self._format(exc_tuple, *args, **kwargs)
-            if ends_cell:
-                self._said = error, told(error)
+            self._show_whole(error, ends_cell, exc_tuple, *args, **kwargs)
         except FormattingStopped:
+            self._was_stopped = True
             if not ends_cell:  # nothing has ended yet
                 raise KeyboardInterrupt from None
             self.of_cell += [first_line(error), "its traceback was not formatted to the end: stop was pressed"]
+        finally:
+            self.is_formatting = self._was_stopped = False
+            self._where.failed = ""
+            self._left_out = 0
+
+    def _show_whole(self, error: BaseException, ends_cell: bool, *args: Any, **kwargs: Any) -> None:
+        try:
+            self._format(*args, **kwargs)
+            if ends_cell:
+                self._said = error, told(error)
         except Exception:  # from the error's `__str__`, which ipykernel calls; IPython's formatting tolerates it
             if not ends_cell:
                 raise
             self._said = error, f"<{type(error).__name__}.__str__ failed>"
             lines = self._shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
             self.of_cell += bounded("\n".join(lines)).split("\n")
-        finally:
-            self.is_formatting = False
-            self._where.failed = ""
-            self._left_out = 0
 
     def _ends_cell(self) -> bool:
         """Whether the error that is shown now ends the cell. Code of a cell that is still under way may have displayed

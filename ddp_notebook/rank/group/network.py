@@ -144,9 +144,14 @@ class Network:
         self.release.begin()
         self.faults.begin()
 
-    def end_cell(self, failure: BaseException | None) -> dict[str, Any]:
+    def end_cell(self, failure: BaseException | None, *, before_stop: bool = False) -> dict[str, Any]:
         """The cell has ended. Returns fields of `CellDone`: none after a cell that ended well by itself, unless its
-        ranks train apart."""
+        ranks train apart.
+
+        Args:
+            failure: by which.
+            before_stop: a stop came later than that, if one came.
+        """
         self._cell = None
         self.faults.end()
         apart = {"trains_apart": True} if self._progress.trains_apart else {}
@@ -164,8 +169,9 @@ class Network:
         self._is_broken |= recorder.is_cut
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return apart
-        was_freed = failure is not None and self.is_for_lack_of_others(failure)
-        doing = release.doing or self._failed_in(failure, failed_call if was_freed else None)
+        doing = None if before_stop else release.doing
+        was_freed = failure is not None and (doing is not None or _lacks_others(failure))
+        doing = doing or self._failed_in(failure, failed_call if was_freed else None)
         recorder.forget_failure()
         return {
             "place": doing.place or self._place_of(failure),
@@ -218,18 +224,21 @@ class Network:
             return False
         if in_our_own_wait and self.release.has_lost:
             return True
-        return self.is_for_lack_of_others(failure) or any(
-            isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in chain(failure)
+        return (
+            self.release.doing is not None
+            or _lacks_others(failure)
+            or any(
+                isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in chain(failure)
+            )
         )
 
-    def is_for_lack_of_others(self, failure: BaseException) -> bool:
-        """Whether the cell failed in an operation because other ranks did not take part."""
-        if self.release.doing is not None:
-            return True
-        if isinstance(failure, CollectiveMismatchError) or "imed out" in known_words(failure):
-            return False
-        return any(
-            isinstance(error, RankLostError)
-            or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(known_words(error)))
-            for error in chain(failure)
-        )
+
+def _lacks_others(failure: BaseException) -> bool:
+    """Whether a cell failed in an operation because other ranks did not take part."""
+    if isinstance(failure, CollectiveMismatchError) or "imed out" in known_words(failure):
+        return False
+    return any(
+        isinstance(error, RankLostError)
+        or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(known_words(error)))
+        for error in chain(failure)
+    )
