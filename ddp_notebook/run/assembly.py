@@ -120,6 +120,8 @@ class Parts:
         if told.drives:
             self.cells.begin_behind(told.last_cell)
             self.adopted.take(told.cells)
+            self.adopted.waiting = list(told.waiting)
+            self.jobs.on_queue = lambda waiting: remote.tell("queue", [*self.adopted.waiting, *waiting])
             self.cells.before_turn = self.adopted.notes
             self.cells.on_shown = lambda cell: remote.tell("shown", cell)
         self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.face import CellFace
@@ -39,14 +40,15 @@ class KeptFace(CellFace):
 
     def show_unseen(self, *, wait: bool = False, timeout_s: float = 30.0) -> list[str]:
         """Show what cells have printed and displayed that an earlier notebook has sent and not shown to their end. One
-        that still runs goes on in the background: its output comes here, and it is one of `jobs`.
+        that still runs goes on in the background: its output comes here, and it is one of `jobs`, as are those behind
+        it whose turn has not come.
 
         Args:
             wait: for the end of one that runs. The stop button ends it then, unless it is in the background already.
             timeout_s: how long what was kept may take to come.
 
         Returns:
-            A line about each that still runs.
+            A line about each that runs or waits.
 
         Raises:
             what `run` raises: of the first one that has not ended well.
@@ -66,12 +68,37 @@ class KeptFace(CellFace):
             job = self._in_background(run, cell)
             adopted.jobs.add(job.number)
             said.append(f"cell [{cell.execution_count}] of the earlier notebook goes on as job {job.number}")
+        said += self._queue_again()
         if wait and (numbers := [job.number for job in jobs if job.number in adopted.jobs]):
             jobs.wait(*numbers)
         return said + [
             f"cell [{cell.execution_count}] of the earlier notebook waits at input(): %ddp_attach --wait asks you"
             for cell in adopted.asking
         ]
+
+    def _queue_again(self) -> list[str]:
+        """Have the jobs in the queue here that waited in that of the earlier notebook. Returns a line about each."""
+        adopted, said = self._parts.adopted, []
+        while adopted.waiting and not adopted.asking:  # behind one that asks its user they go on waiting
+            one = adopted.waiting.pop(0)
+            cell = one.told
+            which = f"cell [{cell.execution_count}], which waited in the queue of the earlier notebook,"
+            try:
+                job = self.run(
+                    cell.code,
+                    one.ranks,
+                    one.timeout_s,
+                    wait=False,
+                    execution_count=cell.execution_count,
+                    file=cell.file,
+                    record=cell.record,
+                )
+            except UsageError as error:  # there are fewer ranks now
+                said.append(f"{which} cannot run: {error}")
+                continue
+            adopted.jobs.add(job.number)
+            said.append(f"{which} is job {job.number}")
+        return said
 
     def _in_background(self, run: CellRun, cell: RunCell) -> Job:
         sink = of_this_cell()

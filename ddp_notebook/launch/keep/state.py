@@ -63,6 +63,15 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A job whose turn has not come."""
+
+    told: RunCell  # its number comes with its turn
+    ranks: list[int] | None  # None: all
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
     """The first message to a notebook: all that it needs to have the session."""
 
@@ -77,6 +86,7 @@ class Welcome:
     folder: str
     cells: list[tuple[RunCell, list[int], float]]  # that were not shown: with their ranks, and for how many seconds
     last_cell: int
+    waiting: list[Waiting]  # jobs of the notebook that drove before
     recorded: list[tuple[str, int]]  # see `recorded`
     left: list[tuple[int, bytes]] = field(repr=False)
 

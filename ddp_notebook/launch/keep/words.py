@@ -45,6 +45,8 @@ def in_a_line(found: Found) -> str:
         return f"{entry.name}: starts, {directory}"
     parts = [f"{state['ranks']} rank{'s' * (state['ranks'] != 1)} on {state['hosts']} for {age}", directory]
     parts += [f"cell [{number}] runs for {duration(for_s)}" for number, for_s in state["running"]]
+    if waiting := state.get("waiting"):
+        parts.append(f"{waiting} more wait{'s' * (waiting == 1)}")
     if state["unshown"]:
         parts.append(f"{state['unshown']} ended unattended")
     parts.append(f"{state['driver']} drives it" if state["driver"] else f"alone for {duration(state['alone_s'])}")

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts
@@ -29,12 +30,14 @@ class Adopted:
 
     Attributes:
         jobs: numbers of those in which cells are followed that were let go.
+        waiting: jobs that have not begun, and that nobody has in a queue here yet.
     """
 
     def __init__(self, cluster: Cluster, cells: Cells) -> None:
         self._cluster = cluster
         self._cells = cells
         self.jobs: set[int] = set()
+        self.waiting: list[Waiting] = []
         self._left: list[tuple[CellRun, RunCell]] = []
 
     def take(self, told: Sequence[tuple[RunCell, list[int], float]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.cells.options import check_timeout
@@ -16,6 +17,7 @@ from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.output.sink import Here, Sink, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.wire.events import RunCell
 from ddp_notebook.wire.record_options import RecordOptions
 
 
@@ -164,4 +166,7 @@ class CellFace(Assembled):
         if wait:
             return run()
         living.check_host()  # now, not in a thread of its own
-        return parts.jobs.start(asked_for, code, execution_count, sink, run)
+        told = RunCell(cell=0, code=code, execution_count=execution_count, file=file, record=asked)
+        of_all = len(asked_for) == self.world_size
+        waiting = Waiting(told=told, ranks=None if of_all else asked_for, timeout_s=timeout)
+        return parts.jobs.start(asked_for, code, execution_count, sink, run, waiting)

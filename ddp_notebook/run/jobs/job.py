@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, JobCancelledError
+from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
@@ -35,6 +37,8 @@ class Job(Future[CellResult]):
         place: in the queue of cells.
         sink: where its output goes; None: nowhere.
         cancel: cancels it.
+        waiting: what it is while it waits, for who runs it if this process ends.
+        telling: held while somebody is told which jobs wait.
 
     Attributes:
         state: "waiting", "running", "done", "failed" or "cancelled".
@@ -55,6 +59,8 @@ class Job(Future[CellResult]):
         place: Place,
         sink: Sink | None,
         cancel: Callable[[Job], object],
+        waiting: Waiting | None,
+        telling: AbstractContextManager[object],
     ) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # from now on it is cancelled by `cancel` alone
@@ -79,6 +85,8 @@ class Job(Future[CellResult]):
         self._is_pressed = False
         self._pressing = threading.Lock()
         self._cancel = cancel
+        self.waiting = waiting
+        self._telling = telling
         self._began_s = self._ended_s = 0.0
 
     # ---- for its user
@@ -127,8 +135,9 @@ class Job(Future[CellResult]):
     def on_begin(self, run: CellRun, interrupts: Interrupts) -> None:
         """Its turn has come."""
         self._began_s = run.began_s
-        self.run = run
-        self.state = "running"
+        with self._telling:
+            self.run = run
+            self.state = "running"
         with self._pressing:
             self._interrupts = interrupts
             if self._is_pressed:

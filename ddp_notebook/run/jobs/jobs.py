@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
@@ -42,11 +44,19 @@ class Jobs:
         self._unended = unended
         self._jobs: dict[int, Job] = {}
         self.ranks_live_on = False  # when this process ends
+        self.on_queue: Callable[[list[Waiting]], object] = lambda _: None  # told which jobs wait
+        self._telling = threading.Lock()
         self._last = 0
         self._waited_for: set[int] = set()
 
     def start(
-        self, ranks: Sequence[int], code: str, prompt: int, sink: Sink | None, run: Callable[[Job], CellResult]
+        self,
+        ranks: Sequence[int],
+        code: str,
+        prompt: int,
+        sink: Sink | None,
+        run: Callable[[Job], CellResult],
+        waiting: Waiting | None = None,
     ) -> Job:
         """Take a place in the queue, and have the cell run in a thread of its own.
 
@@ -56,24 +66,38 @@ class Jobs:
             prompt: the number in its `In [n]`.
             sink: where its output goes; None: nowhere.
             run: runs the cell when its turn has come.
+            waiting: what it is while it waits, for who runs it if this process ends.
         """
         if not self._jobs:
             atexit.register(self._at_exit)
         self._last = number = self._last + 1
-        job = Job(number, ranks, code, prompt, Place(self._cells.turn, number), sink, self._cancel)
+        place = Place(self._cells.turn, number)
+        job = Job(number, ranks, code, prompt, place, sink, self._cancel, waiting, self._telling)
         self._jobs[number] = job
         for old in [one for one in self if one.done()][:-_KEPT]:
             del self._jobs[old.number]
         try:
             if job.place.ahead:
                 job.tell()
-            thread_of_this_cell(functools.partial(job.work, functools.partial(run, job)), f"ddp-job-{number}").start()
+            if not place.wait_is_over.is_set():
+                self._tell_queue()
+            thread_of_this_cell(functools.partial(self._work, job, run), f"ddp-job-{number}").start()
         except BaseException:  # nobody would leave its place
             del self._jobs[number]
             if not job.place.give_up():
                 self._cells.turn.leave(job.place)
             raise
         return job
+
+    def _work(self, job: Job, run: Callable[[Job], CellResult]) -> None:
+        job.work(functools.partial(run, job))
+        if job.run is None:  # it has left the queue, and nobody is to run it
+            self._tell_queue()
+
+    def _tell_queue(self) -> None:
+        with self._telling:
+            left = [job for job in self if job.state == "waiting" and not job.place.is_given_up]
+            self.on_queue([job.waiting for job in left if job.waiting is not None])
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
@@ -167,8 +191,9 @@ class Jobs:
 
     def _at_exit(self) -> None:
         """The ranks end with this process: say so of those that do not end before. Ranks that a keeper has live on, in
-        the cell that they run."""
+        the cell that they run, and what waits has its turn there."""
         if self.ranks_live_on:
+            self.on_queue = lambda _: None
             for job in reversed(self.unended):
                 job.place.give_up()
             return

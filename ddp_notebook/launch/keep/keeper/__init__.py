@@ -5,4 +5,5 @@ notebooks   who is there, and who drives
 asked       what each may ask, and how it is done
 heard       what ranks say: kept, and told to notebooks
 journal     what they have said and nobody has shown yet
+queue       jobs that wait for their turn, also when their notebook has gone
 """

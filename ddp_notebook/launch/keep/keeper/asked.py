@@ -10,7 +10,8 @@ from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.keeper.journal import Event, Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
-from ddp_notebook.launch.keep.state import OwnCluster
+from ddp_notebook.launch.keep.keeper.queue import Queue
+from ddp_notebook.launch.keep.state import OwnCluster, Waiting
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Probe, Pull, RunCell
@@ -24,7 +25,7 @@ class Asked:
     """Does what notebooks ask.
 
     Args:
-        cluster, hosts, journal, notebooks: of the session.
+        cluster, hosts, journal, queue, notebooks: of the session.
         changed: tells all how things are, after something was done that may change it.
         renumbered: told the former number of each rank that has stayed, by its new one.
         end: ends the session, and waits for that.
@@ -35,6 +36,7 @@ class Asked:
         cluster: OwnCluster,
         hosts: Hosts,
         journal: Journal,
+        queue: Queue,
         notebooks: Notebooks,
         changed: Callable[[], None],
         renumbered: Renumbered,
@@ -43,6 +45,7 @@ class Asked:
         self._cluster = cluster
         self._hosts = hosts
         self._journal = journal
+        self._queue = queue
         self._notebooks = notebooks
         self._changed = changed
         self._renumbered = renumbered
@@ -80,7 +83,12 @@ class Asked:
         with self._notebooks.lock:
             if isinstance(message, RunCell):
                 self._journal.on_told(message, ranks)
+                self._queue.on_told(message)
         self._cluster.tell(message, ranks)
+
+    def _on_queue(self, waiting: list[Waiting]) -> None:
+        with self._notebooks.lock:
+            self._queue.waiting = waiting
 
     def _on_hold(self, hold: bool) -> None:
         self._cluster.hold_text(hold)

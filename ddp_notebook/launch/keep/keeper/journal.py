@@ -29,6 +29,7 @@ class Cell:
     ranks: list[int]
     began_s: float = field(default_factory=time.monotonic)
     open: dict[int, set[str]] = field(default_factory=dict)  # what is still to come, by rank
+    goes_well: bool = True  # no rank has failed, and none has lost its group
 
     def close(self, rank: int, *what: str) -> None:
         """Something of it has come."""
@@ -114,6 +115,7 @@ class Journal:
         self.cells: dict[int, Cell] = {}
         self.last_cell = 0
         self.busy_until_s = time.monotonic()  # when something has run last
+        self.went_well = True  # what has run last
         self._token = token
         self._reader = MarkReader(token)
         self._limit_bytes = limit_bytes
@@ -147,6 +149,7 @@ class Journal:
         self.last_cell = max(self.last_cell, cell.cell)
         if (known := self.cells.get(cell.cell)) is not None:
             known.open.update({rank: {"text", "done"} for rank in ranks})
+            known.goes_well = True
             for rank in ranks:
                 self._of(rank).begin_anew()
             return
@@ -187,6 +190,7 @@ class Journal:
             _Entry(("message", rank, message), nbytes, None, message.cell, place, request), self._limit_bytes
         )
         if isinstance(message, CellDone) and (cell := self.cells.get(message.cell)) is not None:
+            cell.goes_well &= message.status == "ok" and message.has_group and not message.group
             cell.close(rank, "done")
             self._note_end(cell)
 
@@ -203,6 +207,7 @@ class Journal:
         """A rank's process has ended."""
         self._of(rank).add(_Entry(event), self._limit_bytes)
         for cell in self.cells.values():
+            cell.goes_well &= rank not in cell.open
             cell.close(rank, "text", "done")
             self._note_end(cell)
 
@@ -242,6 +247,7 @@ class Journal:
     def _note_end(self, cell: Cell) -> None:
         if cell.is_over:
             self.busy_until_s = time.monotonic()
+            self.went_well = cell.goes_well
 
     def _of(self, rank: int) -> _OfRank:
         return self._ranks.setdefault(rank, _OfRank())

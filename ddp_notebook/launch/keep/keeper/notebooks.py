@@ -96,6 +96,12 @@ class Notebooks:
         with self.lock:
             return next((one for one in self.all if one.drives and one.lives), None)
 
+    @property
+    def may_come(self) -> bool:
+        """Whether something of who drives may still come, if only of its end."""
+        with self.lock:
+            return any(one.drives for one in self.all)
+
     def add(self, stream: socket.socket, pid: int, about: str) -> Notebook:
         """One has come."""
         notebook = Notebook(stream, next(self._numbers), pid, about)

@@ -24,6 +24,7 @@ from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
+from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded
 from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, silent, state_of
 from ddp_notebook.launch.members.beginning import Beginning
@@ -59,6 +60,7 @@ class Keeper:
         assert spec.options.keep is not None
         self._keep = spec.options.keep
         self._notebooks = Notebooks()
+        self._queue = Queue()
         self._spool = tempfile.mkdtemp(prefix=entries.SPOOL)  # mode 700
         self._asked: Asked | None = None
         self._failure: BaseException | None = None
@@ -108,7 +110,7 @@ class Keeper:
         self._heard, self._journal, self._recorded = heard, journal, recorded
         self._hosts, self._synced = hosts, beginning.synced
         told = self._changed, heard.on_renumbered, lambda: self.end("stopped", wait=True)
-        asked = Asked(cluster, hosts, journal, self._notebooks, *told)
+        asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, *told)
         with self._notebooks.lock:
             self._asked = asked
             for notebook in self._notebooks.all:
@@ -160,6 +162,7 @@ class Keeper:
         keep = self._keep
         assert self._cluster is not None
         self._notebooks.remove_dead()
+        self._begin_waiting(self._cluster)
         now = time.monotonic()
         if self._notebooks.all:
             self._left_s = now
@@ -173,6 +176,15 @@ class Keeper:
             self.end(f"nobody was there for {keep.alone_s / 3600:g} h")
         elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > keep.idle_s:
             self.end(f"nobody was there for {keep.idle_s / 3600:g} h, and nothing has run")
+
+    def _begin_waiting(self, cluster: OwnCluster) -> None:
+        """A job of a notebook that is gone has its turn."""
+        with self._notebooks.lock:
+            if self._notebooks.may_come:
+                return
+            begun = self._queue.begin(self._journal, ranks=cluster.ranks, alive=cluster.alive)
+        if begun is not None:
+            cluster.tell(*begun)
 
     def _gone(self) -> None:
         """The last host has ended, and so all ranks."""
@@ -261,6 +273,7 @@ class Keeper:
             folder=self._spool,
             cells=[(cell.told, cell.ranks, now - cell.began_s) for cell in journal.cells.values()],
             last_cell=journal.last_cell,
+            waiting=list(self._queue.waiting) if notebook.drives else [],
             recorded=self._recorded.parts(),
             left=self._recorded.left(),
         )
@@ -285,6 +298,7 @@ class Keeper:
                 "notebooks": len(self._notebooks.all),
                 "running": [[cell.told.execution_count, now - cell.began_s] for cell in running],
                 "unshown": len(self._journal.cells) - len(running),
+                "waiting": len(self._queue.waiting),
                 "alone_s": 0.0 if self._notebooks.all else now - self._left_s,
                 "ended": self._why,
             }
