@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_notebook.errors import UsageError
+import sys
+
+from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.face import CellFace
@@ -62,13 +64,20 @@ class KeptFace(CellFace):
         self._remote.told_all.wait(timeout_s)
         jobs, adopted = self._parts.jobs, self._parts.adopted
         wait = wait or is_run_by_program()  # which takes nothing that comes later
-        adopted.show_ended(wait=wait)
+        failed: BaseException | None = None
+        try:
+            adopted.show_ended(wait=wait)
+        except (DDPNotebookError, KeyboardInterrupt) as error:
+            failed = error
         said = []
         for run, cell in adopted.let_go():
             job = self._in_background(run, cell)
             adopted.jobs.add(job.number)
             said.append(f"cell [{cell.execution_count}] of the earlier notebook goes on as job {job.number}")
         said += self._queue_again()
+        if failed is not None:
+            print(*said, sep="\n", file=sys.stderr)
+            raise failed
         if wait and (numbers := [job.number for job in jobs if job.number in adopted.jobs]):
             jobs.wait(*numbers)
         return said + [
