@@ -154,8 +154,6 @@ class StartOptions:
                 f"--keep goes with this machine and with --hosts; what {asked[0]} starts ends with its notebook, or "
                 "with its job: leave one of them out"
             )
-        if self.on_preempt is not None and self.keep_h is not None:
-            raise UsageError("--on-preempt goes with ranks that end with the kernel: leave --keep out")
         limits.check(self.keep_h, self.keep_output_mb, self.keep_recording_mb, _LONGEST_S / 3600)
         if self.gpus is not None and not self.gpus:
             raise UsageError("--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1")

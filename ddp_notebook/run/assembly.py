@@ -135,7 +135,7 @@ class Parts:
         if not self._attached:
             self.arrivals.forget_text()
         self.observer.start()
-        if self._preemption is not None:
+        if self._preemption is not None and not self._attached:  # else its keeper hears of it
             self._preemption.begin()
 
     def let_go(self) -> None:

@@ -39,10 +39,10 @@ for _ in range({steps}):
 print('cell {number} on', rank, 'ends')
 """
 _SURVIVING = """%%on_all_ranks
-print('cell {number} on', rank, 'begins')
 done = []
 for step in ddp_notebook.survive(model, optimizer, done, steps={steps}):
     with step:
+        if not done: print('cell {number} on', rank, 'begins')
         optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
         time.sleep(0.005)
         done.append(int(step))
@@ -292,9 +292,12 @@ class Soak:
         """All that the cell prints is shown, by the old kernel or by the new one, and its end by the new one once."""
         self._in_a_loop(steps=_A_WHILE)
         struck_at = self._lose_the_kernel()
-        shown = self._run("%ddp_attach").stdout + self._run("%ddp_attach --wait").stdout
-        ends = by_rank("\n".join(line for line in shown.splitlines() if line.endswith(" ends")))
-        assert ends == {rank: [f"cell {self._number} on {rank} ends"] for rank in range(self._world_size)}, shown
+        attaches = self.kernel.start("%ddp_attach")
+        assert self.kernel.finish(attaches, _CELL_S).status == "ok"
+        self._run("%ddp_attach --wait")  # what it prints meanwhile comes under the first of the two
+        ends = {rank: [f"cell {self._number} on {rank} ends"] for rank in range(self._world_size)}
+        shown = self.kernel.wait_under(attaches, lambda reply: _ends(reply).keys() == ends.keys(), _CELL_S)
+        assert _ends(shown) == ends, shown
         return struck_at
 
     def _lose_the_kernel(self) -> float:
@@ -303,3 +306,8 @@ class Soak:
         self.kernel.close()
         self.kernel = self._make("")
         return time.monotonic()
+
+
+def _ends(reply: Reply) -> dict[int, list[str]]:
+    """The lines with which ranks say that a cell ends."""
+    return by_rank("\n".join(line for line in reply.stdout.splitlines() if line.endswith(" ends")))

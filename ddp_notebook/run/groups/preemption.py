@@ -1,7 +1,8 @@
-"""The notebook's machine is about to be taken away (`--on-preempt save DIR`): loops of `survive` save and end.
+"""A machine is about to be taken away (`--on-preempt save DIR`): loops of `survive` save and end.
 
-That is told by SIGTERM or SIGUSR1 to the kernel, once, or by a file in the folder. A thread of its own hears of both,
-so that it makes no difference what the main thread is in.
+That is told by SIGTERM or SIGUSR1 to the process that has the ranks, once: the kernel, or the keeper of a kept session;
+by a file in the folder; or by the tasks of a job. A thread of its own hears of all, so that it makes no difference what
+the main thread is in.
 """
 
 from __future__ import annotations
@@ -30,12 +31,20 @@ class Preemption:
         folder: where loops save.
         cluster: the ranks.
         is_in_loop: whether ranks are in a loop that can save.
+        say: told what their user should know.
     """
 
-    def __init__(self, folder: str, cluster: Cluster, is_in_loop: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        cluster: Cluster,
+        is_in_loop: Callable[[], bool],
+        say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
         self._folder = Path(folder).absolute()
         self._cluster = cluster
         self._is_in_loop = is_in_loop
+        self._say = say
         self._previous: dict[int, Any] = {}
         self._came: queue.SimpleQueue[str] = queue.SimpleQueue()  # by whom it was asked for; "": the session ends
         self._thread = threading.Thread(target=self._hear, name="ddp-preempt", daemon=True)
@@ -60,21 +69,27 @@ class Preemption:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         signal.signal(number, self._previous[number])  # a second one does what it always did
-        self._came.put(signal.Signals(number).name)
+        self.hear(f"{signal.Signals(number).name} came")
+
+    def hear(self, why: str) -> None:
+        """Its time is over. From any thread, and from a handler of signals.
+
+        Args:
+            why: what has told it, in words.
+        """
+        self._came.put(why)
 
     def _hear(self) -> None:
         file, is_told = self._folder / FILE, False
         while True:
             try:
-                name = self._came.get(timeout=_LOOK_S)
+                why = self._came.get(timeout=_LOOK_S)
             except queue.Empty:
                 if is_told or not file.exists():
                     continue
                 why = f"{file} is there"
-            else:
-                if not name:
-                    return
-                why = f"{name} came"
+            if not why:
+                return
             is_told = True
             self._tell(why)
 
@@ -83,9 +98,7 @@ class Preemption:
             self._cluster.send(rank, Save(folder=str(self._folder)))
         if self._is_in_loop():
             return  # its cell says what was saved
-        print(
+        self._say(
             f"{why}, and nothing is saved, since no rank is in a loop of survive(): a loop that begins now saves its "
-            "state after its first step. Else save what you need yourself while the kernel lives",
-            file=sys.stderr,
-            flush=True,
+            "state after its first step. Else save what you need yourself while the ranks live"
         )

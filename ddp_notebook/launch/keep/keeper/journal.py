@@ -126,6 +126,11 @@ class Journal:
         """Cells that have not ended."""
         return [cell for cell in self.cells.values() if not cell.is_over]
 
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether ranks are in a loop that survives."""
+        return any(of_rank.survives is not None for of_rank in list(self._ranks.values()))
+
     def events(self) -> Iterator[Event]:
         """What a notebook that attaches has to be told."""
         for rank, of_rank in self._ranks.items():

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,7 @@ from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.registry import doors, entries
 from ddp_notebook.registry.finding import SESSION
+from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.version import __version__
 
 _FIRST_WORD_S = 5.0
@@ -65,6 +67,8 @@ class Keeper:
         self._asked: Asked | None = None
         self._failure: BaseException | None = None
         self._cluster: OwnCluster | None = None
+        self._preemption: Preemption | None = None
+        self._said: deque[str] = deque()  # that notebooks were not told
         self._state: State | None = None
         self._why = ""  # it ends
         self._ending, self._ended = threading.Event(), threading.Event()
@@ -111,6 +115,9 @@ class Keeper:
         self._hosts, self._synced = hosts, beginning.synced
         told = self._changed, heard.on_renumbered, lambda: self.end("stopped", wait=True)
         asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, *told)
+        if (folder := self._spec.options.on_preempt) is not None:
+            self._preemption = Preemption(folder, cluster, lambda: journal.is_in_loop, self._said.append)
+            self._preemption.begin()
         with self._notebooks.lock:
             self._asked = asked
             for notebook in self._notebooks.all:
@@ -139,6 +146,8 @@ class Keeper:
 
     def _end(self, hosts: Hosts | None) -> None:
         healthy = True
+        if self._preemption is not None:
+            self._preemption.end()
         with contextlib.suppress(Exception):
             if self._cluster is not None:
                 healthy = self._cluster.stop()
@@ -170,7 +179,8 @@ class Keeper:
             was_silent = self._state is not None and silent(self._state.hosts)
             if silent(self._cluster.hosts) or was_silent or is_stopped:
                 self._changed()
-            for notice in [*hosts.notices(), *self._heard.notices()]:
+            said = [self._said.popleft() for _ in range(len(self._said))]
+            for notice in [*hosts.notices(), *self._heard.notices(), *said]:
                 self._notebooks.tell("notice", notice)
         elif now - self._left_s > keep.alone_s:
             self.end(f"nobody was there for {keep.alone_s / 3600:g} h")
