@@ -119,6 +119,18 @@ def test_a_model_that_is_made_in_a_function_and_the_second_of_two_loops(session,
     assert result[0].result == result[1].result == wanted
 
 
+def test_a_model_that_was_trained_before(session, tmp_path):
+    """torch says which buckets a reducer has in its first ten steps, and then in each hundredth."""
+    session.run(SETUP, quiet=True)
+    session.run(LOOP.format(steps=15, first="pass", last="pass"), quiet=True, timeout=60)
+    die = f"if int(step) == 3 and rank == 1: die_once({str(tmp_path / 'died')!r})"
+    session.run(LOOP.format(steps=8, first=die, last="pass"), quiet=True, timeout=60)
+    session.run("x = torch.ones(1); dist.all_reduce(x)", quiet=True, timeout=20)
+    asked = "model._has_rebuilt_buckets, model._get_ddp_logging_data()['rebuilt_per_bucket_param_indices']"
+    result = session.run(asked, quiet=True)
+    assert result[0].result == result[1].result and "5 4 2, 3 1 0" in result[0].result, result
+
+
 def test_an_error_of_the_users_ends_the_cell(session):
     session.run(SETUP, quiet=True)
     with pytest.raises(RankError, match=r"ValueError: no \(rank 1\)"):

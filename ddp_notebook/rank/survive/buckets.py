@@ -49,9 +49,14 @@ class Buckets:
                 models.make_reducer_anew(model, layout)
 
 
+_USUAL_RATE = 100  # torch's own: behind a reducer's tenth step a logger learns of its buckets in so many steps once
+
+
 def _read(model: DistributedDataParallel) -> Layout:
     logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # the model's own learns of them a step later
     with quiet():
+        model.reducer._set_ddp_runtime_logging_sample_rate(1)
         logger.set_runtime_stats_and_log()
+        model.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)
     order = str(logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", ""))
     return [[int(number) for number in one.split()] for one in order.split(",") if one.strip()]

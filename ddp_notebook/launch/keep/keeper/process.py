@@ -34,6 +34,7 @@ from ddp_notebook.registry import doors, entries
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.version import __version__
+from ddp_notebook.wire import signals
 
 _FIRST_WORD_S = 5.0
 _FIRST_S = 20.0  # until the notebook that has asked for it is there
@@ -321,6 +322,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # the keeper is nobody's child
     os.setsid()
+    signals.ignore_strangers()  # which forgets what has come while this was a descendant of the kernel's
     for number in (signal.SIGINT, signal.SIGHUP):  # a handler, which what is started from here does not inherit
         signal.signal(number, lambda *_: None)
     with contextlib.suppress(OSError):
@@ -331,6 +333,7 @@ def main() -> None:
     except Exception as error:
         os.write(tells, f"\n{error}".encode())
         os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)  # whoever has started this held them back
     null, log = os.open(os.devnull, os.O_RDWR), open(Path(keeper.entry.folder) / "keeper.log", "wb")  # noqa: SIM115
     for fd, of in ((0, null), (1, log.fileno()), (2, log.fileno())):
         os.dup2(of, fd)

@@ -90,6 +90,7 @@ def _remember(kind: type, name: str, models: Any) -> None:
     def remembered(model: Any, *args: Any, **kwargs: Any) -> None:
         original(model, *args, **kwargs)
         if name == "__setstate__":
+            model._has_rebuilt_buckets = False  # an unpickled one has a new reducer, and torch takes it for the old one
             for hook, state in getattr(model, "_comm_hooks", ()):  # an unpickled model in DDP lacks them
                 dist._register_comm_hook(model.reducer, state, hook)  # type: ignore[attr-defined]  # exported later
         models.add(model)
