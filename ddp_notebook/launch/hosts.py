@@ -60,7 +60,12 @@ class Hosts:
         try:
             if starter := choose(options):
                 self._tasks = Tasks(
-                    starter, options.python, options.env, lease_s=options.lease_s, ports=options.port_range
+                    starter,
+                    options.python,
+                    options.env,
+                    lease_s=options.lease_s,
+                    ports=options.port_range,
+                    saves=options.on_preempt is not None,
                 )
                 self.listening = self._tasks.listening
             for name in options.ranks_of_hosts:
@@ -153,6 +158,11 @@ class Hosts:
     def notices(self) -> list[str]:
         """What their user should know by now and was not told yet, such as that their time is nearly over."""
         return [] if self._tasks is None else self._tasks.notices()
+
+    def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
+        """Have this called, from any thread, when the job that the ranks are in says that its time is nearly over."""
+        if self._tasks is not None:
+            self._tasks.tell_of_warnings(on_warned)
 
     def here(self) -> Host:
         """A host server of this machine, for what is no rank's. It is taken, or started, at the first call, and anew

@@ -137,6 +137,7 @@ class Parts:
         self.observer.start()
         if self._preemption is not None and not self._attached:  # else its keeper hears of it
             self._preemption.begin()
+            self.hosts.tell_of_warnings(self._preemption.hear)
 
     def let_go(self) -> None:
         """The session ends: let go of what others hold, while the ranks live."""

@@ -20,7 +20,7 @@ module; it imports neither.
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
 
-    outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner
+    outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner; Warned  its time ends
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `link`.
 """
@@ -377,6 +377,13 @@ class Arrived(Message):
     pid: int  # of the host server
     task: int  # number among the tasks that were started together; -1: nobody has told
     tasks: int  # how many these are; 0: nobody has told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Message):
+    """A signal has come to a task by which its job says that its time is nearly over."""
+
+    signal: str  # its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import SessionBrokenError
+from ddp_notebook.errors import RankError, SessionBrokenError
 from tests.conftest import wait_until
+from tests.test_preempt import LOOP
+from tests.test_survive import SETUP
 
 pytestmark = pytest.mark.alone  # links and addresses are the machine's
 _ROOT = Path(__file__).parents[2]
@@ -128,3 +130,31 @@ def test_the_notebook_may_be_on_a_node_of_the_allocation(slurm, tmp_path):
     slurm.ask("sbatch", "-N2", "--exclusive", "-o", str(tmp_path / "said"), run)
     wait_until(lambda: not slurm.jobs(), 60.0)
     assert (tmp_path / "said").read_text() == "[0-1] 2 0\non n1\n"
+
+
+def _by_signal(slurm, job):
+    """What `--signal=USR1@60` does 60 s before the end."""
+    slurm.ask("scancel", "--signal=USR1", job)
+
+
+@pytest.mark.parametrize(
+    "warn",
+    [
+        _by_signal,
+        pytest.param(_by_a_job_that_goes_before, marks=pytest.mark.long),
+        pytest.param(_by_the_limit, marks=pytest.mark.long),
+    ],
+)
+def test_what_says_that_the_time_is_nearly_over_has_loops_save(slurm, tmp_path, warn):
+    with ddp_notebook.start(2, slurm="-N2 --exclusive -t 10", on_preempt=str(tmp_path)) as session:
+        [job] = slurm.jobs()
+        session.run(SETUP, quiet=True)
+        begun = tmp_path / "begun"
+        loop = LOOP.format(folder="", pause=0).replace("train()", f"train(); pathlib.Path({str(begun)!r}).touch()")
+        later = session.run(loop, wait=False, quiet=True)
+        wait_until(begun.exists, 20.0, "a step")
+        warn(slurm, job)
+        with pytest.raises(RankError, match=rf"saved what they had before step \d+: {tmp_path}/step-\d+\."):
+            later.result(timeout=30)
+        if warn is _by_signal:
+            assert session.run("dist.barrier(); 1", quiet=True)[1].result == "1"

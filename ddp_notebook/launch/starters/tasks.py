@@ -31,6 +31,7 @@ class Tasks:
         env: variables on top of those that they have there.
         lease_s: seconds without a word after which a task is given up, on both sides.
         ports: on which they call.
+        saves: they tell of a signal by which their job says that its time is nearly over.
 
     Attributes:
         listening: where they call this machine.
@@ -41,13 +42,20 @@ class Tasks:
     """
 
     def __init__(
-        self, starter: Starter, python: str | None, env: Mapping[str, str], *, lease_s: float, ports: range = ANY
+        self,
+        starter: Starter,
+        python: str | None,
+        env: Mapping[str, str],
+        *,
+        lease_s: float,
+        ports: range = ANY,
+        saves: bool = False,
     ) -> None:
         self.began_s = time.monotonic()
         self.listening = Listening(starter.address, ports)
         self._starter = starter
         self._owner_pid = os.getpid()
-        self._arrivals = Arrivals(self.listening, lease_s, env, partial(starter.trouble, now=True))
+        self._arrivals = Arrivals(self.listening, lease_s, env, partial(starter.trouble, now=True), saves=saves)
         atexit.register(self._at_exit)
         try:
             text = self._arrivals.invitation.to_json()
@@ -90,6 +98,10 @@ class Tasks:
     def shares(self, ways: Sequence[Called]) -> dict[str, int]:
         """By the name of the host, see `Starter`; {}: the same for each."""
         return {way.name: self._starter.shares[way.task] for way in ways} if self._starter.shares else {}
+
+    def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
+        """Have this called, from any thread, when their job says that its time is nearly over."""
+        self._arrivals.on_warned = on_warned
 
     def status(self) -> str:
         """What `%ddp_status` says of them; "" if nothing."""

@@ -20,7 +20,7 @@ from ddp_notebook.launch.ways.base import BEAT_S, Way
 from ddp_notebook.launch.ways.outpost import Invitation
 from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
-from ddp_notebook.wire.events import Arrived, Message, Stream
+from ddp_notebook.wire.events import Arrived, Message, Stream, Warned
 from ddp_notebook.wire.keys import Keyring
 
 _log = logging.getLogger(__name__)
@@ -127,15 +127,24 @@ class Arrivals:
         at: where they reach this machine.
         lease_s: see `Called`.
         env: variables on top of those that the tasks have.
+        saves: they are to tell of a signal by which their job says that its time is nearly over.
         why: see `Called`.
 
     Attributes:
         invitation: what each of them is to be given.
+        on_warned: told of such a signal, in words.
     """
 
     def __init__(
-        self, at: Listening, lease_s: float, env: Mapping[str, str], why: Callable[[], str] = lambda: ""
+        self,
+        at: Listening,
+        lease_s: float,
+        env: Mapping[str, str],
+        why: Callable[[], str] = lambda: "",
+        *,
+        saves: bool = False,
     ) -> None:
+        self.on_warned: Callable[[str], object] = lambda _: None
         keyring = Keyring()
         self._wire = Endpoint.listen(keyring, self._on_message, bind=at.bind, expects_all=True)
         keys = keyring.invite(_IDENTITY, control=self._wire.url, bulk="")
@@ -146,6 +155,7 @@ class Arrivals:
             secret_key=keys.secret_key,
             lease_s=lease_s,
             env=dict(env),
+            saves=saves,
         )
         self._lease_s = lease_s
         self._why = why
@@ -257,6 +267,8 @@ class Arrivals:
                 self._changed.notify_all()
         elif isinstance(message, Stream) and peer in self._incoming:
             self._incoming[peer].put(message.data)
+        elif isinstance(message, Warned) and peer in self._arrived:
+            self.on_warned(f"{message.signal} came to the task on {self._arrived[peer].host}")
 
 
 def _machine(arrived: Arrived) -> str:

@@ -22,13 +22,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import FrameType
 from urllib.parse import urlsplit
 
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.host.framing import ServerEnd
 from ddp_notebook.launch.ways.base import OWN_NUMBER
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Arrived, Message, Stream
+from ddp_notebook.wire.events import Arrived, Message, Stream, Warned
 from ddp_notebook.wire.keys import Address
 
 VARIABLE = "DDP_NOTEBOOK_INVITATION"  # holds what the file does, where the launcher hands variables on
@@ -58,6 +59,7 @@ class Invitation:
     secret_key: str
     lease_s: float
     env: Mapping[str, str]  # on top of what the task has
+    saves: bool  # the notebook is told of a signal by which the job says that its time is nearly over
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -132,12 +134,15 @@ def main() -> None:
     address = route_to(invitation.control)
     server, far_end = socket.socketpair()
     stream = ServerEnd.of(far_end)
+    if invitation.saves:  # Slurm sends it to all processes of a task
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     server_pid = far.start_server(invitation.env, address, stream, server.close)
     stream.close()
     arrived = Arrived(host=socket.gethostname(), address=address, pid=server_pid, task=task, tasks=tasks)
     ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())  # its launcher ends it, and kills what is left later
-    wire = _carry(server, invitation, arrived, ended)
+    warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+    _hear_signals(ended, warnings if invitation.saves else None)
+    wire = _carry(server, invitation, arrived, ended, warnings)
     _end(server, server_pid)
     wire.send(Stream(data=b""))  # now nothing is left here
     until = time.monotonic() + _GOODBYE_S
@@ -147,9 +152,36 @@ def main() -> None:
     os._exit(0)
 
 
-def _carry(server: socket.socket, invitation: Invitation, arrived: Arrived, ended: threading.Event) -> Endpoint:
-    """Carry bytes both ways until one end closes, this has ended, or the notebook has said nothing for too long.
-    Returns the wire."""
+def _hear_signals(ended: threading.Event, warnings: queue.SimpleQueue[str] | None) -> None:
+    """At SIGTERM end: the launcher kills what is left later.
+
+    Args:
+        warnings: gets the name of a first SIGTERM and SIGUSR1, after which the ranks save what they have; None: there
+            is nobody to be warned.
+    """
+
+    def on_sigterm(*_: object) -> None:
+        ended.set()
+
+    def warn(number: int, _: FrameType | None) -> None:
+        assert warnings is not None
+        signal.signal(number, on_sigterm if number == signal.SIGTERM else signal.SIG_IGN)
+        warnings.put(signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, on_sigterm if warnings is None else warn)
+    if warnings is not None:
+        signal.signal(signal.SIGUSR1, warn)
+
+
+def _carry(
+    server: socket.socket,
+    invitation: Invitation,
+    arrived: Arrived,
+    ended: threading.Event,
+    warnings: queue.SimpleQueue[str],
+) -> Endpoint:
+    """Carry bytes both ways, and warnings to the notebook, until one end closes, this has ended, or the notebook has
+    said nothing for too long. Returns the wire."""
     incoming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def on_message(_: str, __: int, message: Message) -> None:
@@ -191,7 +223,8 @@ def _carry(server: socket.socket, invitation: Invitation, arrived: Arrived, ende
     for work in (to_server, to_notebook):
         threading.Thread(target=work, daemon=True).start()
     while not ended.wait(_LOOK_S) and wire.silent_s() < invitation.lease_s:
-        pass
+        while not warnings.empty():
+            wire.send(Warned(signal=warnings.get()))
     ended.set()
     return wire
 

@@ -90,8 +90,9 @@ class Preemption:
                 why = f"{file} is there"
             if not why:
                 return
+            if not is_told:  # each task of a job may have told
+                self._tell(why)
             is_told = True
-            self._tell(why)
 
     def _tell(self, why: str) -> None:
         for rank in self._cluster.alive:
