@@ -20,7 +20,8 @@ module; it imports neither.
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
 
-    outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner; Warned  its time ends
+    outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner;
+                          Warned   its job is to end
 
 `VERSION` counts incompatible changes of this vocabulary and of the framing in `link`.
 """

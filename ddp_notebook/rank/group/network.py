@@ -29,7 +29,12 @@ from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
 from ddp_notebook.wire.events import Form, Lost
 
 # Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store.
-_PEER_IS_GONE = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|NCCL.*abort")
+_PEER_IS_GONE = re.compile(
+    r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|Failed to recv, got 0 bytes|"
+    r"ncclRemoteError|NCCL.*abort"
+)
+# A limit has run out, which somebody else's end does not make: gloo also says so of one that it cannot connect to.
+_TIMED_OUT = re.compile(r"imed out(?! connecting)")
 # After any of these gloo refuses all further operations of the group: it is formed anew even if somebody caught them.
 _GROUP_IS_BROKEN = re.compile(r"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL")
 _LOOK_S = 0.02
@@ -235,7 +240,7 @@ class Network:
 
 def _lacks_others(failure: BaseException) -> bool:
     """Whether a cell failed in an operation because other ranks did not take part."""
-    if isinstance(failure, CollectiveMismatchError) or "imed out" in known_words(failure):
+    if isinstance(failure, CollectiveMismatchError) or _TIMED_OUT.search(known_words(failure)):
         return False
     return any(
         isinstance(error, RankLostError)
