@@ -64,8 +64,9 @@ class StartOptions:
         keep_h: the ranks outlive the notebook, and live on for so many hours while none is there; None: they end
             with it.
         keep_output_mb: of what each rank prints and displays meanwhile, so many megabytes are kept.
-        on_preempt: a folder, for `save DIR`: SIGTERM or SIGUSR1 to the kernel, or a file `preempt` in that folder, lets
-            loops of `survive` write their state there and end. None: such signals do what they always do.
+        on_preempt: a folder, for `save DIR`: SIGTERM or SIGUSR1 to the kernel, to the keeper of a kept session or to a
+            task of a job, or a file `preempt` in that folder, lets loops of `survive` write their state there and end.
+            None: such signals do what they always do.
         keep_recording_mb: of what all ranks record, so many megabytes are kept in files.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.

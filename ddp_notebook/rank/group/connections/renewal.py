@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
 
 _DEFAULT = "0"  # torch's name of the default group
+_KEPT = 2
 
 
 class Renewal:
@@ -40,7 +42,7 @@ class Renewal:
         self._number: tuple[int, int] | None = None  # this rank, and of how many, in the session's last group
         # Freeing a group joins its threads while holding the GIL, and a thread that is about to drop a tensor waits for
         # the GIL. So the last groups are kept until they have long been quiet.
-        self._ended: deque[list[Any]] = deque(maxlen=2)
+        self._ended: deque[list[Any]] = deque()
 
     def renew(self, place: Form) -> list[str]:
         """Make new connections for every group, with all ranks of the session. New ranks join the default group. If
@@ -111,15 +113,22 @@ class Renewal:
                 group.retired = f"group {group.title} of ranks {ranks} was made before the session had {now}, and "
                 group.retired += "cannot be used any more; make it again on all ranks: dist.new_group([...])"
                 notes.append(group.retired)
-        self._ended.append(list(distributed_c10d._world.pg_names))
+        self._end(list(distributed_c10d._world.pg_names))
         dist.destroy_process_group()
         return notes
 
     def _put_aside(self) -> None:
         """Keep the present connections for a while, without using them."""
         boards = [group.board for group in self._recorder.groups.values()]
-        self._ended.append([*self._connections.replace({}), *boards])
+        self._end([*self._connections.replace({}), *boards])
         self._connections.forget_listeners()
+
+    def _end(self, groups: list[Any]) -> None:
+        """Free what was kept longest, in a thread of its own: an operation that nothing has ended (see
+        `sockets.cut_groups`) would hold up whoever waits for its thread."""
+        self._ended.append(groups)
+        if len(self._ended) > _KEPT:
+            threading.Thread(target=self._ended.popleft().clear, name="ddp-free", daemon=True).start()
 
     def _connect(
         self, group: Group, name: str, store: Any, forming: timedelta
