@@ -117,7 +117,7 @@ def test_a_bucket_says_all_that_is_known_of_it():
         "api": "backward",
         "site": "cell line 7",
         "module": "DistributedDataParallel(Net)",
-            "meaning": "mean of gradients",
+        "meaning": "mean of gradients",
         "cell": 1,
         "step": 1,
         "state": "done",
