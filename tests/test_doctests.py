@@ -52,6 +52,7 @@ torch.save(model, "checkpoints/1.pt")
 # Examples that no test runs, and why.
 _SKIPPED = {
     "FileFace.sync": "there are no hosts that do not share the folder",
+    "Recording.calls": "it needs a program of remote calls; tests.rpc.test_recorded has some",
     "start": "ddp_notebook.record.start records the process that it is called in, to its end",
     "survive": "it is for ranks, with a model and an optimizer there; tests.test_survive runs it",
 }

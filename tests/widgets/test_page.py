@@ -80,7 +80,7 @@ def test_every_panel_draws_it_without_a_kernel_or_a_network(saved, recording):
         }
         assert store["collectives"] >= len(np.unique(calls["number"][calls["peer"] < 0]))
         tabs = shown.locator("[role=tab]").all()
-        assert [tab.inner_text() for tab in tabs] == ["Loss", "Gradient sync", "Timeline", "Tensors", "Ranks"]
+        assert [tab.inner_text() for tab in tabs] == ["Loss", "Gradient sync", "Timeline", "Tensors", "Ranks", "Calls"]
         for tab in tabs:
             tab.click()
             shown.wait_for_timeout(200)  # for what it would say to the console
