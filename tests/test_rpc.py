@@ -128,18 +128,37 @@ def test_what_not_all_do_ends_and_says_who_is_missing(session):
 
 
 def test_a_worker_that_dies_and_its_successor(session):
-    session.run(INIT)
-    with pytest.raises((RankError, RankDiedError)):
+    session.run(INIT + "held = rpc.remote(other, Counter)\nheld.to_here()")
+    with pytest.raises(
+        (RankError, RankDiedError), match=r"worker1 \(rank 1\) has ended before it answered die: %ddp_h"
+    ):
         session.run("if rank == 0: rpc.rpc_sync(other, die)")
     session.heal()
     session.run(DEFINITIONS, ranks=[1])
     for _ in range(2):
         assert [one.splitlines()[-1] for one in said(session, INIT + CALL + "\n")] == ["1", "2"]
+    for use in "held.to_here()", "held.rpc_sync().more()", "rpc.rpc_sync(other, add, args=(held, 1))":
+        with pytest.raises(
+            RankError, match=r"the value of this reference was on worker1 \(rank 1\), a process that has"
+        ):
+            session.run(use, ranks=[0])
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
+        (
+            INIT + "import threading\nrpc.rpc_sync(other, add, args=(1, threading.Lock()))",
+            "add cannot be called on another rank: argument 1, lock cannot be sent",
+        ),
+        (
+            INIT + "import threading\ndef lock(): return threading.Lock()\nrpc.rpc_sync(other, lock)",
+            "what a call returns cannot be sent, lock: .*; call it by rpc.remote",
+        ),
+        (
+            INIT + "if rank == 0: rpc.remote(other, Counter).local_value()",
+            "the value of this reference is on worker1 (rank 1): copy it with to_here()",
+        ),
         ("rpc.rpc_sync('worker0', add, args=(1, 2))", "RPC has not been initialized"),
         (INIT + "rpc.rpc_sync('nobody', add, args=(1, 2))", "no worker is called 'nobody': they are worker0, worker1"),
         (INIT + INIT, "RPC is initialized already, as 'worker0': call rpc.shutdown"),
@@ -149,7 +168,7 @@ def test_a_worker_that_dies_and_its_successor(session):
     ],
 )
 def test_what_is_wrong_is_named(session, code, words):
-    with pytest.raises(RankError, match=words.replace("(", r"\(")):
+    with pytest.raises(RankError, match=words.replace("(", r"\(").replace(")", r"\)")):
         session.run(code)
 
 
@@ -241,7 +260,7 @@ def test_a_stop_says_what_a_rank_waits_for(session, wait, what):
     session.run(
         INIT + "class Held:\n    def rest(self, s): time.sleep(s)\nheld = rpc.remote(other, Held)\nheld.to_here()"
     )
-    with pytest.raises(CellTimeoutError, match=rf"waits for {what} on worker1 \(rank 1\), 1 s"):
+    with pytest.raises(CellTimeoutError, match=rf"waits for {what} on worker1 \(rank 1\), call \d+, 1 s"):
         session.run(f"if rank == 0: {wait}", timeout=1)
     assert said(session, "rpc.rpc_sync(other, add, args=(1, 2))") == ["3", "3"]
 

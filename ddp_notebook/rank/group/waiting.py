@@ -53,13 +53,22 @@ def notice_interrupt() -> None:
 # ---- futures
 
 
+Explain = Callable[[Any, RuntimeError], BaseException | None]
+explain: Explain = lambda future, error: None  # noqa: E731 - says in words why a future has failed, where it can
+
+
 def wait_for_future(future: torch._C.Future[Any]) -> Any:
     if threading.get_ident() == _main and not future.done():
         came = threading.Lock()
         came.acquire()
         future.add_done_callback(lambda _: came.release())
         came.acquire()
-    return _wait_for_future(future)
+    try:
+        return _wait_for_future(future)
+    except RuntimeError as error:
+        if (better := explain(future, error)) is not None:
+            raise better from None
+        raise
 
 
 # ---- stores. Messages to the user name these functions.

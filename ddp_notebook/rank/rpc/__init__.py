@@ -5,6 +5,7 @@ agent     the one RPC agent of the process, which lives as long as that does
 meeting   how workers find each other, at the session's store
 functions functions of cells, which a callee may not have yet, or in another version
 waiting   waits in C++, where no stop reaches them
+losses    why a call fails whose callee has ended, in words
 running   what a callee runs, and what it says of errors
 naming    the names that cells give workers, over those that their agents have
 recorder  remote calls as rows, on both sides

@@ -50,8 +50,10 @@ class Calls:
             end()
 
     def words(self, thread: int) -> str:
-        """What this thread has waited for longest: `"waits for train on worker1 (rank 1), 12 s"`; "" if for nothing."""
-        mine = [call for call in list(self._under_way.values()) if call.thread == thread]
-        if not mine or (waited_s := time.monotonic() - mine[0].since_s) < _SHORTEST_S:
+        """What this thread has waited for longest: `"waits for train on worker1 (rank 1), call 7, 12 s"`; "" if for
+        nothing."""
+        mine = [(number, call) for number, call in list(self._under_way.items()) if call.thread == thread]
+        if not mine or (waited_s := time.monotonic() - mine[0][1].since_s) < _SHORTEST_S:
             return ""
-        return f"waits for {mine[0].function} on {mine[0].to}, {waited_s:.0f} s"
+        number, call = mine[0]
+        return f"waits for {call.function} on {call.to}, call {number}, {waited_s:.0f} s"

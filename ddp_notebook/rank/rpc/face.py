@@ -28,9 +28,11 @@ from torch._C._distributed_rpc import (
 from torch.distributed import rpc
 from torch.distributed.rpc import api, internal
 
+from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.rpc.agent import Agent, Worker
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.rank.rpc.functions import CellPickler
+from ddp_notebook.rank.rpc.losses import Losses
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
 from ddp_notebook.rank.rpc.running import runner
@@ -47,7 +49,7 @@ _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
 _is_set, _IS_SET, _UDF = _is_current_rpc_agent_set, "_is_current_rpc_agent_set", "PythonUDF"  # not exported
 _to_worker_info, _get_worker_info = api._to_worker_info, api.get_worker_info
-_owner, _to_here = PyRRef.owner, PyRRef.to_here
+_owner, _to_here, _local_value = PyRRef.owner, PyRRef.to_here, PyRRef.local_value
 _agents_info, _agents_infos = TensorPipeAgent.get_worker_info, TensorPipeAgent.get_worker_infos
 _device_map = TensorPipeAgent._get_device_map
 _main = threading.main_thread().ident
@@ -74,6 +76,7 @@ class Face:
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
         self.calls = Calls()
+        self._losses = Losses()
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
         self._making = threading.local()  # the name of the function that this thread is about to call
 
@@ -106,7 +109,8 @@ class Face:
             return face._seen(_owner(reference)).name
 
         PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
-        PyRRef.to_here = self._to_here()  # type: ignore[method-assign]
+        PyRRef.to_here, PyRRef.local_value = self._to_here(), self._local_value()  # type: ignore[method-assign]
+        waiting.explain = self._losses.explain
         self._lie_over_agent()
 
     # ---- what cells call
@@ -147,6 +151,7 @@ class Face:
         else:
             stays = self._agent.adopt(mine, options)
         self._agent.learn(mine, workers, meeting.exchange(self._agent.address))
+        self._losses.learn(workers)
         was_open = self._names is not None
         api._ALL_WORKER_NAMES = {*names.workers}
         self._names, self._meeting, self._since_cell = names, meeting, cell
@@ -195,7 +200,11 @@ class Face:
         """The rank in the session of a worker, by what torch calls it or by the number of its agent; -1: not known."""
         if self._names is None:
             return -1
-        found = self._names.by_number(to) if isinstance(to, int) else self._names.find(to)
+        if isinstance(to, int):
+            found = self._names.by_number(to)
+        else:
+            name = to if isinstance(to, str) else to.name
+            found = self._names.workers.get(name) or self._names.by_agent(name)
         return -1 if found is None else found.here
 
     # ---- what torch calls for them
@@ -205,6 +214,8 @@ class Face:
             return _to_worker_info(to)
         if not isinstance(to, WorkerInfo | str | int):
             raise ValueError(f"a worker is named by its name, its rank or get_worker_info(...), not by {to!r}")
+        if isinstance(to, WorkerInfo) and self._losses.is_lost(to.name):
+            raise RuntimeError(self._losses.of_reference(to.name))
         return self._initialized().find(to).of_agent
 
     def _lie_over_agent(self) -> None:
@@ -256,13 +267,16 @@ class Face:
 
         @functools.wraps(invoke)
         def noted(to: WorkerInfo | str, what: Any, *args: Any, **kwargs: Any) -> Any:
-            end = self.calls.begin(self._making.function if is_python else str(what), self._described(to))
+            function, agent = self._making.function if is_python else str(what), to if isinstance(to, str) else to.name
+            end = self.calls.begin(function, self._described(to))
             try:
                 made = invoke(to, what, *args, **kwargs)
             except BaseException:
                 end()
                 raise
-            (made if is_rpc else made._get_future()).add_done_callback(end)
+            future = made if is_rpc else made._get_future()
+            self._losses.note(future, function, agent)
+            future.add_done_callback(end)
             return made
 
         return noted
@@ -271,17 +285,35 @@ class Face:
         def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
             """torch's `to_here`, which waits in C++ where no stop reaches it: the main thread waits for the value to
             exist in Python before, and for its copy only then."""
+            owner = _owner(reference)
+            if self._losses.is_lost(owner.name):
+                raise RuntimeError(self._losses.of_reference(owner.name))
             if reference.is_owner():
                 return _to_here(reference, *args, **kwargs)
-            with self.calls.during("to_here", self._described(_owner(reference))):
+            with self.calls.during("to_here", self._described(owner)):
                 if threading.get_ident() == _main:
                     kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
                     if isinstance(kind, torch._C.Future):  # else it is known already
                         with contextlib.suppress(Exception):  # the value's own error: raised below as what it is
                             kind.wait()
-                return _to_here(reference, *args, **kwargs)
+                try:
+                    return _to_here(reference, *args, **kwargs)
+                except RuntimeError as error:
+                    if self._losses.is_cut(error, owner.name):
+                        raise RuntimeError(self._losses.of_reference(owner.name)) from None
+                    raise
 
         return to_here
+
+    def _local_value(self) -> Callable[..., Any]:
+        def local_value(reference: PyRRef[Any]) -> Any:
+            """torch's `local_value`, which tells where the value is if not here."""
+            if not reference.is_owner():
+                where = self._described(_owner(reference))
+                raise RuntimeError(f"the value of this reference is on {where}: copy it with to_here()")
+            return _local_value(reference)
+
+        return local_value
 
     def _calls(self) -> tuple[int, int]:
         assert self._agent is not None

@@ -32,6 +32,17 @@ class CellPickler(pickle.Pickler):
     running: Running = staticmethod(lambda: None)  # tells the cell that runs
     is_leaving: Callable[[], bool] = staticmethod(lambda: False)  # in `shutdown`: its cell defines nothing meanwhile
 
+    def dump(self, obj: Any) -> None:
+        """As `Pickler.dump`.
+
+        Raises:
+            pickle.PicklingError: in words that name the function and what of its call cannot be sent.
+        """
+        try:
+            super().dump(obj)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise pickle.PicklingError(_unsendable(obj, error)) from error
+
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type) or obj.__module__ != _MAIN:
             return NotImplemented
@@ -42,6 +53,29 @@ class CellPickler(pickle.Pickler):
                 "level of a cell"
             )
         return find, (name, digest(obj), (self.running() or (0, 0.0))[0])
+
+
+def _unsendable(obj: Any, error: Exception) -> str:
+    if not hasattr(obj, "func"):
+        kind = type(obj).__name__
+        return f"what a call returns cannot be sent, {kind}: {error}; call it by rpc.remote, and keep it there"
+    name = getattr(obj.func, "__qualname__", type(obj.func).__name__)
+    if name in str(error):
+        return str(error)
+    what = [f"argument {n}, {type(one).__name__}" for n, one in enumerate(obj.args or ()) if _fails(one)]
+    what += [f"argument {key}, {type(one).__name__}" for key, one in (obj.kwargs or {}).items() if _fails(one)]
+    return (
+        f"{name} cannot be called on another rank: {', '.join(what) or name} cannot be sent ({error}); make it there, "
+        "in the function itself"
+    )
+
+
+def _fails(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return True
+    return False
 
 
 def find(name: str, expected: str, cell: int) -> Any:

@@ -1,0 +1,74 @@
+"""Why a call has failed that its callee could not answer, in words: torch says `EOF`, or numbers of agents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ddp_notebook.rank.rpc.agent import Worker
+
+# what agents say of a connection that has ended
+_CUT = re.compile(r"^(EOF: end of file|E[A-Z]{3,}: |connection reset|.*\btensorpipe/)", re.DOTALL)
+_UNKNOWN = re.compile(r"could not find destination id (\d+)|unknown destination worker (\d+)|No worker with id (\d+)")
+
+
+class Losses:
+    """Workers that have ended, and the futures of calls to them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Worker] = {}  # every one that there was, by its agent's name
+        self._now: dict[int, str] = {}  # its agent, by rank in the session
+        self._cut: set[str] = set()  # agents whose connection has ended
+        self._calls: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()  # function and agent, by the future
+
+    def learn(self, workers: Iterable[Worker]) -> None:
+        """These are there."""
+        for one in workers:
+            self._known[one.agent], self._now[one.here] = one, one.agent
+
+    def note(self, future: Any, function: str, agent: str) -> None:
+        """This call is about to be answered by the future."""
+        self._calls[future] = function, agent
+
+    def is_lost(self, agent: str) -> bool:
+        """Whether the process has ended, as far as is known."""
+        known = self._known.get(agent)
+        return agent in self._cut or (known is not None and self._now[known.here] != agent)
+
+    def of_reference(self, agent: str) -> str:
+        """What is said of a reference to a value there."""
+        return (
+            f"the value of this reference was on {self._words(agent)}, a process that has ended, and is lost with it: "
+            "make it again with rpc.remote"
+        )
+
+    def of_call(self, function: str, agent: str) -> str:
+        """What is said of a call."""
+        return (
+            f"{self._words(agent)} has ended before it answered {function}: %ddp_heal brings a rank back that died, "
+            "then call rpc.init_rpc again; references to what was there are lost"
+        )
+
+    def explain(self, future: Any, error: RuntimeError) -> RuntimeError | None:
+        """What to raise in place of torch's error; None: that."""
+        text = str(error)
+        if (found := _UNKNOWN.search(text)) is not None:
+            number = int(next(filter(None, found.groups())))
+            agent = next((one.agent for one in self._known.values() if one.number == number), None)
+            return None if agent is None else RuntimeError(self.of_reference(agent))
+        if not _CUT.match(text) or (call := self._calls.get(future)) is None:
+            return None
+        self._cut.add(call[1])
+        return RuntimeError(self.of_call(*call))
+
+    def is_cut(self, error: RuntimeError, agent: str) -> bool:
+        """Whether this error says that the process has ended."""
+        if _CUT.match(str(error)):
+            self._cut.add(agent)
+        return agent in self._cut
+
+    def _words(self, agent: str) -> str:
+        known = self._known.get(agent)
+        return agent if known is None else f"{known.name} (rank {known.here})"
