@@ -3,10 +3,11 @@
  */
 
 let ids = 0;
+const OWN = Math.random().toString(36).slice(2, 10); // each view may load this module anew, and count from 1
 
 /** An id that no other view on the page has. @param {string} name */
 export function newId(name) {
-  return `ddpm-${name}-${++ids}`;
+  return `ddpm-${name}-${OWN}-${++ids}`;
 }
 
 /**
