@@ -44,7 +44,7 @@ from ddp_notebook.rank.cell import kernel_api
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.calls import timeout_setter
-from ddp_notebook.rank.rpc.face import _INVOKES
+from ddp_notebook.rank.rpc.calls import INVOKES
 from ddp_notebook.rank.script import watched
 from ddp_notebook.registry.torchrun import place
 from ddp_notebook.run.output import sink
@@ -262,7 +262,7 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "pickles with it\nalive" in done.stdout, done.stderr
-    for name in ("_init_rpc_states", "_to_worker_info", "_is_current_rpc_agent_set", "_ALL_WORKER_NAMES", *_INVOKES):
+    for name in ("_init_rpc_states", "_to_worker_info", "_is_current_rpc_agent_set", "_ALL_WORKER_NAMES", *INVOKES):
         assert hasattr(api, name)
 
 

@@ -8,8 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+INVOKES = tuple(  # torch's functions that send a call
+    f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")
+)
 _SHORTEST_S = 0.5  # a wait that is worth a word
+_TORCHS = "torch.distributed.rpc.api"  # where the functions are that it calls for itself
+_HELPERS = {"_call_method", "call_method", "_remote_method", "_async_on_rref"}  # of torch's tutorials
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +63,14 @@ class Calls:
             return ""
         number, call = mine[0]
         return f"waits for {call.function} on {call.to}, call {number}, {waited_s:.0f} s"
+
+
+def name_of(function: Any, args: Any) -> tuple[str, bool]:
+    """What a cell calls a function, also through a reference's proxy or a helper of its own; whether it is one that
+    torch calls for itself."""
+    name = str(getattr(function, "__qualname__", type(function).__name__))
+    if name.startswith("_local_invoke") and len(args) > 1:
+        return str(args[1]), False
+    if name in _HELPERS and args and callable(args[0]):
+        return str(getattr(args[0], "__qualname__", name)), False
+    return name, getattr(function, "__module__", "") == _TORCHS

@@ -30,7 +30,7 @@ from torch.distributed.rpc import api, internal
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.rpc.agent import Agent, Worker
-from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.rank.rpc.calls import INVOKES, Calls, name_of
 from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.losses import Losses
 from ddp_notebook.rank.rpc.meeting import Meeting
@@ -41,9 +41,6 @@ from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
 _NUMBERS = 128, 256  # of epochs and ranks that have agents with numbers of their own; in all what 15 bits hold
-_INVOKES = tuple(
-    f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")
-)
 _MOST_LISTED = 4
 _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
@@ -95,7 +92,7 @@ class Face:
         CellPickler.is_leaving = staticmethod(lambda: self._is_leaving)
         internal._pickler = CellPickler
         internal._run_function = runner(self._me)
-        for name in _INVOKES:
+        for name in INVOKES:
             setattr(api, name, self._noted(name, getattr(api, name)))
         setattr(api, _UDF, self._named(internal.PythonUDF))
         backward = getattr(dist_autograd, _BACKWARD)
@@ -257,7 +254,7 @@ class Face:
 
         @functools.wraps(make)
         def named(function: Any, args: Any, kwargs: Any) -> Any:
-            self._making.function = _name_of(function, args)
+            self._making.function, _ = name_of(function, args)
             return make(function, args, kwargs)
 
         return named
@@ -336,12 +333,6 @@ class Face:
         name = f"{here.epoch}.{(self._running() or (0, 0.0))[0]}/{address}/{world_size}"
         self._met[name] += 1
         return f"{name}/{self._met[name]}"
-
-
-def _name_of(function: Any, args: Any) -> str:
-    """What a cell calls it, also where it is called through a reference's proxy."""
-    name = str(getattr(function, "__qualname__", type(function).__name__))
-    return str(args[1]) if name.startswith("_local_invoke") and len(args) > 1 else name
 
 
 def _as(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

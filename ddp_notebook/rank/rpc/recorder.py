@@ -23,6 +23,7 @@ from torch.distributed.rpc.internal import PythonUDF, RemoteException
 
 from ddp_notebook.rank.record.remote import Ran, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.rpc.calls import INVOKES, name_of
 from ddp_notebook.rank.rpc.contexts import Contexts
 from ddp_notebook.rank.rpc.here import Here, numbered
 from ddp_notebook.rank.rpc.references import References
@@ -33,13 +34,8 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.face import Face
 
 _UDF, _MOST_ERROR = "PythonUDF", 300
-_INVOKES = tuple(
-    f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")
-)
 _KIND = {name: code for code, name in enumerate(RPC_KINDS)}
 _ASYNC, _TORCH, _TO_HERE, _REMOTE = _KIND["rpc_async"], _KIND["torch"], _KIND["to_here"], _KIND["remote"]
-_TORCHS = "torch.distributed.rpc.api"  # where the functions are that it calls for itself
-_HELPERS = {"_call_method", "call_method", "_remote_method", "_async_on_rref"}  # of torch's tutorials
 _OPERATORS = "aten::"
 _now_ns, _thread = time.monotonic_ns, threading.get_ident
 _to_here = "to_here"
@@ -80,7 +76,7 @@ class Recorder:
     def install(self) -> None:
         """Begin to look, behind what the face has put in place of torch's."""
         setattr(api, _UDF, self._around_udf(getattr(api, _UDF)))
-        for name in _INVOKES:
+        for name in INVOKES:
             setattr(api, name, self._around_invoke(name, getattr(api, name)))
         internal._run_function = self._around_run(internal._run_function)
         setattr(PyRRef, _to_here, self._around_to_here(getattr(PyRRef, _to_here)))
@@ -116,7 +112,7 @@ class Recorder:
             sent = Sent()
             if is_python:
                 sent.number, here.making = here.making, 0
-                sent.function, is_torchs = _name_of(here.function, here.args)
+                sent.function, is_torchs = name_of(here.function, here.args)
                 here.function = here.args = None
                 sent.nbytes = len(what) + sum(one.nbytes for one in args[0])
             else:
@@ -236,17 +232,6 @@ class Recorder:
     def _set(self, ran: Ran, future: Any) -> None:
         """The future is set that a function of `async_execution` has returned."""
         self._tape.put(ran._replace(done_ns=_now_ns()))
-
-
-def _name_of(function: Any, args: Any) -> tuple[str, bool]:
-    """What a cell calls a function, also through a reference's proxy or a helper of its own; whether it is one that
-    torch calls for itself."""
-    name = str(getattr(function, "__qualname__", type(function).__name__))
-    if name.startswith("_local_invoke") and len(args) > 1:
-        return str(args[1]), False
-    if name in _HELPERS and args and callable(args[0]):
-        return str(getattr(args[0], "__qualname__", name)), False
-    return name, getattr(function, "__module__", "") == _TORCHS
 
 
 def _nbytes(values: Any) -> int:
