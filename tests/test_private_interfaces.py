@@ -275,6 +275,7 @@ def test_torch_lets_remote_calls_be_recorded():
     from torch.distributed.rpc import internal
 
     assert internal.PythonUDF._fields == ("func", "args", "kwargs") and callable(internal._run_function)
+    assert callable(internal.deserialize)
     for name in ("_py_rref_reducer", "_py_rref_receiver"):
         assert name in vars(internal._InternalRPCPickler)
     assert {"_deserialize", "_serialize", "is_owner", "to_here", "local_value"} <= set(dir(PyRRef))

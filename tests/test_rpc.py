@@ -144,6 +144,25 @@ def test_a_worker_that_dies_and_its_successor(session):
             session.run(use, ranks=[0])
 
 
+def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
+    """Torch raises in a callback then, before its agent counts the call as over."""
+    session.run(INIT + "def which(): return 1")
+    session.run("def which(): return 2", ranks=[0])
+    with pytest.raises(RankError, match="rank 1 has another version of which than the caller"):
+        session.run("if rank == 0: rpc.remote(other, which).to_here()", timeout=10)
+    session.run("rpc.shutdown()", timeout=5)
+    session.run(INIT + CALL)
+    with pytest.raises(RankError, match=r"the value of this reference was on worker1 \(rank 1\)"):
+        session.run("if rank == 0: rpc.remote(other, die).to_here()", timeout=10)
+    session.heal()
+    session.run(DEFINITIONS, ranks=[1])
+    session.run(INIT + CALL)
+    with pytest.raises(CellTimeoutError) as stopped:
+        session.run("time.sleep(5)", timeout=0.6)
+    assert "waits for" not in str(stopped.value)
+    session.run("rpc.shutdown()", timeout=5)
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

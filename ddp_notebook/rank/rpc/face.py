@@ -14,6 +14,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -35,13 +36,14 @@ from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.losses import Losses
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
-from ddp_notebook.rank.rpc.running import runner
+from ddp_notebook.rank.rpc.running import reader, runner
 from ddp_notebook.rank.rpc.waiting import elsewhere
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
 _NUMBERS = 128, 256  # of epochs and ranks that have agents with numbers of their own; in all what 15 bits hold
 _MOST_LISTED = 4
+_AT_ONCE = timedelta(milliseconds=10)
 _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
 _is_set, _IS_SET, _UDF = _is_current_rpc_agent_set, "_is_current_rpc_agent_set", "PythonUDF"  # not exported
@@ -72,8 +74,8 @@ class Face:
         self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
-        self.calls = Calls()
         self._losses = Losses()
+        self.calls = Calls(self._losses.is_lost)
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
         self._making = threading.local()  # the name of the function that this thread is about to call
 
@@ -92,6 +94,7 @@ class Face:
         CellPickler.is_leaving = staticmethod(lambda: self._is_leaving)
         internal._pickler = CellPickler
         internal._run_function = runner(self._me)
+        internal.deserialize = reader(internal.deserialize, self._me)
         for name in INVOKES:
             setattr(api, name, self._noted(name, getattr(api, name)))
         setattr(api, _UDF, self._named(internal.PythonUDF))
@@ -166,7 +169,7 @@ class Face:
         try:
             if graceful:
                 self._meeting.settle(self._calls, timeout)
-                _delete_all_user_and_unforked_owner_rrefs()
+                _delete_all_user_and_unforked_owner_rrefs(_AT_ONCE)  # all are confirmed that ever will be
                 for call in self.on_let_go:
                     call()
                 self._meeting.settle(self._calls, timeout)
@@ -265,7 +268,7 @@ class Face:
         @functools.wraps(invoke)
         def noted(to: WorkerInfo | str, what: Any, *args: Any, **kwargs: Any) -> Any:
             function, agent = self._making.function if is_python else str(what), to if isinstance(to, str) else to.name
-            end = self.calls.begin(function, self._described(to))
+            end = self.calls.begin(function, self._described(to), agent)
             try:
                 made = invoke(to, what, *args, **kwargs)
             except BaseException:
@@ -313,8 +316,8 @@ class Face:
         return local_value
 
     def _calls(self) -> tuple[int, int]:
-        assert self._agent is not None
-        return self.calls.made, self._agent.calls_under_way
+        assert self._agent is not None and self._names is not None
+        return self.calls.made, self._agent.calls_under_way - self.calls.sent_elsewhere(self._names.agents)
 
     def _described(self, to: WorkerInfo | str) -> str:
         """A worker, as its agent is known, in words. (Torch calls TorchScript by the agent's name.)"""

@@ -20,23 +20,46 @@ def runner(me: Callable[[], str]) -> Callable[[Any], Any]:
         me: tells what cells call this worker.
     """
 
-    def run_function(call: PythonUDF | AttributeError) -> Any:
+    def run_function(call: PythonUDF | RemoteException) -> Any:
+        if isinstance(call, RemoteException):  # it could not be read
+            print(f"a call failed, and its caller is told: {call.msg.splitlines()[1]}", file=sys.stderr)
+            return call
         name = ""
         try:
-            if isinstance(call, AttributeError):  # its function was not found
-                raise call
             name = getattr(call.func, "__qualname__", type(call.func).__name__)
             return call.func(*call.args, **call.kwargs)
         except Exception as error:
             theirs = error.__traceback__.tb_next if error.__traceback__ is not None else None
             lines = "".join(traceback.format_exception(type(error), error, theirs))
             if not _is_torchs(call):
-                print(f"{name or 'a call'} failed, and its caller is told: {error!r}", file=sys.stderr)
+                print(f"{name} failed, and its caller is told: {error!r}", file=sys.stderr)
             return RemoteException(f"On {me()}:\n{error!r}\n{lines}", type(error))
 
     return run_function
 
 
-def _is_torchs(call: PythonUDF | AttributeError) -> bool:
+def reader(deserialize: Callable[..., Any], me: Callable[[], str]) -> Callable[..., Any]:
+    """What reads a call and its answer, in place of torch's `deserialize`, which hands on an `AttributeError` alone.
+    Of a call that raises anything else torch tells the caller in a way that `rpc.remote` never learns: `to_here` and
+    `shutdown` would wait for ever.
+
+    Args:
+        deserialize: torch's.
+        me: tells what cells call this worker.
+    """
+
+    def read(*what: Any) -> Any:
+        try:
+            found = deserialize(*what)
+            is_unknown = isinstance(found, AttributeError) and found.__cause__ is not None  # not a value
+            error = found if is_unknown else None
+        except Exception as failed:
+            found, error = None, failed
+        return found if error is None else RemoteException(f"On {me()}:\n{error!r}\n", type(error))
+
+    return read
+
+
+def _is_torchs(call: PythonUDF) -> bool:
     """Whether it is a function by which torch asks for what a reference holds: its error was told already."""
-    return isinstance(call, PythonUDF) and str(getattr(call.func, "__module__", "")).startswith("torch.")
+    return str(getattr(call.func, "__module__", "")).startswith("torch.")
