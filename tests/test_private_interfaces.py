@@ -235,6 +235,13 @@ def test_gloo_has_an_event_loop_that_holds_its_listener_and_its_connections(monk
     del group
 
 
+def test_gloo_has_buffers_that_can_be_told():
+    """By names in torch's library; that it works: `tests/test_untold.py`."""
+    from ddp_notebook.rank.group.connections import untold
+
+    assert untold._gloo() is not None
+
+
 def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
     """In a process of its own: an agent stays until its process ends."""
     code = """if True:

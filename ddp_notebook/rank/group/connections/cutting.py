@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets
+from ddp_notebook.rank.group.connections.untold import Untold
 from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
@@ -49,6 +50,7 @@ class Connections:
         self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: as `before`
         self._making = threading.RLock()
         self._unseen = 0  # waits that the recorder does not see
+        self._untold = Untold()
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
         self.makes_boards = False  # for the guard
@@ -181,7 +183,8 @@ class Connections:
     # ---- cutting
 
     def cut_groups(self) -> int:
-        """End every operation that waits in a group, here and at its peers. From any thread.
+        """End every operation that waits in a group, here and at its peers. From any thread. To be called again and
+        again while something waits: it may be about to begin, or gloo may tell it nothing.
 
         Returns:
             How many connections were cut.
@@ -193,7 +196,9 @@ class Connections:
             own |= new.keys()
             for address in new.values():
                 sockets.knock(address, size)
-        return sockets.cut_groups(own) + self._abort_nccl()
+        count = sockets.cut_groups(own) + self._abort_nccl()
+        self._untold.tell()
+        return count
 
     def cut_stores(self) -> int:
         """End every wait at a store."""

@@ -124,8 +124,8 @@ class Renewal:
         self._connections.forget_listeners()
 
     def _end(self, groups: list[Any]) -> None:
-        """Free what was kept longest, in a thread of its own: an operation that nothing has ended (see
-        `sockets.cut_groups`) would hold up whoever waits for its thread."""
+        """Free what was kept longest, in a thread of its own: an operation that nothing has ended would hold up whoever
+        waits for its thread."""
         self._ended.append(groups)
         if len(self._ended) > _KEPT:
             threading.Thread(target=self._ended.popleft().clear, name="ddp-free", daemon=True).start()

@@ -80,10 +80,8 @@ def cut_groups(own: Collection[int]) -> int:
     """Shut down the connections of gloo's groups, for reading: gloo then closes them, and the peers see that. Their
     listeners are left alone: gloo ends the process when one of its own fails.
 
-    Not for writing. A send that waits until its receiver is ready is begun by gloo's event loop, where a failure is
-    told to nobody: the operation would wait until its timeout, and could not be ended. (4 ranks in a loop of
-    all_reduce, cut 60 times on each: 7 waits of 240 did not end with both shut down, 1 with reading alone; that one's
-    peer was gone.)
+    Not for writing: a send that waits until its receiver is ready is begun by gloo's event loop, where a failure is
+    told to nobody. What waits all the same, see `untold`.
 
     Where no epoll tells what it holds, those only that the peers have opened. Each is one of these at one of its ends.
 
