@@ -253,3 +253,74 @@ def the_picture_stays(lab: JupyterLab, path: Any) -> None:
     pictures = lab.page.locator(".jp-RenderedImage img")
     expect(pictures).to_have_count(2, timeout=30_000)
     assert "model not found" not in lab.page.content().lower()
+
+
+REMOTE = [
+    "%load_ext ddp_notebook\n%ddp_start 3 --backend gloo",
+    "%ddp_monitor",
+    "%%on_all_ranks\n"
+    "import time\n"
+    "from torch.distributed import rpc\n"
+    "def ask(to):\n"
+    "    time.sleep(0.02)\n"
+    "    return rpc.rpc_sync(to, answer)\n"
+    "def answer():\n"
+    "    time.sleep(0.03)\n"
+    "    return torch.ones(1000)\n"
+    "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
+    "if rank == 0:\n"
+    "    for _ in range(3):\n"
+    "        rpc.rpc_sync('worker1', ask, args=('worker2',))\n"
+    "        time.sleep(0.01)\n"
+    "    rpc.rpc_sync('worker2', torch.add, args=(torch.ones(2), 1))\n"
+    "rpc.shutdown()",
+    "recording = ddp_notebook.current().recording\nrecording.save_html('calls.html')",
+    "%ddp_stop",
+]
+
+
+@pytest.mark.browser
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_remote_calls_are_arrows_between_ranks(tmp_path):
+    """In JupyterLab with both themes, and in the page that is saved."""
+    path = tmp_path / "calls.ipynb"
+    write_notebook(path, ["import ddp_notebook\n" + REMOTE[0], *REMOTE[1:]])
+    with open_notebook(path) as lab:
+        for cell in range(4):
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        view = View(lab)
+        for theme in ("light", "dark"):
+            use_theme(lab, theme)
+            view.wait_for(f"state.theme == '{theme}'")
+            the_calls_are_seen(view, SCREENSHOTS / f"remote_{theme}.png")
+            found = Axe().run(view.page, context=".ddpm")
+            assert found.violations_count == 0, found.generate_report()
+        use_theme(lab, "light")
+        lab.run_cell(4)
+        lab.wait_until_done(4)
+        view.page.goto(f"file://{tmp_path / 'calls.html'}")
+        view.root = view.page.locator(".ddpm").first
+        expect(view.root).to_be_visible(timeout=20_000)
+        the_calls_are_seen(view, SCREENSHOTS / "remote_page.png")
+
+
+def the_calls_are_seen(view: View, screenshot: Any) -> None:
+    view.open("Timeline")
+    view.root.get_by_role("button", name="Show everything").click()
+    state = view.wait_for("state.panels.timeline?.arrows.length == 14")["panels"]["timeline"]
+    loose = [one for one in state["arrows"] if one["isLoose"]]
+    assert len(loose) == 2, "there and back, of the operator"
+    first = min(state["arrows"], key=lambda one: one["x0"])
+    assert first["y0"] < first["y1"], "from rank 0 down"
+    box = view.root.locator("canvas").last.bounding_box()
+    assert box is not None
+    view.page.mouse.move(box["x"] + first["x0"] + 2, box["y"] + first["y0"] - 3)
+    state = view.wait_for("state.panels.timeline.underPointer")["panels"]["timeline"]
+    assert state["underPointer"][0] == "rank 0: rpc_sync of ask, run by rank 1"
+    assert all(words in state["underPointer"][1] for words in ("until it began", "running", "back"))
+    assert len([one for one in state["arrows"] if one["isChosen"]]) == 2
+    expect(view.root.get_by_text("runs a remote call")).to_be_visible()
+    view.root.screenshot(path=screenshot)
+    view.page.mouse.move(0, 0)

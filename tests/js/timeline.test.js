@@ -5,11 +5,11 @@ import { test } from "node:test";
 
 import { FAILURE, HEADING, MEANINGS, MERGE_PX, Rectangles, TRANSFER, UNDER_WAY, WAITING, collect, hit, layoutRows, leastWidth } from "../../ddp_notebook/widgets/js/drawing/bars.js";
 import { COMMUNICATION, COMPUTE, Lane, Lanes, lowerBound } from "../../ddp_notebook/widgets/js/data/lanes.js";
-import { callsOf, collectivesIn, ribbon } from "../../ddp_notebook/widgets/js/drawing/links.js";
+import { arrowsIn, callsOf, collectivesIn, endsOf, ribbon } from "../../ddp_notebook/widgets/js/drawing/links.js";
 import { abgr, paint } from "../../ddp_notebook/widgets/js/drawing/pixels.js";
 import { StepMarks, leftOut } from "../../ddp_notebook/widgets/js/data/stepmarks.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
-import { KINDS, makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
+import { EXECUTION, KINDS, REMOTE_CALL, makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { timelineWords } from "../../ddp_notebook/widgets/js/panels/timeline_words.js";
 import { LEAST_MS, axis, follow, pan, seconds, zoom } from "../../ddp_notebook/widgets/js/drawing/timewindow.js";
 import { TEXTS, deliver, span } from "./messages.js";
@@ -331,4 +331,72 @@ test("actions of a pipeline and named blocks are told by stage and microbatch, a
   const lane = lanes.of(0)[COMPUTE];
   assert.deepEqual(words.wordsOf(lane, 0), ["weight gradient of stage 1, microbatch 3", "W3"]);
   assert.deepEqual(words.wordsOf(lane, 1), ["load"]);
+});
+
+// ---- remote calls
+
+const remote = (number, caller, callee, [sent, begun, ended, returned]) => [
+  { rank: caller, kind: REMOTE_CALL, start: sent, end: returned, call: number, peer: callee, wait: 0, state: 1, name: 2, op: 1, site: 3, nbytes: 100, cell: 1 },
+  ...(begun === null ? [] : [{ rank: callee, kind: EXECUTION, start: begun, end: ended, call: number, peer: caller, wait: 0, state: 1, name: 2, op: 1, nbytes: 8, cell: 1 }]),
+];
+
+function remoteScene(rows, { ranks = [0, 1, 2], view = { t0: 0, t1: 100 } } = {}) {
+  const store = new Store();
+  store.worldSize = 3;
+  for (const [number, text] of [[1, "rpc_sync"], [2, "train"], [3, "cell line 7"]]) store.texts.set(number, text);
+  const lanes = new Lanes();
+  fill(store.tables.span, rows);
+  lanes.sync(store.tables.span);
+  const layout = layoutRows(ranks.length, 300, lanes.depths);
+  return { store, lanes, table: store.tables.span, scene: { ranks, view, layout, left: 0, width: 1000, top: 28, scroll: 0 } };
+}
+
+test("arrows go from the caller's bar to where its callee begins, and from where that ends back", () => {
+  const { scene, lanes, table } = remoteScene([...remote(7, 0, 2, [10, 20, 50, 60]), ...remote(8, 2, 1, [30, 35, 40, 45])]);
+  const found = arrowsIn(scene, lanes, table, null, 100);
+  assert.deepEqual(found.map(({ x0, x1 }) => [x0, x1]), [[100, 200], [500, 600], [300, 350], [400, 450]]);
+  assert.ok(found.every(({ isLoose, isChosen }) => !isLoose && !isChosen));
+  const [there, back, up, down] = found;
+  const { tops, row } = scene.layout;
+  assert.ok(there.y0 > 28 && there.y0 <= 28 + tops[0] + row && there.y1 >= 28 + tops[2] && there.y1 < 28 + tops[2] + row);
+  assert.deepEqual([back.y0, back.y1], [there.y1, there.y0]);
+  assert.ok(up.y0 > up.y1 && down.y1 > down.y0, "a callee above its caller");
+});
+
+test("of an operator nobody knows when it ran, and a call of oneself or of a rank out of sight has no arrow", () => {
+  const { scene, lanes, table } = remoteScene([...remote(1, 0, 1, [10, null, null, 30]), ...remote(2, 1, 1, [10, 12, 14, 16]), ...remote(3, 0, 2, [50, 55, 60, 65])], { ranks: [0, 1] });
+  const found = arrowsIn(scene, lanes, table, null, 100);
+  assert.deepEqual(found.map(({ x0, x1, isLoose }) => [x0, x1, isLoose]), [[100, 200, true], [200, 300, true]]);
+});
+
+test("where there are many only those of the call under the pointer are drawn, from either of its ends", () => {
+  const rows = Array.from({ length: 60 }, (_, i) => remote(i + 1, 0, 1, [i, i + 0.2, i + 0.6, i + 0.8])).flat();
+  const { scene, lanes, table } = remoteScene(rows);
+  assert.equal(arrowsIn(scene, lanes, table, null, 100).length, 0);
+  for (const [rank, which] of [[0, COMMUNICATION], [1, COMPUTE]]) {
+    const lane = lanes.of(rank)[which];
+    const ends = endsOf(lanes, table, scene.ranks, { rank, row: rank, lane, at: 41 });
+    assert.deepEqual(arrowsIn(scene, lanes, table, ends, 100).map((one) => [Math.round(one.x0), one.isChosen]), [[410, true], [416, true]]);
+  }
+});
+
+test("a remote call is told from both ends: function, caller, callee, and what its time went into", () => {
+  const { store, scene, lanes, table } = remoteScene([...remote(7, 0, 2, [10, 20, 50, 55]), ...remote(8, 1, 2, [60, null, null, 70])]);
+  const { about, wordsOf, table: rowsOf } = timelineWords(store, lanes);
+  const at = (rank, which, i = 0) => ({ rank, row: rank, lane: lanes.of(rank)[which], at: i, count: 1 });
+  const told = (one) => about(one, endsOf(lanes, table, scene.ranks, one));
+  assert.deepEqual(told(at(0, COMMUNICATION)), ["rank 0: rpc_sync of train, run by rank 2", "45.0 ms: 10.0 ms until it began, 30.0 ms running, 5.00 ms back", "100 B sent", "cell 1, cell line 7"]);
+  assert.deepEqual(told(at(2, COMPUTE)).slice(0, 3), ["rank 0: rpc_sync of train, run by rank 2", "45.0 ms: 10.0 ms until it began, 30.0 ms running, 5.00 ms back", "8 B of tensors in its result"]);
+  assert.equal(told(at(1, COMMUNICATION))[1], "10.0 ms; when it ran is not known");
+  assert.equal(wordsOf(lanes.of(0)[COMMUNICATION], 0)[0], "rpc_sync train → rank 2");
+  assert.equal(wordsOf(lanes.of(2)[COMPUTE], 0)[0], "train for rank 0");
+  assert.ok(rowsOf({ t0: 0, t1: 100 }).rows.some((row) => row[1] === "rpc_sync train → rank 2" && row[5] === "cell line 7"));
+});
+
+test("an execution and a call of one number stay two, and a snapshot brings neither again", () => {
+  const store = new Store();
+  const rows = remote(5, 0, 0, [10, 11, 12, 13]).map((one) => span(one.rank, one.kind, one.start, one.end, one));
+  deliver(store, { seq: 1 }, { span: rows.map((one) => ({ ...one, site: 0 })) });
+  deliver(store, { seq: 3, kind: "snapshot" }, { span: rows.map((one) => ({ ...one, site: 0 })) });
+  assert.equal([...store.spansIn(0, 100, 0)].length, 2);
 });

@@ -6,6 +6,7 @@ tables      the tables that travel: their columns, and how they are packed
 outgoing    rows of a recording as rows of these tables
 cutting     which steps are whole on all ranks, and what their time went into
 timeline    which spans and calls travel, and when
+remote      which remote calls travel, and when
 values      which values of tensors travel
 budget      what is left out where there is too much
 answers     what a view asks for beside that: a window, a step, the values of a collective

@@ -12,16 +12,17 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.ring import Ring
-from ddp_notebook.records.schema import CALL, RESOURCE, SPAN, TIMES, Rows
+from ddp_notebook.records.schema import CALL, RESOURCE, RPC, SPAN, TIMES, Rows
 from ddp_notebook.widgets.feed import outgoing
 from ddp_notebook.widgets.feed.budget import Thinning
 from ddp_notebook.widgets.feed.messages import FeedMessage, FeedTexts
+from ddp_notebook.widgets.feed.remote import RemoteCalls
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
 from ddp_notebook.widgets.feed.values import ValueFeed
 
 # What may travel: with the 5 kB of `values`, the headers and the states of ranks, less than 60 kB in any second.
-TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S = 27_000.0, 12_000.0
+TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, REMOTE_BYTES_PER_S = 27_000.0, 12_000.0, 8_000.0
 _BURST_BYTES = 8_000.0  # of the timeline that may travel at once
 _TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, measured by tests/benchmarks/monitor.py
 _METRIC_BYTES = 13.0  # of a row, measured by tests/benchmarks/monitor.py
@@ -64,6 +65,7 @@ class Feed:
         self.texts = FeedTexts(recording)
         self.values = ValueFeed(recording, self._ends["value"])
         self._timelines: dict[int, Timeline] = {}
+        self._remote = RemoteCalls(recording, self.texts, only)
         self._thin_metrics = Thinning(METRIC_BYTES_PER_S)
         self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
         self._allowance = _BURST_BYTES
@@ -82,7 +84,7 @@ class Feed:
         if self.only is not None:
             return self.only
         metrics, _, _ = self.recording.follow("metric", self._ends["metric"] - 1, 1)
-        return max(*self._timelines, int(metrics["cell"].max(initial=0)), 0)
+        return max(*self._timelines, int(metrics["cell"].max(initial=0)), self._remote.cell, 0)
 
     # ---- what is new
 
@@ -90,8 +92,9 @@ class Feed:
         """Whether rows have come or wait for those of other ranks; not memory and load, which `present` sends."""
         rings = self.recording.store.rings
         return (
-            any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "layout"))
+            any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "rpc", "layout"))
             or any(timeline.is_waiting for timeline in self._timelines.values())
+            or self._remote.is_waiting
             or any(map(len, self._waiting.values()))
             or self.values.is_waiting
         )
@@ -150,8 +153,11 @@ class Feed:
         latest = next(reversed(self._timelines.values()), None)
         return {
             "units_shown_of": latest.every if latest is not None else 1,
+            "remote_shown_of": self._remote.every,
             "metric_every": self._thin_metrics.every,
-            "rows_left_out": self._rows_left_out + sum(one.left_out for one in self._timelines.values()),
+            "rows_left_out": self._rows_left_out
+            + self._remote.left_out
+            + sum(one.left_out for one in self._timelines.values()),
             "dropped_rows": sum(self.recording.dropped.values()),
             "values_left_out": self.recording.left_out,
         }
@@ -179,6 +185,7 @@ class Feed:
             metrics = metrics[self._thin_metrics.keep(numbers)]
         if now_s < self._timeline_s + _TIMELINE_PERIOD_S:
             tables, whole = {name: empty(name) for name in _TIMELINE_BYTES}, np.zeros(0, CALL)
+            remote = empty("span")
         else:
             self._timeline_s = now_s
             spans = self._follow("span")  # before the calls: they have come before the spans that they lie in
@@ -187,8 +194,10 @@ class Feed:
                 self._read_layouts()
             self._read_resources()
             tables, whole = self._timelines_take(spans, calls, now_s)
+            remote = self._remote.take(self._follow("rpc"), now_s, self.start_ns)
         if self.is_live:
             tables = self._paced(tables, seconds)
+        tables["span"] = np.concatenate((tables["span"], remote))
         tables["metric"] = outgoing.metrics(metrics, self.start_ns)
         tables["value"] = self.values.take(whole, seconds)
         for name in _KEPT:
@@ -199,7 +208,8 @@ class Feed:
     def _follow(self, table: str) -> Rows:
         rows, self._ends[table], _ = self.recording.follow(table, self._ends[table])
         rows = rows[rows["rank"] < self.recording.world_size]
-        return rows if self.only is None else rows[rows["cell"] == self.only]
+        # Of a remote call the caller's side says which cell's it is.
+        return rows if self.only is None or table == "rpc" else rows[rows["cell"] == self.only]
 
     def _timelines_take(self, spans: Rows, calls: Rows, now_s: float) -> tuple[dict[str, Rows], Rows]:
         if len(calls):
@@ -246,12 +256,11 @@ class Feed:
         """The last rows of a recording that was there before its feed."""
         now_s = 0.0
         found = {}
-        for table, begun in (("span", "start_ns"), ("call", "issue_ns")):
+        for table, begun in (("span", "start_ns"), ("call", "issue_ns"), ("rpc", "start_ns")):
             # Live rows are nearly in the order of time; in a file, ranks may stand one behind the other.
             since = max(0, self._ends[table] - _HISTORY) if self.is_live else 0
-            rows, self._ends[table], _ = self.recording.follow(table, since)
-            rows = rows[rows["rank"] < self.recording.world_size]
-            rows = rows if self.only is None else rows[rows["cell"] == self.only]
+            self._ends[table] = since
+            rows = self._follow(table)
             if len(rows) > _HISTORY:
                 rows = rows[rows[begun] >= np.partition(rows[begun], -_HISTORY)[-_HISTORY]]
             found[table] = rows
@@ -261,17 +270,23 @@ class Feed:
         spans, calls = found["span"], found["call"]
         if len(calls):
             self.last[calls["rank"]] = calls
+        shown = [self._remote.take(found["rpc"], now_s, self.start_ns)]
+        shown.append(self._remote.take(np.zeros(0, RPC), now_s + 10.0, self.start_ns))
+        if self.is_live:
+            self._remote.bound(REMOTE_BYTES_PER_S)
         for cell in np.union1d(spans["cell"], calls["cell"]).tolist():
             history = self._timelines[cell] = self._timeline(cell, None)
             tables, whole = history.take(spans[spans["cell"] == cell], calls[calls["cell"] == cell], now_s)
             late, more = history.take(np.zeros(0, SPAN), np.zeros(0, CALL), now_s + 10.0)  # nothing is waited for
             tables = {name: np.concatenate((rows, late[name])) for name, rows in tables.items()}
-            tables["span"] = tables["span"][np.argsort(tables["span"]["end"], kind="stable")]
+            shown.append(tables.pop("span"))
             tables["value"] = self.values.of(_by_collective(np.concatenate((whole, more)))[-_KEPT["value"] :])
-            for name in _KEPT:
-                self._kept[name].append(tables[name])
+            for name, rows in tables.items():
+                self._kept[name].append(rows)
             if self.is_live:
                 history.bound(TIMELINE_BYTES_PER_S)
+        spans = np.concatenate(shown)
+        self._kept["span"].append(spans[np.argsort(spans["end"], kind="stable")])
         while len(self._timelines) > _CELLS:
             self._timelines.pop(next(iter(self._timelines)))
 

@@ -36,7 +36,7 @@ def spans(rows: Rows, start_ns: int) -> Rows:
     for name in ("rank", "kind", "name", "cell", "step", "thread"):
         found[name] = rows[name]
     found["start"], found["end"] = ms(rows["start_ns"], start_ns), ms(rows["end_ns"], start_ns)
-    found["wait"] = np.nan
+    found["wait"], found["peer"] = np.nan, -1
     return found
 
 
@@ -50,7 +50,7 @@ def calls(recording: RowSource, rows: Rows, waited_ns: npt.NDArray[Any], start_n
     for name in ("rank", "cell", "step", "thread", "op", "group", "number", "call", "origin", "site"):
         found[name] = rows[name]
     found["state"], found["left_out"] = rows["state"], rows["left_out"]
-    found["name"] = rows["module"]
+    found["name"], found["peer"] = rows["module"], -1
     found["kind"] = _kinds(recording, rows["op"])
     found["nbytes"] = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
     begun, ended = arrivals(rows), rows["end_ns"]

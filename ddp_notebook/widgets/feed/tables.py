@@ -8,7 +8,7 @@ holds the number of a text. What is not known is NaN, or -1 of samples.
 | `metric` | one number that a rank has logged |
 | `step` | what one step took on one rank |
 | `bucket` | one bucket of gradients of one step on one rank |
-| `span` | a stretch of the timeline: a part of a step, a collective, a message, a cell |
+| `span` | a stretch of the timeline: a part of a step, a collective, a message, one end of a remote call, a cell |
 | `value` | what was in the tensors of one side of a collective |
 | `rank` | how a rank is now |
 | `whole` | a whole tensor, whose elements are in the same message |
@@ -27,7 +27,8 @@ from ddp_notebook.records.schema import Rows
 TEXT = "<u4"
 KINDS = (  # of spans
     *("cell", "forward", "backward", "optimizer", "input", "input gradient", "weight gradient", "pipeline", "block"),
-    *("collective", "send", "recv"),
+    "execution",  # of a remote call, by its callee
+    *("collective", "send", "recv", "remote call"),
 )
 FIRST = 32  # values of a tensor that travel
 
@@ -80,6 +81,7 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
             ("site", TEXT),
             ("state", "u1"),
             ("left_out", "u1"),
+            ("peer", "<i4"),  # the callee of a remote call, or its caller; -1: none
         ]
     ),
     "value": np.dtype(

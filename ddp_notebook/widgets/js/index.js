@@ -20,7 +20,7 @@
  *       tensor_source   which collective's tensors are shown, and asking for all elements
  *     drawing/    from numbers to places and pixels
  *       colours         what each colour means, light and dark; the colour of a rank
- *       canvas          a sharp canvas, and words on it
+ *       canvas          a sharp canvas, words and arrows on it
  *       pixels          rectangles straight into pixels
  *       axis            ticks and their labels
  *       timewindow      the stretch of time that the timeline shows: zoom, pan, axis
@@ -28,7 +28,7 @@
  *       stepbars        where the bars of the steps lie
  *       sync_draw       the bars of the steps, the buckets, the ranks' times
  *       bars            where the timeline's bars lie
- *       links           the same collective on every rank, joined by a ribbon
+ *       links           ribbons that join a collective's calls, arrows of remote calls
  *       timeline_draw   the timeline
  *       heat            numbers as colours
  *       tiles           where tensors lie

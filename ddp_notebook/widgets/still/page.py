@@ -23,7 +23,7 @@ from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.schema import CALL, SPAN, Rows
 from ddp_notebook.widgets import bundles
-from ddp_notebook.widgets.feed import outgoing
+from ddp_notebook.widgets.feed import outgoing, remote
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty, pack
@@ -85,7 +85,8 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
     recording = feed.recording
     spans, calls, values = (recording.rows(table) for table in ("span", "call", "value"))
     values = values[values["side"] < 2]  # the others are gradients, which are asked for by name
-    begin_ns = _begin_ns(spans, calls)
+    calls_between = recording.rows("rpc")
+    begin_ns = _begin_ns(spans, calls, calls_between)
     spans = spans[(spans["end_ns"] < 0) | (spans["end_ns"] >= begin_ns)]
     calls = calls[arrivals(calls) >= begin_ns]
     found: dict[str, list[Rows]] = {name: [empty(name)] for name in ("span", "step", "bucket")}
@@ -98,15 +99,17 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
         ):
             for name, rows in more.items():
                 found[name].append(rows)
+    calls_between = remote.within(calls_between, begin_ns, np.iinfo(np.int64).max, None)
+    found["span"].append(remote.bars(recording, feed.texts, calls_between, feed.start_ns))
     tables = {name: np.concatenate(rows)[-MOST[name] :] for name, rows in found.items()}
     tables["span"] = tables["span"][np.argsort(tables["span"]["start"], kind="stable")]
     tables["value"] = _values(recording, values, calls)
     return tables, (begin_ns - feed.start_ns) / 1e6
 
 
-def _begin_ns(spans: Rows, calls: Rows) -> int:
+def _begin_ns(spans: Rows, calls: Rows, remote_calls: Rows) -> int:
     """The time since which there are at most as many rows as a page has."""
-    ends = np.concatenate((spans["end_ns"], arrivals(calls)))
+    ends = np.concatenate((spans["end_ns"], arrivals(calls), remote_calls["end_ns"]))
     most = MOST["span"]
     return int(np.partition(ends, -most)[-most]) if len(ends) > most else -1
 

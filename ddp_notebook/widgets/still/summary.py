@@ -14,7 +14,7 @@ from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric, settled
-from ddp_notebook.records.schema import SPANS, Rows
+from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, SPANS, Rows
 from ddp_notebook.records.units import ms, number, two_figures
 from ddp_notebook.records.words import rank_on
 
@@ -70,15 +70,17 @@ class _Facts:
     measured: tuple[Step, ...]  # the last ones
     straggler: Straggler | None
     calls: int
+    remote_calls: int
     dropped: int
 
     @classmethod
     def of(cls, recording: RecordedTables, cell: int | None) -> _Facts:
         spans = recording.rows("span")
         spans = spans[spans["kind"] == SPANS.index("optimizer")]
-        calls = recording.rows("call")
+        calls, remote = recording.rows("call"), recording.rows("rpc")
+        remote = remote[(remote["side"] == RPC_SIDES.index("caller")) & (remote["kind"] != RPC_KINDS.index("torch"))]
         if cell is not None:
-            spans, calls = spans[spans["cell"] == cell], calls[calls["cell"] == cell]
+            spans, calls, remote = (rows[rows["cell"] == cell] for rows in (spans, calls, remote))
         source: RowSource = recording
         if len(spans) > _MOST_MEASURED:
             source = _Since(recording, int(np.partition(spans["end_ns"], -_MOST_MEASURED)[-_MOST_MEASURED]))
@@ -92,6 +94,7 @@ class _Facts:
             measured=tuple(one.step for one in found),
             straggler=straggler_of(found, recording.hosts),
             calls=len(calls),
+            remote_calls=len(remote),
             dropped=sum(recording.dropped.values()),
         )
 
@@ -108,6 +111,8 @@ class _Facts:
                 parts.append(f"{two_figures(100 * exposed)} % exposed communication")
         elif self.calls:
             parts.append(f"{self.calls:,} communication call{'s' * (self.calls != 1)}")
+        if self.remote_calls:
+            parts.append(f"{self.remote_calls:,} remote call{'s' * (self.remote_calls != 1)}")
         if self.straggler is not None:
             parts.append(f"{rank_on(self.straggler.rank, self.hosts)} slowest")
         if len(parts) == 1:

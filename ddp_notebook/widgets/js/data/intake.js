@@ -6,7 +6,7 @@ import { MISSING } from "./format.js";
 import { keyOf, nameAt } from "./names.js";
 import { Run } from "./run.js";
 import { Series } from "./series.js";
-import { CELL, COLLECTIVE, CollectiveEntry } from "./tables.js";
+import { CELL, COLLECTIVE, CollectiveEntry, EXECUTION } from "./tables.js";
 import { unpack } from "./unpack.js";
 
 const MOST_METRICS = 48;
@@ -20,13 +20,13 @@ const MOST_OPEN = 2000; // spans of a rank
  * @param {number} at
  */
 function spanKey({ rank, kind, call, start, thread }, at, shift = 0) {
-  if (kind[at] >= COLLECTIVE) return `${rank[at]} ${call[at]}`;
+  if (kind[at] >= EXECUTION) return `${rank[at]} ${kind[at]} ${call[at]}`;
   return `${rank[at]} ${kind[at]} ${thread[at]} ${Math.round(start[at] * 100) + shift}`;
 }
 
 /** The key under which a map has the span, if it has. @param {Map<string, number>} map @param {Record<string, any>} columns @param {number} at */
 function knownKey(map, columns, at) {
-  for (const shift of columns.kind[at] >= COLLECTIVE ? [0] : [0, -1, 1]) {
+  for (const shift of columns.kind[at] >= EXECUTION ? [0] : [0, -1, 1]) {
     const key = spanKey(columns, at, shift);
     if (map.has(key)) return key;
   }

@@ -7,7 +7,7 @@
 
 /** The lanes of a rank, and the lane of each kind. */
 export const CELL = 0, COMPUTE = 1, COMMUNICATION = 2;
-const LANE_OF = [CELL, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMMUNICATION, COMMUNICATION, COMMUNICATION];
+const LANE_OF = [CELL, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMMUNICATION, COMMUNICATION, COMMUNICATION, COMMUNICATION];
 /** More spans at once than this share the last slot. */
 export const MOST_SLOTS = 4;
 /** `state` of a span of communication. */
@@ -162,6 +162,8 @@ export class Lanes {
     this.first = Infinity; // the earliest start
     this.last = 0; // the latest known time
     this.depths = [1, 1, 1];
+    /** @type {Set<number>} */
+    this.kinds = new Set(); // of spans that have come
     this._end = 0;
     /** @type {number[]} */
     this._open = []; // row numbers
@@ -223,6 +225,7 @@ export class Lanes {
     const lane = this.of(columns.rank[at])[LANE_OF[kind] ?? COMPUTE];
     lane.insert({ start, end, kind, wait: columns.wait[at], state: columns.state[at], call: columns.call[at], row });
     touched.add(lane);
+    this.kinds.add(kind);
     this.first = Math.min(this.first, start);
     this.last = Math.max(this.last, Number.isNaN(end) ? start : end);
   }

@@ -11,10 +11,12 @@ const [U8, U16, U32, I32, F32, F64] = [Uint8Array, Uint16Array, Uint32Array, Int
 
 export const KINDS = [
   "cell", "forward", "backward", "optimizer", "input", "input gradient", "weight gradient", "pipeline", "block",
-  "collective", "send", "recv",
+  "execution", "collective", "send", "recv", "remote call",
 ];
 export const CELL = KINDS.indexOf("cell");
 export const COLLECTIVE = KINDS.indexOf("collective");
+/** The two ends of a remote call: what its callee does, and what its caller waits for. */
+export const EXECUTION = KINDS.indexOf("execution"), REMOTE_CALL = KINDS.indexOf("remote call");
 
 /** The parts of a step in the order in which they are drawn; they add up to its duration. */
 export const PARTS = ["input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest"];
@@ -43,6 +45,7 @@ export function makeTables() {
         ["rank", U16], ["kind", U8], ["name", U32], ["cell", U32], ["step", U32], ["start", F64], ["end", F64],
         ["thread", U16], ["op", U32], ["group", U32], ["number", U32], ["call", F64], ["nbytes", F64], ["wait", F32],
         ["origin", U8], ["site", U32], ["state", U8], ["left_out", U8],
+        ["peer", I32],
         // Not in the feed: the latest end among the rank's rows so far, and the row that took this one's place.
         ["latest", F64], ["replaced", F64],
       ],

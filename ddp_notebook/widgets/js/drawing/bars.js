@@ -4,7 +4,7 @@
  */
 
 import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "../data/lanes.js";
-import { COLLECTIVE, KINDS } from "../data/tables.js";
+import { COLLECTIVE, EXECUTION, KINDS, REMOTE_CALL } from "../data/tables.js";
 
 /** @typedef {import("../data/lanes.js").Lane} Lane */
 /** @typedef {{x: number, y: number, width: number, h: number, slots: number, slotH: number, column?: number}} Box  of a lane */
@@ -34,7 +34,7 @@ export function leastWidth(pixels, count, before) {
 /** What a rectangle means; `WAITING` is drawn as emptiness with an outline. */
 export const TRANSFER = COLLECTIVE, WAITING = KINDS.length, FAILURE = WAITING + 1, UNDER_WAY = WAITING + 2;
 /** By number; the kinds of spans are the first ones. */
-export const MEANINGS = [...KINDS.slice(0, TRANSFER), "transfer", "send", "recv", "waiting", "failed", "under way"];
+export const MEANINGS = [...KINDS.slice(0, TRANSFER), "transfer", ...KINDS.slice(TRANSFER + 1), "waiting", "failed", "under way"];
 const N = MEANINGS.length;
 const FIRST_OF = [0, 1, TRANSFER, N]; // meanings of each lane, behind those of the lane before
 
@@ -168,7 +168,7 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
     const h = Math.max(box.slotH - air, 1);
     let meaning = kind[i];
     // A call under way may be waiting or moving data: nobody knows before it ends.
-    if (meaning >= TRANSFER) meaning = state[i] === FAILED ? FAILURE : end[i] === Infinity ? UNDER_WAY : meaning;
+    if (meaning >= EXECUTION) meaning = state[i] === FAILED ? FAILURE : end[i] === Infinity ? UNDER_WAY : meaning;
     let bodyX = x, bodyW = w;
     if (isWaitKnown && meaning === kind[i]) {
       const edge = Math.min(box.x + (start[i] + wait[i] - t0) * scale, x + w);
@@ -179,7 +179,7 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
       }
     }
     // Send lies in the upper part of its slot, receive in the lower: a message goes down from one to the other.
-    const isHalf = h >= 6 && kind[i] > TRANSFER;
+    const isHalf = h >= 6 && kind[i] > TRANSFER && kind[i] < REMOTE_CALL;
     const bodyY = isHalf && kind[i] === TRANSFER + 2 ? y + h * 0.35 : y;
     const bodyH = isHalf ? h * 0.65 : h;
     if (bodyW > 0) into.push(meaning, bodyX, bodyY, bodyW, bodyH);

@@ -1,12 +1,27 @@
 /**
- * A canvas that is sharp on any screen, and words on it.
+ * A canvas that is sharp on any screen, words and arrows on it.
  */
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 
+const HEAD_PX = 7, HEAD_ANGLE = 0.4;
+
 /** @param {number} size CSS pixels @param {string} [weight] */
 export function font(size, weight = "") {
   return `${weight} ${size}px ${FONT}`.trim();
+}
+
+/** A line whose end has a head. @param {CanvasRenderingContext2D} pen @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 */
+export function arrow(pen, x0, y0, x1, y1) {
+  pen.beginPath();
+  pen.moveTo(x0, y0);
+  pen.lineTo(x1, y1);
+  pen.stroke();
+  const angle = Math.atan2(y1 - y0, x1 - x0);
+  pen.beginPath();
+  pen.moveTo(x1, y1);
+  for (const side of [angle - HEAD_ANGLE, angle + HEAD_ANGLE]) pen.lineTo(x1 - HEAD_PX * Math.cos(side), y1 - HEAD_PX * Math.sin(side));
+  pen.fill();
 }
 
 export class Surface {

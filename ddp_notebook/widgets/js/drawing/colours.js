@@ -10,6 +10,7 @@
  * | optimizer | green |
  * | input | purple |
  * | named block | grey blue |
+ * | execution of a remote call | light blue; the call itself is communication |
  * | communication | vermillion; exposed darker; overlapped hatched with compute |
  * | waiting | the page's own, with an outline: nothing happens |
  * | failed | the ink, crossed |
@@ -50,6 +51,7 @@ const LIGHT = {
     "input gradient": "#e69f00",
     "weight gradient": "#cc79a7",
     block: "#8fa3b0",
+    execution: "#56b4e9",
     optimizer: "#009e73",
     input: "#a862a0",
     communication: "#d55e00",
@@ -85,6 +87,7 @@ const DARK = {
     "input gradient": "#f0b429",
     "weight gradient": "#e08cc0",
     block: "#6f8594",
+    execution: "#a9d8f5",
     optimizer: "#2bb98c",
     input: "#c58ac0",
     communication: "#ff8138",

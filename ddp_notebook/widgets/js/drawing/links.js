@@ -1,22 +1,30 @@
 /**
- * The same collective on every rank: where its calls are, and the ribbon that joins them.
+ * What joins rows: the ribbon of a collective, whose calls are on every rank, and the arrows of a remote call.
  *
  * A ribbon runs from row to row. Its left edge is when each rank arrived, its right edge when each was done: a rank that
  * all others wait for is a dent to the right.
+ *
+ * One arrow goes from the caller's bar to where its callee begins, one from where that ends back to the caller. Of a call
+ * whose callee tells nothing (an operator, a fetch) it is not known when it ran: its arrows are dashed and meet half way.
  */
 
 import { isSameName, nameAt } from "../data/names.js";
-import { COMMUNICATION, lowerBound } from "../data/lanes.js";
-import { COLLECTIVE } from "../data/tables.js";
+import { COMMUNICATION, COMPUTE, lowerBound } from "../data/lanes.js";
+import { COLLECTIVE, EXECUTION, REMOTE_CALL } from "../data/tables.js";
 
 /** With more collectives than this in sight, only the chosen and the one under the pointer have a ribbon. */
 export const MOST_RIBBONS = 16;
 
-const NEAR = 256; // calls to both sides among which the same collective of another rank is sought
+const NEAR = 256; // spans to both sides among which the other end is sought
+const MOST_ARROWS = 48; // calls in sight, above which only the one under the pointer has arrows
+const LEAST_ROW_PX = 12; // the same in rows that are thinner
+const FAR_PX = 2000; // canvases lose precision far outside of the picture
 
 /** @typedef {import("../data/names.js").Name} Name */
 /** @typedef {{rank: number, row: number, lane: import("../data/lanes.js").Lane, at: number}} Call */
 /** @typedef {{row: number, x0: number, x1: number, top: number, bottom: number}} Bar  of a call: CSS pixels */
+/** @typedef {{caller: Call, callee: Call|null, row: number}} Ends  row: the callee's */
+/** @typedef {{x0: number, y0: number, x1: number, y1: number, isLoose: boolean, isChosen: boolean}} Arrow  CSS pixels */
 
 /**
  * Its calls, by rank; a rank that has not called it is not there.
@@ -34,21 +42,33 @@ export function callsOf(lanes, table, name, ranks, around) {
   ranks.forEach((rank, row) => {
     const lane = lanes.of(rank)[COMMUNICATION];
     const is = /** @param {number} i */ (i) => {
-      if (i < 0 || i >= lane.length || lane.kind[i] !== COLLECTIVE) return false;
+      if (lane.kind[i] !== COLLECTIVE) return false;
       const at = table.find(lane.row[i]);
       return at >= 0 && isSameName(nameAt(table.columns, at), name);
     };
-    // Outwards from the likely place; without one, backwards from the newest call.
-    const begin = around === undefined ? lane.length - 1 : lowerBound(lane.start, lane.length, around);
-    const most = around === undefined ? lane.length : NEAR;
-    for (let away = 0; away < most && (begin - away >= 0 || begin + away < lane.length); away++) {
-      const at = is(begin - away) ? begin - away : is(begin + away) ? begin + away : -1;
-      if (at < 0) continue;
-      found.push({ rank, row, lane, at });
-      break;
-    }
+    const at = nearest(lane, is, around);
+    if (at >= 0) found.push({ rank, row, lane, at });
   });
   return found;
+}
+
+/**
+ * The span of a lane that is the one, sought outwards from the likely place; without one, backwards from the newest. -1
+ * if it is not near.
+ *
+ * @param {import("../data/lanes.js").Lane} lane
+ * @param {(at: number) => boolean} is
+ * @param {number} [around] time at which it may be
+ */
+export function nearest(lane, is, around) {
+  const begin = around === undefined ? lane.length - 1 : lowerBound(lane.start, lane.length, around);
+  const most = around === undefined ? lane.length : NEAR;
+  const isIt = /** @param {number} at */ (at) => at >= 0 && at < lane.length && is(at);
+  for (let away = 0; away < most && (begin - away >= 0 || begin + away < lane.length); away++) {
+    if (isIt(begin - away)) return begin - away;
+    if (isIt(begin + away)) return begin + away;
+  }
+  return -1;
 }
 
 /**
@@ -87,4 +107,102 @@ export function ribbon(bars) {
     parts.push({ corners, isLoose: below.row - above.row > 1 });
   }
   return parts;
+}
+
+// ---- remote calls
+
+/**
+ * Both ends of a remote call, from either; null where it is none, and where its callee is not among the ranks, is the
+ * caller itself or is not known.
+ *
+ * @param {import("../data/lanes.js").Lanes} lanes
+ * @param {import("../data/table.js").Table} table spans
+ * @param {number[]} ranks
+ * @param {Call} one of its bars
+ * @returns {Ends|null}
+ */
+export function endsOf(lanes, table, ranks, one) {
+  const isCaller = one.lane.kind[one.at] === REMOTE_CALL;
+  if (!isCaller && one.lane.kind[one.at] !== EXECUTION) return null;
+  const index = table.find(one.lane.row[one.at]);
+  const peer = index < 0 ? -1 : table.columns.peer[index];
+  const row = ranks.indexOf(peer);
+  if (row < 0 || peer === one.rank) return null;
+  const lane = lanes.of(peer)[isCaller ? COMPUTE : COMMUNICATION];
+  const kind = isCaller ? EXECUTION : REMOTE_CALL, call = one.lane.call[one.at];
+  const at = nearest(lane, (i) => lane.kind[i] === kind && lane.call[i] === call, one.lane.start[one.at]);
+  const other = at < 0 ? null : { rank: peer, row, lane, at };
+  if (isCaller) return { caller: one, callee: other, row };
+  return other && { caller: other, callee: one, row: one.row };
+}
+
+/**
+ * The calls that callers in these rows wait for in the window, up to `most` of them; none if there are more.
+ *
+ * @param {import("../data/lanes.js").Lanes} lanes
+ * @param {import("../data/table.js").Table} table spans
+ * @param {number[]} ranks
+ * @param {{t0: number, t1: number}} view
+ * @param {number} most
+ * @returns {Ends[]}
+ */
+function callsBetween(lanes, table, ranks, { t0, t1 }, most) {
+  const found = [];
+  for (const [row, rank] of ranks.entries()) {
+    const lane = lanes.of(rank)[COMMUNICATION];
+    const until = lane.until(t1);
+    for (let at = lane.from(t0); at < until; at++) {
+      if (lane.kind[at] !== REMOTE_CALL || lane.end[at] < t0) continue;
+      if (found.length === most) return [];
+      const ends = endsOf(lanes, table, ranks, { rank, row, lane, at });
+      if (ends) found.push(ends);
+    }
+  }
+  return found;
+}
+
+/**
+ * All arrows of a picture.
+ *
+ * @param {import("./timeline_draw.js").Scene} scene
+ * @param {import("../data/lanes.js").Lanes} lanes
+ * @param {import("../data/table.js").Table} table spans
+ * @param {Ends|null} under of the call under the pointer
+ * @param {number} now where what is under way ends
+ * @returns {Arrow[]}
+ */
+export function arrowsIn(scene, lanes, table, under, now) {
+  const all = scene.layout.row < LEAST_ROW_PX ? [] : callsBetween(lanes, table, scene.ranks, scene.view, MOST_ARROWS);
+  const isUnder = /** @param {Ends} one */ ({ caller }) => caller.lane === under?.caller.lane && caller.at === under.caller.at;
+  const others = all.filter((one) => !isUnder(one)).flatMap((one) => arrowsOf(scene, one, now, false));
+  return under ? [...others, ...arrowsOf(scene, under, now, true)] : others;
+}
+
+/**
+ * The two arrows of a call: there and back.
+ *
+ * @param {import("./timeline_draw.js").Scene} scene
+ * @param {Ends} ends
+ * @param {number} now
+ * @param {boolean} isChosen
+ * @returns {Arrow[]}
+ */
+function arrowsOf(scene, { caller, callee, row }, now, isChosen) {
+  const { view, left, width } = scene;
+  const x = /** @param {number} time */ (time) => Math.min(Math.max(left + ((time - view.t0) / (view.t1 - view.t0)) * (width - left), -FAR_PX), width + FAR_PX);
+  const sent = caller.lane.start[caller.at], returned = Math.min(caller.lane.end[caller.at], now);
+  const begun = callee ? callee.lane.start[callee.at] : (sent + returned) / 2;
+  const ended = callee ? Math.min(callee.lane.end[callee.at], now) : begun;
+  const its = edgesOf(scene, caller.row, COMMUNICATION, caller.lane.slot[caller.at]);
+  const theirs = edgesOf(scene, row, COMPUTE, callee ? callee.lane.slot[callee.at] : 0);
+  const [from, to] = row > caller.row ? [its.bottom, theirs.top] : [its.top, theirs.bottom];
+  const of = { isLoose: !callee, isChosen };
+  return [{ x0: x(sent), y0: from, x1: x(begun), y1: to, ...of }, { x0: x(ended), y0: to, x1: x(returned), y1: from, ...of }];
+}
+
+/** Where a bar lies. @param {import("./timeline_draw.js").Scene} scene @param {number} row @param {number} which lane @param {number} slot */
+function edgesOf({ layout, top, scroll }, row, which, slot) {
+  const part = layout.lanes[which];
+  const y = top + layout.tops[row] - scroll + part.y + (part.slots > 1 ? slot * part.slotH : 0);
+  return { top: y, bottom: y + part.slotH };
 }

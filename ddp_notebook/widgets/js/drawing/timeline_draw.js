@@ -18,12 +18,14 @@
  * @property {import("../data/stepmarks.js").StepMark[]} missing
  * @property {string} missingWords
  * @property {{bars: import("./links.js").Bar[], isChosen: boolean}[]} ribbons
+ * @property {import("./links.js").Arrow[]} arrows of remote calls
  * @property {(lane: import("../data/lanes.js").Lane, at: number) => string[]} wordsOf labels for a bar, the longest first
  * @property {number} hoverRow
  * @property {number} pointerX
  */
 
 import { HEADING, MEANINGS, UNDER_WAY, WAITING } from "./bars.js";
+import { arrow } from "./canvas.js";
 import { channels, hatch, textOn } from "./colours.js";
 import { ribbon } from "./links.js";
 import { abgr, paint } from "./pixels.js";
@@ -56,6 +58,7 @@ export function drawScene(scene) {
   drawRectangles(scene);
   drawRibbons(scene);
   drawWords(scene);
+  drawArrows(scene);
   nameMissing(scene);
   pen.restore();
   drawNames(scene);
@@ -267,6 +270,17 @@ function drawRibbons(scene) {
     pen.lineWidth = 2;
     for (const bar of bars) pen.strokeRect(bar.x0 - 0.5, bar.top - 0.5, Math.max(bar.x1 - bar.x0, 1) + 1, bar.bottom - bar.top + 1);
   }
+}
+
+/** @param {Scene} scene */
+function drawArrows({ pen, colours, arrows }) {
+  for (const { x0, y0, x1, y1, isLoose, isChosen } of arrows) {
+    pen.strokeStyle = pen.fillStyle = isChosen ? colours.focus : colours.ink;
+    pen.lineWidth = isChosen ? 2 : 1;
+    pen.setLineDash(isLoose ? [3, 3] : []);
+    arrow(pen, x0, y0, x1, y1);
+  }
+  pen.setLineDash([]);
 }
 
 /** @param {Scene} scene */

@@ -12,6 +12,7 @@
  * | grey hatch over all rows | a step that was left out on the way to the browser |
  * | name above rows | the host of these ranks, where they are on several |
  * | ribbon from row to row | the same collective: left edge arrivals, right edge ends |
+ * | arrows from row to row | a remote call: to where its callee begins, and back from where that ends |
  */
 
 import { plural } from "../data/format.js";
@@ -19,7 +20,7 @@ import { COMMUNICATION, COMPUTE, Lanes } from "../data/lanes.js";
 import { isSameName, keyOf, nameOf } from "../data/names.js";
 import { StepMarks, leftOut } from "../data/stepmarks.js";
 import { HEADING, MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
-import { MOST_RIBBONS, callsOf, collectivesIn } from "../drawing/links.js";
+import { MOST_RIBBONS, arrowsIn, callsOf, collectivesIn, endsOf } from "../drawing/links.js";
 import { drawScene, xOf } from "../drawing/timeline_draw.js";
 import { pan, zoom } from "../drawing/timewindow.js";
 import { collectiveControl, stepControl } from "../parts/controls.js";
@@ -145,15 +146,16 @@ export function timelinePanel(el, store, env) {
     const missingWords = asking.about(missing, seen, ranks, () => env.redraw());
     scene = {
       pen, colours: env.colours, dpr: env.dpr, width, height, view: seen, left, top: TOP, scroll, ranks, layout, rectangles,
-      steps: inSight, missing, missingWords, ribbons: [], wordsOf, hoverRow: pointer.isInside ? pointer.row : -1, pointerX: pointer.isInside ? pointer.x : -1,
+      steps: inSight, missing, missingWords, ribbons: [], arrows: [], wordsOf, hoverRow: pointer.isInside ? pointer.row : -1, pointerX: pointer.isInside ? pointer.x : -1,
     };
     found = pointer.isInside ? find(scene, pointer.x, pointer.y) : null;
     const collectMs = performance.now() - begun;
     scene.ribbons = ribbons(scene, now);
+    scene.arrows = arrowsIn(scene, lanes, store.tables.span, found && remoteUnder(found), now);
     drawScene(scene);
     bar?.update(!store.choice.window);
-    key.colours(env.colours);
-    tip.show(found && about(found), pointer.x, canvas.offsetTop + pointer.y, width);
+    key.update(env.colours, lanes.kinds);
+    tip.show(found && about(found, remoteUnder(found)), pointer.x, canvas.offsetTop + pointer.y, width);
     drawn = { collectMs, drawMs: performance.now() - begun, draws: drawn.draws + 1 };
   }
 
@@ -175,7 +177,8 @@ export function timelinePanel(el, store, env) {
     if (rectangles.merged) parts.push(`${plural(rectangles.merged, "short operation")} drawn as shares of time: zoom in to see single operations`);
     const { missing } = scene;
     if (missing.length) parts.push(`${plural(missing.length, "step")} of ${scene.steps.length} in sight not sent to this page (hatched)${asking.words}`);
-    else if (store.notes.units_shown_of > 1) parts.push(`of the steps 1 in ${store.notes.units_shown_of} is sent while they run`);
+    if (store.notes.remote_shown_of > 1) parts.push(`of the remote calls 1 in ${store.notes.remote_shown_of} is sent while they run`);
+    if (!missing.length && store.notes.units_shown_of > 1) parts.push(`of the steps 1 in ${store.notes.units_shown_of} is sent while they run`);
     return parts.join("; ");
   }
 
@@ -210,6 +213,9 @@ export function timelinePanel(el, store, env) {
     if (found && under && !isSameName(under, collective)) add(callsOf(lanes, span, under, ranks, found.lane.start[found.at]), true);
     return made;
   }
+
+  /** @param {Found} one */
+  const remoteUnder = (one) => endsOf(lanes, store.tables.span, scene?.ranks ?? [], one);
 
   /** @param {number[]} ranks @param {Name} collective */
   function callsOfChosen(ranks, collective) {
@@ -364,7 +370,7 @@ export function timelinePanel(el, store, env) {
       return {
         window: scene && [scene.view.t0, scene.view.t1], isFollowing: !store.choice.window, rectangles: all.total, single: all.single, merged: all.merged, columns: all.columns,
         links: joined.length, linked: joined.map((one) => one.bars.length), missing: missing.map((one) => one.step), asking: asking.isWaiting, rows: ranks.length,
-        rowHeight: scene?.layout.row, rowTops: scene?.layout.tops, headings: scene?.layout.headings, scroll, spans: lanes.count, underPointer: found ? about(found) : null, chosen: store.choice.collective, note: note(), left, top: TOP, ...drawn,
+        rowHeight: scene?.layout.row, rowTops: scene?.layout.tops, headings: scene?.layout.headings, scroll, spans: lanes.count, arrows: scene?.arrows ?? [], underPointer: found ? about(found, remoteUnder(found)) : null, chosen: store.choice.collective, note: note(), left, top: TOP, ...drawn,
       };
     },
     destroy() {

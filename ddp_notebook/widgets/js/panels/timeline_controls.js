@@ -88,9 +88,10 @@ export function controls(el, following, { zoomBy, redraw, setWindow, whole }) {
   };
 }
 
-const LEGEND = ["forward", "backward", "optimizer", "input", "transfer", "waiting"];
+const LEGEND = ["forward", "backward", "optimizer", "input", "execution", "transfer", "waiting"];
 /** @type {Record<string, string>} */
-const LEGEND_WORDS = { transfer: "communication", waiting: "waits for the last rank" };
+const LEGEND_WORDS = { execution: "runs a remote call", transfer: "communication", waiting: "waits for the last rank" };
+const ONLY_WHERE_SEEN = "execution";
 
 /** @param {HTMLElement} el */
 export function legend(el) {
@@ -103,8 +104,9 @@ export function legend(el) {
   let shown = null;
   return {
     height: () => row.offsetHeight,
-    /** @param {import("../drawing/colours.js").Palette} colours */
-    colours(colours) {
+    /** @param {import("../drawing/colours.js").Palette} colours @param {Set<number>} kinds that there are */
+    update(colours, kinds) {
+      for (const { name, patch } of patches) if (patch.parentElement) patch.parentElement.hidden = name === ONLY_WHERE_SEEN && !kinds.has(MEANINGS.indexOf(name));
       if (shown === colours) return;
       shown = colours;
       for (const { name, patch } of patches) {

@@ -5,7 +5,7 @@
 import { TRANSFER } from "../drawing/bars.js";
 import { bytes, duration, percent, plural, ranksInWords } from "../data/format.js";
 import { COMMUNICATION, COMPUTE, FAILED, UNWAITED } from "../data/lanes.js";
-import { KINDS } from "../data/tables.js";
+import { EXECUTION, KINDS, REMOTE_CALL } from "../data/tables.js";
 
 /** @type {Record<string, string>} */
 const LETTER = { forward: "F", backward: "B", "input gradient": "I", "weight gradient": "W" };
@@ -41,14 +41,44 @@ export function timelineWords(store, lanes) {
     const index = span().find(lane.row[at]);
     const kind = lane.kind[at];
     if (index < 0) return [KINDS[kind]];
-    const { op, number, name } = span().columns;
+    const { op, number, name, peer } = span().columns;
+    if (kind === EXECUTION) return [`${store.text(name[index])} for rank ${peer[index]}`, store.text(name[index])];
+    if (kind === REMOTE_CALL) return [`${store.text(op[index])} ${store.text(name[index])} → rank ${peer[index]}`, store.text(name[index]), `→ ${peer[index]}`];
     if (kind < TRANSFER) return name[index] && kind ? labels(KINDS[kind], store.text(name[index])) : [KINDS[kind]];
     const words = store.text(op[index]) || KINDS[kind];
     return [`${words} #${number[index]}`, words, `#${number[index]}`];
   }
 
-  /** Lines about an operation. @param {Place & {rank: number, count: number}} one */
-  function about(one) {
+  /**
+   * Lines about a remote call: who has called whom, and what the time went into.
+   * @param {Place & {rank: number}} one either end
+   * @param {import("../drawing/links.js").Ends|null} ends
+   */
+  function aboutRemote(one, ends) {
+    const row = rowOf(one);
+    if (!row) return [];
+    const isCaller = row.kind === REMOTE_CALL;
+    const caller = isCaller ? one.rank : row.peer, callee = isCaller ? row.peer : one.rank;
+    const where = callee === caller ? "by itself" : callee < 0 ? "by a rank that is not known" : `by ${store.rankName(callee)}`;
+    const lines = [`${store.rankName(caller)}: ${store.text(row.op)} of ${store.text(row.name)}, run ${where}`];
+    const sent = ends?.caller.lane.start[ends.caller.at], returned = ends?.caller.lane.end[ends.caller.at];
+    const begun = ends?.callee?.lane.start[ends.callee.at], ended = ends?.callee?.lane.end[ends.callee.at];
+    const failed = row.state === FAILED ? ", failed" : "";
+    if (sent !== undefined && returned !== undefined && begun !== undefined && ended !== undefined) {
+      const parts = [[Math.max(begun - sent, 0), "until it began"], [ended - begun, "running"], [Math.max(returned - ended, 0), "back"]];
+      lines.push(`${duration(returned - sent)}${failed}: ${parts.map(([ms, words]) => `${duration(Number(ms))} ${words}`).join(", ")}`);
+    } else lines.push(`${duration(row.end - row.start)}${failed}${isCaller && callee !== caller ? "; when it ran is not known" : ""}`);
+    if (row.nbytes >= 0) lines.push(isCaller ? `${bytes(row.nbytes)} sent` : `${bytes(row.nbytes)} of tensors in its result`);
+    return lines;
+  }
+
+  /**
+   * Lines about an operation.
+   * @param {Place & {rank: number, count: number}} one
+   * @param {import("../drawing/links.js").Ends|null} [ends] of a remote call
+   */
+  function about(one, ends = null) {
+    if (one.lane.kind[one.at] === EXECUTION || one.lane.kind[one.at] === REMOTE_CALL) return [...aboutRemote(one, ends), ...places(one)];
     const row = rowOf(one);
     const { lane, at } = one;
     const isOpen = lane.end[at] === Infinity;
@@ -61,10 +91,16 @@ export function timelineWords(store, lanes) {
       else if (row.wait === 0 && row.kind === TRANSFER) lines[1] += ", the last to arrive";
       lines.push([bytes(row.nbytes), store.text(row.group)].filter(Boolean).join(", "));
     }
-    const place = [row?.step !== undefined ? `step ${row.step}` : "", row?.cell ? `cell ${store.cellName(row.cell)}` : "", row ? store.text(row.site) : ""].filter(Boolean);
-    if (place.length) lines.push(place.join(", "));
-    if (one.count > 1) lines.push(`and ${one.count - 1} more under the pointer: zoom in to see them`);
-    return lines;
+    return [...lines, ...places(one)];
+  }
+
+  /** Lines about where an operation stands, and what is under the pointer besides. @param {Place & {count: number}} one */
+  function places(one) {
+    const row = rowOf(one);
+    const step = row && row.kind !== EXECUTION && row.kind !== REMOTE_CALL ? `step ${row.step}` : "";
+    const place = [step, row?.cell ? `cell ${store.cellName(row.cell)}` : "", row ? store.text(row.site) : ""].filter(Boolean);
+    const more = one.count > 1 ? [`and ${one.count - 1} more under the pointer: zoom in to see them`] : [];
+    return [...(place.length ? [place.join(", ")] : []), ...more];
   }
 
   /** How long each shown rank computed, communicated and waited within the window, in ms. @param {{t0: number, t1: number}} seen */

@@ -76,6 +76,7 @@ export function answersInWords({ answersWhen }) {
 /** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */
 const NOTES = {
   units_shown_of: (every) => (every > 1 ? [`timeline and buckets: one of ${every} steps is shown`] : []),
+  remote_shown_of: (every) => (every > 1 ? [`timeline: one of ${every} remote calls is shown`] : []),
   metric_every: (every) => (every > 1 ? [`metrics: every ${ordinal(every)} step`] : []),
   history_every: (every) => (every > 1 ? [`what came before the view was opened: every ${ordinal(every)} step of the metrics`] : []),
   rows_left_out: (count) => (count ? [`${plural(count, "row")} of the timeline left out`] : []),

@@ -1,0 +1,139 @@
+"""Remote calls on the timeline: a bar on each of their two ranks, which travel together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.records.schema import RPC, RPC_KINDS, RPC_SIDES, STATES, Rows
+from ddp_notebook.widgets.feed.budget import Thinning
+from ddp_notebook.widgets.feed.messages import FeedTexts
+from ddp_notebook.widgets.feed.outgoing import ms
+from ddp_notebook.widgets.feed.tables import KINDS, empty
+
+_CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))
+_TORCHS = RPC_KINDS.index("torch")
+_REMOTE_CALL, _EXECUTION = map(KINDS.index, ("remote call", "execution"))
+_DONE, _FAILED = map(STATES.index, ("done", "failed"))
+_LATE_S = 0.3  # a caller whose callee has not told by then travels alone: of operators and fetches none does
+_FORGOTTEN_S = 3.0  # a callee whose caller has not told by then is left out: such as one of torch's own calls
+_CALL_BYTES = 64.0  # of both bars, measured by tests/benchmarks/monitor.py
+_MOST = 1.5  # of the rate: what may travel at once
+
+
+class RemoteCalls:
+    """Chooses the calls that travel: with both of their sides, and no more than there is room for.
+
+    Args:
+        recording: whose rows come.
+        texts: numbers the kinds of calls.
+        only: those of this cell; None: of all.
+    """
+
+    def __init__(self, recording: RecordedTables, texts: FeedTexts, only: int | None) -> None:
+        self._recording, self._texts, self._only = recording, texts, only
+        self._thin = Thinning(np.inf)
+        self._rows, self._came_s = np.zeros(0, RPC), np.zeros(0)
+        self._looked_s: float | None = None
+        self._chosen = 0  # calls that might have travelled so far
+        self.cell = 0  # of the latest call
+        self.left_out = 0  # calls
+
+    @property
+    def every(self) -> int:
+        """One call in so many travels."""
+        return self._thin.every
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether calls wait for their other side."""
+        return len(self._rows) > 0
+
+    def bound(self, bytes_per_s: float) -> None:
+        """Set how much may travel from now on; before, all may."""
+        self._thin.bytes_per_s, self._looked_s = bytes_per_s, None
+
+    def take(self, rows: Rows, now_s: float, start_ns: int) -> Rows:
+        """The bars that travel now that these rows have come.
+
+        Args:
+            rows: of `rpc`.
+            now_s: of any clock that does not stand still.
+            start_ns: of the recording.
+        """
+        seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
+        self._looked_s = now_s
+        is_one = rows["kind"] != _TORCHS
+        if self._only is not None:
+            is_one &= rows["cell"] == self._only
+        rows = rows[is_one | (rows["side"] == _CALLEE)]
+        self._rows = rows = np.concatenate((self._rows, rows))
+        self._came_s = np.concatenate((self._came_s, np.full(len(rows) - len(self._came_s), now_s)))
+        if not len(rows):
+            return empty("span")
+        age_s, is_caller = now_s - self._came_s, rows["side"] == _CALLER
+        numbers, counts = np.unique(rows["number"], return_counts=True)
+        is_whole = np.isin(rows["number"], numbers[counts > 1])
+        going = np.unique(rows["number"][is_caller & (is_whole | (age_s > _LATE_S))])
+        goes = np.isin(rows["number"], going)
+        stays = ~goes & (age_s <= _FORGOTTEN_S)
+        self._rows, self._came_s = rows[stays], self._came_s[stays]
+        return bars(self._recording, self._texts, self._thinned(rows[goes], seconds), start_ns)
+
+    def _thinned(self, rows: Rows, seconds: float) -> Rows:
+        """Without the calls for which there is no room."""
+        callers = rows[rows["side"] == _CALLER]
+        if not len(callers):
+            return rows
+        self.cell = max(self.cell, int(callers["cell"].max()))
+        if self._thin.bytes_per_s == np.inf:
+            return rows
+        callers = callers[callers["start_ns"].argsort(kind="stable")]
+        counted = np.arange(self._chosen, self._chosen + len(callers))
+        self._chosen += len(callers)
+        self._thin.adapt(counted, _CALL_BYTES * len(callers), seconds)
+        kept = callers["number"][self._thin.keep(counted)]
+        kept = kept[: max(1, int(_MOST * self._thin.bytes_per_s * seconds / _CALL_BYTES))]
+        self.left_out += len(callers) - len(kept)
+        return rows[np.isin(rows["number"], kept)]
+
+
+def bars(recording: RecordedTables, texts: FeedTexts, rows: Rows, start_ns: int) -> Rows:
+    """Bars of the calls among these rows of `rpc` that their caller tells of, as they began: one of the caller, from
+    sending to the answer, and one of the callee, where that tells too."""
+    callers = rows[(rows["side"] == _CALLER) & (rows["kind"] != _TORCHS)]
+    callers = callers[callers["start_ns"].argsort(kind="stable")]
+    callees = rows[rows["side"] == _CALLEE]
+    callees = callees[callees["number"].argsort()]
+    at = np.minimum(np.searchsorted(callees["number"], callers["number"]), max(len(callees) - 1, 0))
+    is_matched = callees["number"][at] == callers["number"] if len(callees) else np.zeros(len(callers), bool)
+    callees, of = callees[at[is_matched]], callers[is_matched]
+    found, theirs = empty("span", len(callers)), empty("span", len(callees))
+    for one, calls in ((found, callers), (theirs, of)):
+        for name, column in (("cell", "cell"), ("name", "function"), ("site", "site"), ("call", "number")):
+            one[name] = calls[column]
+    found["kind"], theirs["kind"] = _REMOTE_CALL, _EXECUTION
+    found["rank"], theirs["rank"] = callers["rank"], callees["rank"]
+    found["peer"], theirs["peer"] = callers["dst"], of["rank"]
+    found["thread"], theirs["thread"] = callers["thread"], callees["thread"]
+    ended = np.maximum(callees["end_ns"], callees["done_ns"])
+    found["start"], found["end"] = ms(callers["start_ns"], start_ns), ms(callers["end_ns"], start_ns)
+    theirs["start"], theirs["end"] = ms(callees["start_ns"], start_ns), ms(ended, start_ns)
+    found["nbytes"] = np.where(callers["nbytes"] >= 0, callers["nbytes"], np.nan)
+    theirs["nbytes"] = np.where(of["nbytes_back"] >= 0, of["nbytes_back"], np.nan)
+    found["state"] = np.where(callers["error"] > 0, _FAILED, _DONE)
+    theirs["state"] = np.where(callees["error"] > 0, _FAILED, _DONE)
+    for kind in np.unique(callers["kind"]).tolist():
+        found["op"][callers["kind"] == kind] = texts.own(RPC_KINDS[kind])
+    theirs["op"] = found["op"][is_matched]
+    order = np.concatenate((np.arange(len(found)), np.flatnonzero(is_matched))).argsort(kind="stable")
+    return np.concatenate((found, theirs))[order]
+
+
+def within(rows: Rows, begin_ns: int, end_ns: int, only: int | None) -> Rows:
+    """Both sides of the calls that are under way in a stretch of time, of one cell or of all."""
+    is_caller = rows["side"] == _CALLER
+    if only is not None:
+        is_caller &= rows["cell"] == only
+    is_seen = is_caller & (rows["start_ns"] < end_ns) & ((rows["end_ns"] > begin_ns) | (rows["end_ns"] < 0))
+    return rows[np.isin(rows["number"], rows["number"][is_seen])]

@@ -1,0 +1,140 @@
+"""Remote calls on the monitor's timeline: what views are told of them, against what the ranks have said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.rank.rpc.here import numbered
+from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, Rows
+from ddp_notebook.widgets.feed import answers
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.feed.messages import FeedMessage
+from ddp_notebook.widgets.feed.tables import KINDS, empty
+from ddp_notebook.widgets.still import page
+from tests.observe.batches import Rank
+from tests.widgets.unpacking import unpack
+
+CALLER, CALLEE = range(len(RPC_SIDES))
+REMOTE_CALL, EXECUTION = map(KINDS.index, ("remote call", "execution"))
+BEGIN_NS, MS = 10**12, 10**6
+
+
+def sent(rank: Rank, count: int, at_ms: float, *, kind: str = "rpc_sync", **of: Any) -> tuple[str, Rows]:
+    """The caller's side of a call of rank 0's to rank 1 that takes 8 ms."""
+    usual: dict[str, Any] = {"dst": 1, "src": 0, "function": "train", "site": "cell line 3", "nbytes": 100, "cell": 2}
+    usual |= {"start_ns": BEGIN_NS + int(at_ms * MS), "end_ns": BEGIN_NS + int((at_ms + 8) * MS), "nbytes_back": -1}
+    return rank.row("rpc", side=CALLER, number=numbered(0, count), kind=RPC_KINDS.index(kind), **(usual | of))
+
+
+def ran(rank: Rank, count: int, at_ms: float, **of: Any) -> tuple[str, Rows]:
+    """Its callee's, from 1 ms after it was sent until 3 ms before the answer."""
+    usual: dict[str, Any] = {"start_ns": BEGIN_NS + int((at_ms + 1) * MS), "end_ns": BEGIN_NS + int((at_ms + 5) * MS)}
+    usual |= {"src": -1, "dst": 1, "done_ns": -1, "cell": 2}
+    return rank.row("rpc", side=CALLEE, number=numbered(0, count), **(usual | of))
+
+
+class Followed:
+    """A recording of two ranks that a feed follows."""
+
+    def __init__(self) -> None:
+        self.recording = Recording(2)
+        self.ranks = Rank(0), Rank(1)
+        self.feed = Feed(self.recording)
+        self.feed.start_ns = BEGIN_NS
+
+    def told(self, at_ms: float) -> Rows:
+        """The bars of remote calls in the next message."""
+        return bars(self.feed.delta(BEGIN_NS + int(at_ms * MS), {}))
+
+
+def bars(message: FeedMessage | None) -> Rows:
+    rows: Rows = empty("span")
+    if message is not None:
+        rows = unpack(message.header, message.data).get("span", rows)
+    return rows[np.isin(rows["kind"], (REMOTE_CALL, EXECUTION))]
+
+
+def test_the_two_bars_of_a_call_travel_together():
+    one = Followed()
+    caller, callee = one.ranks
+    one.recording.feed(callee.batch(ran(callee, 0, 0)))
+    assert not len(one.told(200)) and one.feed.has_news()
+    one.recording.feed(caller.batch(sent(caller, 0, 0), sent(caller, 1, 20), sent(caller, 7, 30, kind="torch")))
+    message = one.feed.delta(BEGIN_NS + 400 * MS, {})
+    assert message is not None
+    call, execution = bars(message)
+    texts = dict(message.header["texts"])
+
+    assert (call["kind"], call["rank"], call["peer"]) == (REMOTE_CALL, 0, 1)
+    assert (execution["kind"], execution["rank"], execution["peer"]) == (EXECUTION, 1, 0)
+    assert call["call"] == execution["call"] == numbered(0, 0)
+    assert [round(time, 4) for time in (call["start"], execution["start"], execution["end"], call["end"])] == [
+        0,
+        1,
+        5,
+        8,
+    ]
+    for row in (call, execution):
+        assert (texts[row["name"]], texts[row["op"]], texts[row["site"]]) == ("train", "rpc_sync", "cell line 3")
+    assert (call["nbytes"], np.isnan(execution["nbytes"])) == (100, True)
+    one.recording.feed(callee.batch(ran(callee, 1, 20, error="ValueError('bad')", cell=7)))
+    call, execution = one.told(600)
+    assert (call["cell"], execution["cell"]) == (2, 2), "a callee whose own part of the cell has ended"
+    assert execution["state"] == 2 and call["state"] == 1
+
+
+def test_an_operator_travels_alone_when_its_callee_has_not_told_in_time():
+    one = Followed()
+    caller, callee = one.ranks
+    one.recording.feed(caller.batch(sent(caller, 0, 0, function="torch.add", kind="rpc_async")))
+    one.recording.feed(callee.batch(ran(callee, 9, 0)))  # nobody has called it
+    assert not len(one.told(200))
+    [call] = one.told(600)
+    assert (call["kind"], call["peer"]) == (REMOTE_CALL, 1)
+    assert one.feed.has_news()
+    assert not len(one.told(4000)) and not one.feed.has_news(), "nothing waits for ever"
+
+
+def test_a_flood_of_calls_is_thinned_by_whole_calls_and_said():
+    one = Followed()
+    caller, callee = one.ranks
+    count, messages = 0, []
+    for tick in range(30):  # 3 s, 1000 calls a second
+        rows = [sent(caller, count + at, 100 * tick + at) for at in range(100)]
+        its = [ran(callee, count + at, 100 * tick + at) for at in range(100)]
+        count += 100
+        one.recording.feed(caller.batch(*rows))
+        one.recording.feed(callee.batch(*its))
+        messages.append(one.feed.delta(BEGIN_NS + 100 * (tick + 1) * MS, {}))
+    messages.append(one.feed.delta(BEGIN_NS + 4000 * MS, {}))
+
+    each = [0 if message is None else message.nbytes for message in messages]
+    assert max(sum(each[at : at + 10]) for at in range(21)) < 25_000, "in any second, with all that a message has"
+    found = np.concatenate([shown for message in messages if len(shown := bars(message))])
+    numbers, ends = np.unique(found["call"], return_counts=True)
+    assert 100 < len(numbers) < 600 and (ends == 2).all()
+    notes = [message.header["notes"] for message in messages if message and "notes" in message.header][-1]
+    assert notes["remote_shown_of"] >= 4
+    assert notes["rows_left_out"] == count - len(numbers)
+    asked = {"what": "spans", "t0": 1000, "t1": 1010}
+    window = bars(answers.answer(asked, one.feed, 0))
+    assert (window["kind"] == REMOTE_CALL).sum() == (window["kind"] == EXECUTION).sum() == 17
+
+
+def test_a_view_that_opens_late_and_a_page_have_them_too():
+    one = Followed()
+    caller, callee = one.ranks
+    one.recording.feed(caller.batch(*(sent(caller, at, 10 * at) for at in range(20))))
+    one.recording.feed(callee.batch(*(ran(callee, at, 10 * at) for at in range(20))))
+    for message in (
+        Feed(one.recording).snapshot(0, {}),
+        Feed(one.recording, only=2, is_live=False).snapshot(0, {}),
+        page.message(one.recording),
+    ):
+        found = bars(message)
+        assert sorted(found["call"].tolist()) == sorted(2 * [numbered(0, at) for at in range(20)])
+    assert not len(bars(Feed(one.recording, only=3).snapshot(0, {})))
+    assert Feed(one.recording).cell == 2
