@@ -19,6 +19,7 @@ from types import ModuleType
 import cloudpickle
 import IPython
 import torch
+from ipykernel import ipkernel
 from ipykernel._version import version_info as ipykernel_version
 from ipykernel.comm import comm as comms
 from ipykernel.compiler import XCachingCompiler
@@ -71,6 +72,15 @@ def test_a_shells_variables_are_set_without_one(monkeypatch):
     ZMQInteractiveShell.init_environment(ZMQInteractiveShell.__new__(ZMQInteractiveShell))
 
     assert before["PAGER"] == "cat" and before == os.environ
+
+
+def test_a_kernel_asks_its_modules_sys_for_modules():
+    source = inspect.getsource(IPythonKernel.__init__)
+    assert "_kernel_modules" in source and "sys.modules" in source
+    with kernel_api.without_modules():
+        assert ipkernel.sys.modules == {}
+        assert ipkernel.sys.version == sys.version
+    assert ipkernel.sys is sys
 
 
 def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
@@ -298,9 +308,10 @@ def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
     def init_rpc() -> None: ...
 
     replaced = []
+    monkeypatch.setattr(ours, "replace", lambda *both: replaced.append(both))
     monkeypatch.setitem(sys.modules, "ddp_notebook.rank.rpc.face", None)
     monkeypatch.setattr("torch.distributed.rpc.init_rpc", init_rpc)
-    ours.install(lambda *both: replaced.append(both), lambda: None, lambda: None, None)  # type: ignore[arg-type]
+    ours.install(lambda: None, lambda: None, None)  # type: ignore[arg-type]
     ((original, instead),) = replaced
     instead()
     assert original is init_rpc and "does not know this torch" in capsys.readouterr().out

@@ -6,6 +6,7 @@ agent       a thread that answers the notebook even while the main thread is stu
 files       its files, for the notebook to fetch
 imports     does something right after a module was imported, and nothing before
 faults      what goes wrong in it because somebody has asked for it
+replacing   a function of a library's, replaced in every module that has it
 unseen      what is ours does not show in the user's profiles and traces
 
 cell/       one cell, with everything that ipykernel does around one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
-from ddp_notebook.rank.cell import handlers
+from ddp_notebook.rank.cell import handlers, kernel_api
 from ddp_notebook.wire.signals import END, INTERRUPT
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ class RankEngine(IPEngine):
     its kernel is made as ipyparallel makes it after a registration, but its sockets are connected by `enroll`."""
 
     def __init__(self, *, rank: Rank | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        log = logging.Logger(type(self).__name__, logging.CRITICAL)  # traitlets would set up all of Python's logging
+        log.addHandler(logging.StreamHandler())
+        super().__init__(log=log, **kwargs)
         self._rank = rank
         self._connect: Callable[..., Any] | None = None  # a socket to an address, in ipyparallel's way
         self._unconnected: list[tuple[Any, str, dict[str, Any]]] = []  # socket, address, and what its connection needs
@@ -47,6 +50,9 @@ class RankEngine(IPEngine):
     @default("out_stream_factory")
     def _what_takes_text(self) -> type:
         return _TextOfPx
+
+    def parse_command_line(self, argv: Any = None) -> None:
+        """There is none: a parser of all that an engine could be told takes 20 ms to make."""
 
     def init_signal(self) -> None:
         """End as ipyparallel has it at SIGTERM, but when the host server asks for it. SIGINT is the runner's."""
@@ -67,8 +73,12 @@ class RankEngine(IPEngine):
         reply = self.session.msg("registration_reply", content={"status": "ok", "id": self.id, "hb_period": 0})
         answered = self.session.serialize(reply), self._connect_later, maybe_tunnel
         if inspect.iscoroutinefunction(self.complete_registration):
-            return self.complete_registration(*answered)
+            return self._make_kernel(answered)
         return self.loop.add_callback(self.complete_registration, *answered)  # 8 expects no answer within this call
+
+    async def _make_kernel(self, answered: tuple[Any, ...]) -> None:
+        with kernel_api.without_modules():
+            await self.complete_registration(*answered)
 
     def _connect_later(self, socket: Any, address: str, **options: Any) -> None:
         self._unconnected.append((socket, address, options))
@@ -133,7 +143,8 @@ class RankEngine(IPEngine):
     def _complete_registration(self, *args: Any) -> None:
         """Of ipyparallel 8, which takes the standard streams by itself, and does not ask `redirect_output`."""
         before = sys.stdout, sys.stderr
-        super()._complete_registration(*args)
+        with kernel_api.without_modules():
+            super()._complete_registration(*args)
         sys.stdout, sys.stderr = before
         self.redirect_output(self.kernel.iopub_socket)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from traitlets.config import Config
 
 from ddp_notebook.rank import files
 from ddp_notebook.rank.agent import Agent
@@ -103,17 +104,18 @@ class Rank:
             message = self._to_do.get()
         profile = os.path.join(self._directory, "profile")
         os.makedirs(profile, mode=0o700, exist_ok=True)  # ipyparallel makes none that is named so
-        app = RankEngine.instance(rank=self, connection_info_env=json.dumps(message.connection))
-        app.initialize(
-            [
-                f"--profile-dir={profile}",
-                f"--IPEngine.id={message.engine_id}",
-                "--IPEngine.enable_nanny=False",  # the host server is our parent: it knows when we die
-                "--IPEngine.max_heartbeat_misses=0",  # a lost controller must not end us
-                "--IPEngine.timeout=60",
-                "--log-level=50",
-            ]
+        settings = {
+            "id": message.engine_id,
+            "enable_nanny": False,  # the host server is our parent: it knows when we die
+            "max_heartbeat_misses": 0,  # a lost controller must not end us
+            "timeout": 60,
+        }
+        app = RankEngine.instance(
+            rank=self,
+            connection_info_env=json.dumps(message.connection),
+            config=Config(ProfileDir=Config(location=profile), IPEngine=Config(settings)),
         )
+        app.initialize([])
         app.start()
 
     def adopt(self, app: RankEngine) -> None:

@@ -23,7 +23,6 @@ _WITH_A_KERNEL = (
     "IPython.core.logger",
     "IPython.core.oinspect",
     "IPython.extensions.storemagic",
-    "ipykernel.debugger",
     "sqlite3",
     "tornado.platform.asyncio",
     "tornado.queues",
@@ -64,10 +63,21 @@ def preload() -> dict[str, Any]:
     import torch.nn.parallel
 
     from ddp_notebook.rank import engine, process  # noqa: F401  # what a rank is
+    from ddp_notebook.rank.cell import kernel_api, tutorials
+    from ddp_notebook.rank.group import operators
+    from ddp_notebook.rank.record.training import stretches
 
     for name in _WITH_A_KERNEL:
         with contextlib.suppress(Exception):  # a rank says so
             importlib.import_module(name)
+    for prepare in (
+        kernel_api.import_without_debugpy,
+        operators.prepare,
+        stretches.prepare,
+        tutorials.prepare,  # the last: it looks into all modules
+    ):
+        with contextlib.suppress(Exception):  # a rank says so
+            prepare()
     gpus = devices.finish_query(query) if torch.version.cuda else []
     return {
         "host": socket.gethostname(),

@@ -6,6 +6,7 @@
 | `Kernel.schedule_dispatch` (6.x) | the same | own lock |
 | `Session.send` replaced on the instance | displays and widgets of our cells take our wire | they go to ipyparallel |
 | `ZMQInteractiveShell.init_environment` without a shell | see `settle_environment` | a rank may crash as it starts |
+| `ipkernel.sys`, replaced while a kernel is made | see `without_modules` | a rank has 12 MB more |
 
 `tests/test_private_interfaces.py` fails when one of them goes away.
 """
@@ -14,9 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+import importlib
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import ModuleType
 from typing import Any, cast
 
+from ipykernel import ipkernel
 from ipykernel.zmqshell import ZMQInteractiveShell
 
 _own_locks: dict[int, asyncio.Lock] = {}
@@ -33,6 +38,39 @@ def settle_environment() -> None:
     """
     with contextlib.suppress(AttributeError):
         ZMQInteractiveShell.init_environment(cast(Any, None))  # it needs no shell
+
+
+def import_without_debugpy() -> None:
+    """Before a fork: import what a kernel imports as it is made for its debugger, and not debugpy itself, which takes
+    0.1 s: an engine has no channel for a debugger. (In a cell it can be imported all the same.)"""
+    if "debugpy" in sys.modules:
+        return
+    sys.modules["debugpy"] = cast(ModuleType, None)  # then its import fails
+    try:
+        importlib.import_module("ipykernel.debugger")
+    finally:
+        del sys.modules["debugpy"]
+
+
+class _WithoutModules:
+    """`sys`, and no modules in it."""
+
+    modules: dict[str, ModuleType] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys, name)
+
+
+@contextlib.contextmanager
+def without_modules() -> Iterator[None]:
+    """In the block a kernel is made. It asks every module for its file, for a debugger that no engine has, and a
+    process that was forked gets its own copy of each page that it looks at."""
+    before = vars(ipkernel).get("sys", sys)
+    vars(ipkernel)["sys"] = _WithoutModules()
+    try:
+        yield
+    finally:
+        vars(ipkernel)["sys"] = before
 
 
 def run_in_turn(kernel: Any, work: Callable[..., Coroutine[Any, Any, None]], *args: Any, suspends: bool = True) -> None:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
+from ddp_notebook.rank.replacing import look_for, replace
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.wire.events import Form
 
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 _init_process_group = dist.init_process_group
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
+
+
+def prepare() -> None:
+    """What `install` takes time for, done before a fork."""
+    look_for([_init_process_group, keeping.TORCHS, _dump, _set_start_method, *rpc.prepare()])
 
 
 def install(
@@ -51,22 +57,13 @@ def install(
         running: tells the cell that runs, and since when.
         training: of the rank's recording.
     """
-    _replace(_init_process_group, _around_init(place, running))
+    replace(_init_process_group, _around_init(place, running))
     keeping.install()
-    calls = rpc.install(_replace, place, running, training)
-    _replace(_dump, _dump_for_new_process)
-    _replace(_set_start_method, _set_start_method_again)
+    calls = rpc.install(place, running, training)
+    replace(_dump, _dump_for_new_process)
+    replace(_set_start_method, _set_start_method_again)
     vars(sys).pop("ps1", None)
     return calls
-
-
-def _replace(original: Callable[..., Any], ours: Callable[..., Any]) -> None:
-    """Replace a function in every module: `from torch.distributed import init_process_group` has made references to
-    it, in torch itself too."""
-    name = original.__name__
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is original:
-            setattr(module, name, ours)
 
 
 # ---- groups

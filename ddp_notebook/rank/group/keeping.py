@@ -9,16 +9,17 @@ hangs, since the end of each operation calls Python.
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections import deque
 from typing import Any
 
 import torch.distributed as dist
 
+from ddp_notebook.rank.replacing import replace
+
 _QUIET_S = 0.05  # for gloo's threads to release their last operation
 _ended: deque[Any] = deque(maxlen=4)
-_destroy_process_group = dist.destroy_process_group
+TORCHS = dist.destroy_process_group
 
 
 def keep(group: Any) -> None:
@@ -26,17 +27,15 @@ def keep(group: Any) -> None:
     _ended.append(group)
 
 
-@functools.wraps(_destroy_process_group)
+@functools.wraps(TORCHS)
 def _destroy_and_keep(group: Any = None) -> None:
     keep(dist.group.WORLD if group is None else group)
-    _destroy_process_group(group)
+    TORCHS(group)
 
 
 def install() -> None:
-    """Replace `dist.destroy_process_group` in every module that has it."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get("destroy_process_group") is _destroy_process_group:
-            module.destroy_process_group = _destroy_and_keep  # type: ignore[attr-defined]
+    """Replace `dist.destroy_process_group`."""
+    replace(TORCHS, _destroy_and_keep)
 
 
 def let_go() -> None:

@@ -46,6 +46,13 @@ SPECS = {
 }
 
 
+def prepare() -> None:
+    """Before a fork: have torch make what it makes of each operator at its first use."""
+    for name in SPECS:
+        if hasattr(torch.ops.c10d, name):
+            Operator(name)
+
+
 class Operator:
     """The places of one operator's arguments. All operators take tensors, then the group, then the rest.
 

@@ -17,13 +17,16 @@ face      what cells call: `init_rpc`, `shutdown` and the lookups of workers, in
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import rpc
 
+from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.wire.events import Form
 
@@ -31,8 +34,17 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.stretches import Training
 
 
+def prepare() -> list[Callable[..., Any]]:
+    """Before a fork: import what `install` needs. Returns the functions that it will replace."""
+    if not rpc.is_available():
+        return []
+    for name in ("face", "recorder"):
+        with contextlib.suppress(AttributeError, ImportError):  # `install` says so
+            importlib.import_module(f"{__name__}.{name}")
+    return [rpc.init_rpc, rpc.shutdown, rpc.get_worker_info]
+
+
 def install(
-    replace: Callable[[Callable[..., Any], Callable[..., Any]], None],
     place: Callable[[], Form | None],
     running: Callable[[], tuple[int, float] | None],
     training: Training,
@@ -41,7 +53,6 @@ def install(
     the calls of this rank.
 
     Args:
-        replace: puts one function in the place of another in every module that has it.
         place: tells the rank's place, which changes when the group is formed anew.
         running: tells the cell that runs, and since when.
         training: of the rank's recording.
@@ -55,7 +66,7 @@ def install(
     except (AttributeError, ImportError) as missing:
         replace(rpc.init_rpc, _once(rpc.init_rpc, str(missing)))
         return None
-    face.install(replace)
+    face.install()
     try:
         from ddp_notebook.rank.rpc.recorder import Recorder
 

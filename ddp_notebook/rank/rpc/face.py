@@ -30,6 +30,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api, internal
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.agent import Agent, Worker
 from ddp_notebook.rank.rpc.calls import INVOKES, Calls, name_of
 from ddp_notebook.rank.rpc.functions import CellPickler
@@ -54,8 +55,6 @@ _device_map = TensorPipeAgent._get_device_map
 _main = threading.main_thread().ident
 _BACKWARD = "backward"  # not exported
 
-Replace = Callable[[Callable[..., Any], Callable[..., Any]], None]
-
 
 class Face:
     """RPC of this rank.
@@ -79,12 +78,8 @@ class Face:
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
         self._making = threading.local()  # the name of the function that this thread is about to call
 
-    def install(self, replace: Replace) -> None:
-        """Replace torch's functions in this process.
-
-        Args:
-            replace: puts one function in the place of another in every module that has it.
-        """
+    def install(self) -> None:
+        """Replace torch's functions in this process."""
         replace(_init_rpc, _as(_init_rpc, self.init_rpc))
         replace(_shutdown, _as(_shutdown, self.shutdown))
         replace(_get_worker_info, _as(_get_worker_info, self.get_worker_info))

@@ -48,6 +48,14 @@ CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
 _log = logging.getLogger(__name__)
 
 
+@functools.cache  # a rank has it from the process that has forked it
+def prepare() -> None:
+    """Have torch.compile leave our code alone, which it would trace beside a model."""
+    with contextlib.suppress(ImportError, AttributeError):
+        trace_rules = importlib.import_module("torch._dynamo.trace_rules")
+        trace_rules.add("ddp_notebook")
+
+
 class Span(NamedTuple):
     """A stretch of a step that is over."""
 
@@ -92,9 +100,7 @@ class Training:
 
     def install(self) -> None:
         """Begin to look. What this version of torch does not let be seen is left out, with a message."""
-        with contextlib.suppress(ImportError, AttributeError):
-            trace_rules = importlib.import_module("torch._dynamo.trace_rules")
-            trace_rules.add("ddp_notebook")  # else torch.compile traces our code beside a model
+        prepare()
         unseen = []
         for what, look in (
             ("models in DDP", self._look_at_ddp),

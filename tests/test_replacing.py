@@ -1,0 +1,58 @@
+"""A function is replaced in every module that has it, also in those that were imported after it was looked for."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from ddp_notebook.rank import replacing
+
+
+class Module(ModuleType):
+    """Notes who was looked into."""
+
+    looked: list[str] = []
+
+    def __getattribute__(self, name):
+        if name == "__dict__":
+            Module.looked.append(super().__getattribute__("__name__"))
+        return super().__getattribute__(name)
+
+
+@pytest.fixture
+def add(monkeypatch):
+    """Adds a module with these names to those that are imported."""
+
+    def add(name: str, **names: object) -> ModuleType:
+        module = Module(name)
+        for key, value in names.items():
+            setattr(module, key, value)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    monkeypatch.setattr(replacing, "_found", {})
+    monkeypatch.setattr(replacing, "_last", None)
+    monkeypatch.setattr(Module, "looked", [])
+    return add
+
+
+@pytest.mark.parametrize("is_looked_for", [True, False])
+def test_all_modules_that_have_it_get_the_new_one(add, is_looked_for):
+    def original(): ...
+
+    def ours(): ...
+
+    having = [add("one", original=original), add("two", original=original)]
+    namesake, renamed, other = add("namesake", original=len), add("renamed", first=original), add("other")
+    if is_looked_for:
+        replacing.look_for([original])
+    having.append(add("late", original=original))
+    Module.looked.clear()
+
+    replacing.replace(original, ours)
+
+    assert [module.original for module in having] == [ours, ours, ours]
+    assert namesake.original is len and renamed.first is original and not hasattr(other, "original")
+    assert Module.looked == (["late"] if is_looked_for else ["one", "two", "namesake", "renamed", "other", "late"])
