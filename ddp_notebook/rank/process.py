@@ -30,7 +30,6 @@ from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.resize import resized
-from ddp_notebook.rank.sharding import mistakes
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, values
@@ -324,8 +323,8 @@ class Rank:
                 facts = unseen(check.samples, namespace, message.entries)
             else:
                 facts = unseen(check.fingerprints, namespace, message.names)
-                if told := [*mistakes.of_optimizers(namespace), *self._recording.scaling.told()]:
-                    facts[""] = {"kind": "mistake", "told": told}  # of no variable
+                if mistakes := unseen(self._recording.mistakes.facts, namespace):
+                    facts[""] = mistakes  # of no variable
         except Exception as error:
             self.agent.send(Checked(request=message.request, error=f"{type(error).__name__}: {error}"))
         else:

@@ -18,11 +18,13 @@ _MEANINGS = {  # by origin and the beginning of the operation's name
         "broadcast": "redistribution: a whole to all ranks",
     },
     "optimizer": {"broadcast": "parameters that one rank has updated"},
+    "checkpoint": dict.fromkeys(("gather", "all_gather", "scatter", "broadcast"), "plan of a checkpoint"),
 }
 
 
 OF_DDP = tuple(_MEANINGS["ddp"].values())
 OF_FSDP = tuple(_MEANINGS["fsdp"].values())
+OF_CHECKPOINT = tuple(_MEANINGS["checkpoint"].values())
 
 
 def meaning(origin: str, op: str) -> str:

@@ -6,19 +6,25 @@ import itertools
 
 import pytest
 
-from ddp_notebook.errors import RankError
+from ddp_notebook.errors import CellTimeoutError, RankError
 
 _MAKE = """
+import os
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 def make(*sizes):
+    torch.manual_seed(0)
     return nn.Sequential(*[nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])])
 def forget():
+    "What earlier cells have done: the first scaled loss, replicated tensor and save of a cell begin anew."
     for name in ("model", "part", "optimizer", "other", "w"): globals().pop(name, None)
+    torch.amp.GradScaler("cpu").scale(torch.ones(()))
+    DTensor.from_local(torch.ones(1), init_device_mesh("cpu", (2,)), [Replicate()])
+    torch.save(0, os.devnull)
 x = torch.ones(2, 4)
 def train(clip_first, scale=8.0):
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
@@ -123,6 +129,187 @@ scaler.scale(model(x).sum()).backward()
 torch.nn.utils.clip_grad_norm_(list(other.parameters()), 1.0)
 scaler.step(optimizer); scaler.update()"""
     assert mistakes(ranks, code) == ()
+
+
+# ---- averaging
+
+
+_AVERAGE = """
+import torch.distributed as dist
+def average():
+    for p in model.parameters():
+        dist.all_reduce(p.grad); p.grad /= dist.get_world_size()
+def average_flat():
+    gradients = [p.grad for p in model.parameters()]
+    flat = torch._utils._flatten_dense_tensors(gradients)
+    dist.all_reduce(flat); flat /= dist.get_world_size()
+    for g, mean in zip(gradients, torch._utils._unflatten_dense_tensors(flat, gradients)): g.copy_(mean)
+def step(how, is_late, scaler, factor=1.0):
+    "One step; the loss is multiplied by the factor."
+    optimizer.zero_grad()
+    scaler.scale(factor * model(x).sum()).backward()
+    if not is_late: how()
+    scaler.unscale_(optimizer)
+    if is_late: how()
+    count = torch.ones(()); dist.all_reduce(count)  # of something else
+    scaler.step(optimizer); scaler.update()
+torch.manual_seed(0); model = make(4, 4); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.parametrize("how", ["average", "average_flat"])
+def test_averaging_after_unscale(ranks, how):
+    ranks.run(f"forget()\n{_AVERAGE}", quiet=True)
+    scaler = "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)"
+    ranks.run(f"{scaler}\nfor _ in range(3): step({how}, True, scaler)", quiet=True)
+    (found,) = ranks.check().mistakes
+    assert found == (
+        "ranks 0,1: gradients were averaged by all_reduce 3 times after scaler.unscale_(optimizer), which had "
+        "looked for inf on each rank alone: a rank that found one skips its step, and the others step with it; average "
+        "before it"
+    )
+    for right in (
+        f"{scaler}\nfor _ in range(3): step({how}, False, scaler)",
+        f"from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n"
+        f"scaler = ShardedGradScaler(device='cpu', init_scale=8.0)\nstep({how}, True, scaler)",
+        f"scaler = torch.amp.GradScaler('cpu', enabled=False)\nstep({how}, True, scaler)",
+    ):
+        ranks.run(right, quiet=True)
+        assert ranks.check().mistakes == (), right
+
+
+def test_what_averaging_after_unscale_does_and_averaging_before_it_does_not(ranks):
+    """An inf on rank 0: averaged too late it reaches the weights of rank 1 only; averaged before, all ranks skip."""
+    ranks.run(f"forget()\n{_AVERAGE}" + "start = model[0].weight.detach().clone()", quiet=True)
+    step = "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)\nstep(average, {}, scaler, float('inf') ** (1 - rank))"
+    ranks.run(step.format(False) + "\nis_start = bool((model[0].weight == start).all())", quiet=True)
+    assert list(ranks["is_start"].values()) == [True, True]
+    ranks.run(step.format(True) + "\nis_finite = bool(model[0].weight.isfinite().all())", quiet=True)
+    assert list(ranks["is_finite"].values()) == [True, False]
+
+
+# ---- inputs of tensor parallel
+
+
+_TP = "model = parallelize_module(make(4, 8, 4), init_device_mesh('cpu', (2,)), %s)\n" % _ROWS_AND_COLUMNS  # noqa: UP031
+
+
+def test_other_inputs_of_a_tensor_parallel_module(ranks):
+    (found,) = mistakes(ranks, f"torch.manual_seed(0)\n{_TP}torch.manual_seed(rank)\ny = model(torch.randn(3, 4))")
+    assert found.startswith("ranks 0,1: module 0 got different inputs (float32 (3, 4), relative difference ")
+    assert found.endswith(
+        "), and tensor parallel takes them for the same: give all ranks of a group the same batch and seed"
+    )
+    ranks.run(
+        "torch.manual_seed(0); w = [p.full_tensor() for p in model.parameters()]; torch.manual_seed(rank)\n"
+        "z = torch.randn(3, 4) @ w[0].T + w[1]; z = z @ w[2].T + w[3]; apart = float((y - z).abs().max())",
+        quiet=True,
+    )
+    assert min(ranks["apart"].values()) > 1e-3  # neither rank has what one process computes: the mistake is one
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "torch.manual_seed(1); y = model(torch.randn(3, 4))",
+        "torch.manual_seed(1); y = model(torch.randn(3, 4) * (1 + rank * 1e-6))",  # rounded otherwise
+        "y = model(torch.full((3, 4), float('nan')))",
+        "y = model(torch.zeros(3, 4))",
+    ],
+)
+def test_the_same_inputs_of_a_tensor_parallel_module(ranks, inputs):
+    assert mistakes(ranks, f"torch.manual_seed(0)\n{_TP}{inputs}") == ()
+
+
+def test_other_layers_behind_a_tensor_parallel_module(ranks):
+    code = (
+        "model = make(4, 8, 4); {}\n"
+        "way = {{'0': ColwiseParallel(output_layouts=Replicate())}}\n"
+        "parallelize_module(model, init_device_mesh('cpu', (2,)), way); model(x).sum().backward()"
+    )
+    (found,) = mistakes(ranks, code.format("torch.manual_seed(rank); model[1].reset_parameters()"))
+    assert found.startswith("ranks 0,1: gradients of what to_local gave differ (float32 (2, 8), relative difference ")
+    assert found.endswith(
+        "), and DTensor takes them for the same: behind a tensor-parallel module all ranks of a group need the same "
+        "layers, batch and targets"
+    )
+    assert mistakes(ranks, code.format("")) == ()
+
+
+def test_other_parameters_that_are_said_to_be_replicated(ranks):
+    make = "DTensor.from_local(torch.tensor([{}]), init_device_mesh('cpu', (2,)), [Replicate()])"
+    (found,) = mistakes(ranks, "w = " + make.format("7 + rank"))
+    assert found == (
+        "ranks 0,1: DTensor.from_local got different tensors as Replicate() (int64 (1,), relative difference "
+        "0.1), and it takes them for the same: make them the same on all ranks"
+    )
+    assert mistakes(ranks, "w = " + make.format("7")) == ()
+    checked = make.format("7 + rank").replace("[Replicate()]", "[Replicate()], run_check=True")  # that makes them equal
+    assert mistakes(ranks, f"w = {checked}") == ()
+
+
+# ---- checkpoints
+
+
+_SHARDED = "model = make(4, 8); fully_shard(model); import torch.distributed.checkpoint as dcp\n"
+
+
+def test_one_distributed_checkpoint_in_two_places(ranks, tmp_path):
+    for save in (
+        "save(model.state_dict(), checkpoint_id=where)",
+        "async_save(model.state_dict(), checkpoint_id=where).result()",
+        "save(model.state_dict(), storage_writer=dcp.FileSystemWriter(where))",
+    ):
+        (found,) = mistakes(ranks, f"{_SHARDED}where = f'{tmp_path}/{{rank}}'; dcp.{save}")
+        assert found == (
+            f"ranks 0,1: they saved one checkpoint to {tmp_path}/0 on rank 0, {tmp_path}/1 on rank 1: none of these "
+            "can be loaded, since its parts and what tells of them lie apart; give all ranks the same path"
+        )
+        assert mistakes(ranks, f"{_SHARDED}where = '{tmp_path}/both'; dcp.{save}") == ()
+    with pytest.raises(RankError, match="CheckpointException"):  # that is why
+        ranks.run(f"dcp.load(model.state_dict(), checkpoint_id='{tmp_path}/0')", quiet=True)
+
+
+def test_a_checkpoint_that_some_ranks_do_not_save(ranks, tmp_path):
+    (found,) = mistakes(ranks, f"{_SHARDED}if rank == 0: torch.save(model.state_dict(), '{tmp_path}/model.pt')")
+    assert found == (
+        f"rank 0: torch.save wrote this rank's part of 2 tensors to {tmp_path}/model.pt, and rank 1 saved none: save "
+        "with torch.distributed.checkpoint on all ranks, or what get_model_state_dict gives with "
+        "StateDictOptions(full_state_dict=True)"
+    )
+    assert mistakes(ranks, f"{_SHARDED}torch.save(model.state_dict(), f'{tmp_path}/model{{rank}}.pt')") == ()
+    whole = (
+        f"{_SHARDED}from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict\n"
+        "state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))\n"
+        f"if rank == 0: torch.save(state, '{tmp_path}/whole.pt')"
+    )
+    assert mistakes(ranks, whole) == ()
+    assert (
+        mistakes(ranks, f"model = DDP(make(4, 8))\nif rank == 0: torch.save(model.state_dict(), '{tmp_path}/a.pt')")
+        == ()
+    )
+
+
+def test_ranks_that_save_over_each_other(ranks, tmp_path):
+    (found,) = mistakes(ranks, f"model = DDP(make(4, 8)); torch.save(model.state_dict(), '{tmp_path}/model.pt')")
+    assert found == (
+        f"ranks 0,1: all of them saved to {tmp_path}/model.pt, one over the other: let one rank save, or put the "
+        "rank into the name"
+    )
+    assert mistakes(ranks, f"torch.save(x, f'{tmp_path}/{{rank}}.pt')") == ()
+    ranks.run(f"if rank == 0: torch.save(x, '{tmp_path}/0.pt')", quiet=True)
+    ranks.run(f"if rank == 1: torch.save(x, '{tmp_path}/0.pt')", quiet=True)  # later, on purpose
+    assert ranks.check().mistakes == ()
+
+
+def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
+    with pytest.raises(CellTimeoutError, match=r"rank 0: waiting in all_gather .*plan of a checkpoint"):
+        ranks.run(
+            f"forget()\n{_SHARDED}if rank == 0: dcp.save(model.state_dict(), checkpoint_id='{tmp_path}/a')",
+            quiet=True,
+            timeout=3,
+        )
+    assert ranks.check().mistakes == ()  # it was not saved
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ class Kernel(Operator):
                     live[key] = waiting[thread] = call
                     if is_message and recorder.meaning is not None:
                         call.meaning = recorder.meaning(call)
+                    elif (look := recorder.look) is not None:
+                        look(call)
                     if tape is not None:
                         if tape.level:
                             call.site = tape.site(2)
@@ -148,12 +150,13 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        # Six hooks, set from outside and looked at in every call.
+        # Seven hooks, set from outside and looked at in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
         self.pause: Callable[[], None] | None = None  # called before each one
         self.guard: Callable[[Call], None] | None = None  # called before each one begins; may raise
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called in place of every operation
         self.meaning: Callable[[Call], str] | None = None  # what a message carries
+        self.look: Callable[[Call], None] | None = None  # called as each one begins, and raises nothing
         self.tape: Tape | None = None  # where calls are left for the recording
         # Changed by methods only.
         self.failed: Failure | None = None  # the last one
@@ -194,8 +197,7 @@ class Recorder:
     def group(self, group: ProcessGroup) -> Group:
         """What is known of a process group, from its first call on: its ranks are not known before it is made."""
         with self._knowing:
-            known = self._known(group)
-            if known is None:
+            if (known := self._known(group)) is None:
                 known = self.groups[id(group)] = Group(group)
                 known.board = self._boards.get(group)
                 for key in [key for key, one in self.groups.items() if one.reference() is None]:
@@ -236,18 +238,16 @@ class Recorder:
     def cut_boards(self) -> None:
         """End every wait at the boards, here and on the other ranks. From any thread."""
         with self._knowing:
-            boards = list(self._boards.values())
+            boards = [board for board in self._boards.values() if board is not None]
         for board in boards:
-            if board is not None:
-                board.cut()
+            board.cut()
 
     @property
     def is_cut(self) -> bool:
         """Whether ranks were interrupted while their calls were compared: they may have posted different numbers. From
         any thread."""
         for group in list(distributed_c10d._world.pg_names):
-            known = self._known(group)
-            board = self.board_of(group)
+            known, board = self._known(group), self.board_of(group)
             if board is not None and board.is_cut and not (known is not None and known.retired):
                 return True
         return False

@@ -16,7 +16,7 @@ from ddp_notebook.rank.record.profile import Profile
 from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
 from ddp_notebook.rank.sharding import equations
-from ddp_notebook.rank.sharding.mistakes import Scaling
+from ddp_notebook.rank.sharding.mistakes import Mistakes
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class RankRecording:
         self.training.install()
         where.action = self.training.pipelines.words
         recorder.meaning = self.training.pipelines.meaning
-        self.scaling = Scaling()
-        for watch in (self.scaling.watch, equations.watch):
-            with contextlib.suppress(ImportError, AttributeError):  # a torch without: nothing is said then
-                watch()
+        self.mistakes = Mistakes(recorder, self.tape.modules)
+        self.mistakes.watch()
+        with contextlib.suppress(ImportError, AttributeError):  # a torch without: its own words stay
+            equations.watch()
         self.drain.start()
 
     def tell_again(self) -> None:
@@ -81,7 +81,7 @@ class RankRecording:
         level = LEVELS.index(options.level) if options.level else VALUES
         self.tape.enter(cell, title, level, thins=not asks_for_values)
         self.training.begin_cell(options.gradient)
-        self.scaling.begin_cell()
+        self.mistakes.begin_cell(cell)
         self.tape.full_bytes = options.full_bytes
         self.metrics.begin_cell(options.watch)
         if options.solo is not None:

@@ -2,6 +2,11 @@
 
 parts       which part of which tensor it has
 memory      the memory that parameters, gradients, optimizer state, activations and the rest take
-mistakes    wrong uses of sharding that nothing else complains about
+mistakes    wrong uses that nothing else complains about, put together
+optimizers  those that were made before their model was sharded
+scaling     gradients clipped while they are scaled, or averaged too late
+replicas    what is said to be the same on all ranks
+saves       what was saved, and where
+wrapping    functions of torch that somebody looks at before they run
 equations   meshes and placements that do not fit, with their numbers
 """

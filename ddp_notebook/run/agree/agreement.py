@@ -8,6 +8,7 @@ from typing import Any
 
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.agree.differences import Difference, absence_of, difference_of, measured
+from ddp_notebook.run.agree.mistakes import between
 from ddp_notebook.run.agree.words import list_names, notes_on, summarize, variable_of
 
 _MOST_SHOWN = 12  # entries that differ
@@ -108,10 +109,7 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Agreement
         by_rank: its answers, of the ranks that gave one.
     """
     ranks = sorted(by_rank)
-    mistakes: dict[str, list[int]] = {}
-    for rank in ranks:
-        for text in by_rank[rank].get(MISTAKES, {}).get("told", ()):
-            mistakes.setdefault(text, []).append(rank)
+    mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
     by_rank = {rank: {entry: fact for entry, fact in by_rank[rank].items() if entry != MISTAKES} for rank in ranks}
     by_variable: dict[str, list[str]] = {}
     for entry in dict.fromkeys(entry for rank in ranks for entry in by_rank[rank]):
@@ -148,7 +146,7 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Agreement
         same=summarize(same),
         notes=tuple(notes),
         hints=hints,
-        mistakes=tuple(f"{list_ranks(where)}: {text}" for text, where in mistakes.items()),
+        mistakes=tuple(mistakes),
     )
 
 

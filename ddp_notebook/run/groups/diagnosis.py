@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_notebook.records.meaning import OF_DDP, OF_FSDP
+from ddp_notebook.records.meaning import OF_CHECKPOINT, OF_DDP, OF_FSDP
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, list_ranks
 
@@ -228,15 +228,17 @@ def _ended(views: Views, waiting: Waiting) -> str:
     who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
     what = views[missing[0]].runs
     sentence = f"{list_ranks(missing)} {_has(missing)} ended the {what} without {operation.short}, which {who_waits}"
-    return sentence + _on_uneven_data(operation)
+    return sentence + _advice(operation)
 
 
-def _on_uneven_data(operation: Operation) -> str:
-    """What to do where ranks leave a training loop at different times."""
+def _advice(operation: Operation) -> str:
+    """What to do where ranks leave a training loop at different times, or do not save what others do."""
     if operation.meaning.startswith(OF_DDP):
         return "; if it had less data, use Join: `with Join([model]):` around the loop"
     if operation.meaning.startswith(OF_FSDP):
         return "; if it had less data, give all ranks as many batches: FSDP knows no Join"
+    if operation.meaning.startswith(OF_CHECKPOINT):
+        return "; a distributed checkpoint is saved, and loaded, by all ranks of its group, not by one of them"
     return ""
 
 

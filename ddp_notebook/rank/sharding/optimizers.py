@@ -1,0 +1,55 @@
+"""Optimizers that were made before their model was sharded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
+    """Optimizers that hold what a model had before it was sharded: `fully_shard` and `parallelize_module` put other
+    parameters in its place, so their steps change nothing.
+
+    Only where no module of this process has these parameters, and one of a sharded model has each one's shape.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> of_optimizers({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
+        []
+    """
+    own = {name: value for name, value in namespace.items() if not name.startswith("_")}
+    models = {name: one for name, one in own.items() if issubclass(type(one), torch.nn.Module)}
+    from_models = [(name, p) for name, model in models.items() for p in torch.nn.Module.parameters(model)]
+    inside = {id(part) for model in models.values() for part in list(torch.nn.Module.modules(model))[1:]}
+    held = {id(p) for _, p in from_models}
+    sharded = [(name, p.shape) for name, p in from_models if hasattr(p, "placements")]
+    found = []
+    for name, optimizer in own.items():
+        if not sharded or not issubclass(type(optimizer), torch.optim.Optimizer):
+            continue
+        orphans = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
+        shapes = {p.shape for p in orphans}
+        its = {model for model, shape in sharded if shape in shapes and id(models[model]) not in inside}
+        if orphans and shapes <= {shape for _, shape in sharded} and not _is_in_a_module(orphans):
+            of = " and ".join(sorted(its))
+            count = f"{len(orphans)} parameter{'s' * (len(orphans) > 1)}"
+            found.append(
+                f"{name} holds {count} that no model uses: it was made before {of} was sharded, so its steps change "
+                f"nothing of {of}; make it after fully_shard or parallelize_module"
+            )
+    return found
+
+
+def _is_in_a_module(parameters: list[torch.Tensor]) -> bool:
+    """Whether a module anywhere in this process has one of these, or a variable of the user's is one."""
+    parameters = [p for p in parameters if isinstance(p, torch.nn.Parameter)]
+    if not parameters:
+        return True  # tensors of the user's own
+    wanted = {id(p) for p in parameters}
+    for module in gc.get_objects():
+        if issubclass(type(module), torch.nn.Module) and any(id(p) in wanted for p in module._parameters.values()):
+            return True
+    return False

@@ -1,0 +1,126 @@
+"""What ranks say that they all have the same of, and may not: `DTensor.from_local` with `Replicate()` looks at nothing.
+
+Tensor parallel makes its inputs so, and `to_local` its gradients. Of the first ones that each module gets in a cell a
+few numbers are kept, which the notebook compares: the length of the tensor as a vector, and its sums with random signs.
+Two such sums differ by the length of the tensors' difference, up to chance, so what was only rounded otherwise is told
+from what is another tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.unseen import unseen
+
+_CALLS = 4  # of each module, in each cell
+_LOOKS = 1000  # in each cell; a name takes 2 us
+_ELEMENTS = 1 << 16  # spread over a tensor
+_SIGNS = 4
+_log = logging.getLogger(__name__)
+
+
+class Replicas:
+    """The inputs of this rank that are said to be equal on others.
+
+    Args:
+        name: of the module whose forward is on the stack.
+
+    Example:
+        >>> Replicas(lambda frame: "").told()
+        []
+    """
+
+    def __init__(self, name: Callable[[FrameType], str]) -> None:
+        self._name = name
+        self._cell = 0
+        self._left = 0  # looks
+        self._is_new = True
+        self._kept: list[tuple[dict[str, Any], torch.Tensor]] = []
+        self._counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        self._signs: torch.Tensor | None = None
+
+    def told(self) -> list[dict[str, Any]]:
+        """The tensors of the last `cell` that has made such ones: `what` it is ("input", of a `module`, "gradient" of
+        what `to_local` gave, else "tensor"), its place among these (`at`), the `ranks` that should have the same, its
+        `shape` and `dtype`, and the numbers (`sketch`)."""
+        return [facts | {"sketch": sketch.tolist()} for facts, sketch in self._kept]
+
+    def begin_cell(self, cell: int) -> None:
+        """A cell begins."""
+        self._cell, self._left, self._is_new = cell, _LOOKS, True
+
+    def watch(self) -> None:
+        """Begin to look.
+
+        Raises:
+            ImportError, AttributeError: this torch has no such function.
+        """
+        from torch.distributed.tensor._api import _FromTorchTensor
+
+        function: Any = _FromTorchTensor
+        original = function.forward
+
+        @functools.wraps(original)
+        def forward(ctx: Any, tensor: Any, mesh: Any, placements: Any, run_check: bool = False, *rest: Any) -> Any:
+            if not torch.compiler.is_compiling() and self._left > 0 and not run_check:
+                try:
+                    self._look(tensor, mesh, placements, sys._getframe(1))
+                except Exception:  # the user's forward must go on
+                    _log.info("a tensor was not looked at", exc_info=True)
+            return original(ctx, tensor, mesh, placements, run_check, *rest)
+
+        function.forward = staticmethod(forward)
+
+    def _look(self, tensor: Any, mesh: Any, placements: Any, frame: FrameType) -> None:
+        dims = [dim for dim, placement in enumerate(placements) if placement.is_replicate()]
+        if not dims or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type == "meta":
+            return
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        self._left -= 1
+        if self._is_new:
+            self._is_new = False
+            self._kept, self._counts = [], {}
+        ranks = unseen(ranks_along, mesh, dims)
+        if len(ranks) < 2:
+            return
+        module = self._name(frame)
+        what = "input" if module else "gradient" if torch._C._current_graph_task_id() != -1 else "tensor"
+        at = self._counts.get((module, what, ranks), 0)
+        if at < _CALLS:
+            self._counts[module, what, ranks] = at + 1
+            facts = {"cell": self._cell, "what": what, "module": module, "at": at, "ranks": ranks}
+            facts |= {"shape": [*tensor.shape], "dtype": str(tensor.dtype).removeprefix("torch.")}
+            self._kept.append((facts, unseen(self._sketch, tensor)))
+
+    @torch.no_grad()
+    def _sketch(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._signs is None or self._signs.device != tensor.device:
+            draw = torch.Generator().manual_seed(0)
+            signs = torch.randint(0, 2, (_SIGNS, _ELEMENTS), generator=draw).double().mul_(2).sub_(1)
+            self._signs = signs.to(tensor.device)
+        flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+        some = flat[:: max(1, -(-len(flat) // _ELEMENTS))].double()
+        return torch.cat([some.norm().reshape(1), self._signs[:, : len(some)] @ some])
+
+
+def ranks_along(mesh: Any, dims: Sequence[int]) -> tuple[int, ...]:
+    """The ranks that differ from this one in their places along these dimensions of a mesh only; empty where this rank
+    is not in it.
+
+    Args:
+        mesh: a `DeviceMesh`.
+        dims: its dimensions.
+    """
+    place = mesh.get_coordinate()
+    if place is None:
+        return ()
+    at = tuple(slice(None) if dim in dims else place[dim] for dim in range(mesh.ndim))
+    return tuple(mesh.mesh[at].reshape(-1).tolist())

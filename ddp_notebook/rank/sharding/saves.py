@@ -1,0 +1,125 @@
+"""What this rank saves, and where: a checkpoint is whole only if all ranks that have parts of it save them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from ddp_notebook.rank.imports import after_import
+from ddp_notebook.rank.sharding.replicas import ranks_along
+from ddp_notebook.rank.sharding.wrapping import before
+
+_MOST = 100  # saves of a cell that are kept
+_MOST_TENSORS = 10_000
+_DEPTH = 4  # of dictionaries and lists in what is saved
+_SAVER = "torch.distributed.checkpoint.state_dict_saver"
+
+
+class Saves:
+    """This rank's.
+
+    Example:
+        >>> Saves().told()
+        []
+    """
+
+    def __init__(self) -> None:
+        self._told: list[dict[str, Any]] = []
+        self._cell = 0
+        self._is_new = True
+
+    def told(self) -> list[dict[str, Any]]:
+        """The saves of the last `cell` that has saved something. `how`: "distributed", with the `path` and the `ranks`
+        that save together; or "alone" by `torch.save`, with `path`, what tells this file from others (`file`), the
+        number of `sharded` tensors, and the `ranks` that have the other parts of these."""
+        return [one | {"file": _file(one["path"])} if one["how"] == "alone" else one for one in self._told]
+
+    def begin_cell(self, cell: int) -> None:
+        """A cell begins."""
+        self._cell, self._is_new = cell, True
+
+    def watch(self) -> None:
+        """Begin to look.
+
+        Raises:
+            AttributeError: this torch has no such functions.
+        """
+        before(torch, "save", self._alone)
+        after_import(_SAVER, self._watch_distributed)
+
+    def _watch_distributed(self) -> None:
+        for name in ("save", "async_save"):
+            before(sys.modules[_SAVER], name, self._distributed)
+
+    def _alone(self, obj: Any = None, f: Any = None, *_: Any, **__: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            sharded, ranks = _sharded(obj)
+            self._keep(how="alone", path=os.path.realpath(f), sharded=sharded, ranks=sorted(ranks))
+
+    def _distributed(
+        self,
+        *_: Any,
+        checkpoint_id: Any = None,
+        storage_writer: Any = None,
+        process_group: Any = None,
+        no_dist: bool = False,
+        **__: Any,
+    ) -> None:
+        # The thread of `async_save` calls `save`, which was noted already.
+        if no_dist or not dist.is_initialized() or threading.current_thread() is not threading.main_thread():
+            return
+        path = checkpoint_id if checkpoint_id is not None else getattr(storage_writer, "path", None)
+        if path is not None:
+            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+            self._keep(how="distributed", path=os.path.abspath(path), ranks=ranks)
+
+    def _keep(self, **facts: Any) -> None:
+        if self._is_new:
+            self._is_new = False
+            self._told = []
+        if len(self._told) < _MOST:
+            self._told.append({"cell": self._cell, **facts})
+
+
+def _file(path: str) -> list[Any]:
+    """What tells it from another one, of another machine too; empty if it is gone, or is a device such as /dev/null."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return []
+    return [socket.gethostname(), facts.st_dev, facts.st_ino] if stat.S_ISREG(facts.st_mode) else []
+
+
+def _sharded(what: Any) -> tuple[int, set[int]]:
+    """How many tensors with parts on other ranks there are, and these ranks."""
+    count, ranks = 0, set[int]()
+    for tensor in islice(_tensors(what, _DEPTH), _MOST_TENSORS):
+        if hasattr(tensor, "placements"):
+            dims = [dim for dim, placement in enumerate(cast(Any, tensor).placements) if placement.is_shard()]
+            others = ranks_along(cast(Any, tensor).device_mesh, dims)
+            if len(others) > 1:
+                count += 1
+                ranks.update(others)
+    return count, ranks
+
+
+def _tensors(what: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(what, torch.Tensor):
+        yield what
+    elif isinstance(what, torch.nn.Module):
+        yield from torch.nn.Module.parameters(what)
+    elif depth and isinstance(what, Mapping):
+        for value in what.values():
+            yield from _tensors(value, depth - 1)
+    elif depth and isinstance(what, list | tuple):
+        for value in what:
+            yield from _tensors(value, depth - 1)

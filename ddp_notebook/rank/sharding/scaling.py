@@ -1,0 +1,161 @@
+"""Gradients that are clipped while a `GradScaler` has them scaled, or averaged when it has looked at them already."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.rank.sharding.wrapping import before
+from ddp_notebook.rank.unseen import unseen
+
+_SUMS = ("all_reduce", "all_reduce_coalesced")
+_log = logging.getLogger(__name__)
+
+
+class Scaling:
+    """What happens to gradients between `scale`, `unscale_` and `step`.
+
+    Scaling is linear, so gradients may be averaged while they are scaled, and then an inf of one rank reaches all of
+    them. `unscale_` looks for inf and divides by the scale. So what is clipped before it is clipped to another length,
+    and what is averaged behind it brings an inf to ranks that have found none: these step with it.
+
+    Args:
+        listen: has a function called with each collective that begins, or with None no longer.
+
+    Example:
+        >>> Scaling(lambda look: None).told()
+        []
+    """
+
+    def __init__(self, listen: Callable[[Callable[[Call], None] | None], None]) -> None:
+        self._listen = listen
+        self._scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # scalers with a loss scaled and nothing unscaled since
+        self._clipped: dict[str, set[int]] = {}  # by the function: ids of parameters that were clipped meanwhile
+        self._clips: dict[str, int] = {}  # how often, by the function
+        self._unscaled: list[weakref.ref[torch.Tensor]] = []  # gradients of the optimizers that step next
+        self._averages: dict[str, int] = {}  # before how many steps, by the operation
+        self._is_new = False
+
+    def told(self) -> list[str]:
+        """What was seen in the last cell that has scaled a loss."""
+        clips = [
+            f"gradients were clipped by {name} {_times(n)} while a GradScaler had them scaled: "
+            "call scaler.unscale_(optimizer) before"
+            for name, n in self._clips.items()
+        ]
+        averages = [
+            f"gradients were averaged by {name} {_times(n)} after scaler.unscale_(optimizer), which had looked for inf "
+            "on each rank alone: a rank that found one skips its step, and the others step with it; average before it"
+            for name, n in self._averages.items()
+        ]
+        return clips + averages
+
+    def begin_cell(self) -> None:
+        """A cell begins."""
+        self._scaled.clear()
+        self._clipped.clear()
+        self._close()
+        self._is_new = True
+
+    def watch(self) -> None:
+        """Begin to look.
+
+        Raises:
+            AttributeError: this torch has no such functions.
+        """
+        scaler = torch.amp.GradScaler
+        for name, look in (
+            ("scale", self._scale),
+            ("unscale_", self._unscale),
+            ("step", self._step),
+            ("update", self._update),
+        ):
+            before(scaler, name, look)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            before(torch.nn.utils, name, functools.partial(self._clip, name))
+
+    def _scale(self, scaler: Any, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled():
+            self._scaled.add(scaler)
+            self._close()
+            if self._is_new:
+                self._is_new = False
+                self._clips.clear()
+                self._averages.clear()
+
+    def _clip(self, name: str, parameters: Any = (), *_: Any, **__: Any) -> None:
+        if self._scaled and not isinstance(parameters, Iterator):  # an iterator is not to be used up
+            ones = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+            self._clipped.setdefault(name, set()).update(map(id, ones))
+
+    def _step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        self._close()
+        self._look_at_clips(scaler, optimizer)
+
+    def _update(self, *_: Any, **__: Any) -> None:
+        self._close()
+
+    def _unscale(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        self._look_at_clips(scaler, optimizer)
+        if scaler.is_enabled() and type(scaler) is torch.amp.GradScaler:  # FSDP's asks all ranks whether one found inf
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            self._unscaled += [weakref.ref(p.grad) for p in parameters if p.grad is not None]
+            self._listen(self._reduced)
+
+    def _look_at_clips(self, scaler: Any, optimizer: Any) -> None:
+        """Only what this scaler's optimizer steps was scaled: another model may have been clipped rightly."""
+        if scaler not in self._scaled:
+            return
+        self._scaled.discard(scaler)
+        its = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, clipped in self._clipped.items():
+            if not its.isdisjoint(clipped) and scaler.get_scale() != 1.0:
+                self._clips[name] = self._clips.get(name, 0) + 1
+        self._clipped.clear()
+
+    def _reduced(self, call: Call) -> None:
+        """A collective begins between `unscale_` and `step`."""
+        kernel = call.kernel
+        if kernel.spec.name not in _SUMS or kernel.at_input is None or len(call.group.ranks) < 2:
+            return
+        try:
+            if unseen(self._are_gradients, flat(call.arguments[kernel.at_input])):
+                self._averages[kernel.spec.name] = self._averages.get(kernel.spec.name, 0) + 1
+                self._close()  # once before each step
+        except Exception:  # the user's call must go on
+            _log.info("a collective was not looked at", exc_info=True)
+
+    def _are_gradients(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of these is a gradient, or all of them in a row."""
+        gradients = [_local(one) for reference in self._unscaled if (one := reference()) is not None]
+        places = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+        if any(tensor.untyped_storage().data_ptr() in places for tensor in tensors):
+            return True
+        together = sum(gradient.numel() for gradient in gradients)
+        return len(gradients) > 1 and any(
+            tensor.numel() == together
+            and tensor.dtype == gradients[0].dtype
+            and torch.equal(tensor.reshape(-1), torch.cat([gradient.reshape(-1) for gradient in gradients]))
+            for tensor in tensors
+        )
+
+    def _close(self) -> None:
+        if self._unscaled:
+            self._unscaled = []
+            self._listen(None)
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return cast(Any, gradient).to_local() if hasattr(gradient, "placements") else gradient
+
+
+def _times(n: int) -> str:
+    return f"{n} time{'s' * (n > 1)}"

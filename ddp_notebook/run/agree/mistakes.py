@@ -1,0 +1,154 @@
+"""What is wrong between ranks although each of them is content: other inputs where the same are needed, parts of a
+checkpoint in different places, or some of them only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddp_notebook.records.words import list_ranks, name_ranks
+
+# How far apart tensors may be for their length, which ranks have computed each by itself. Integers are exact.
+_APART = {"float16": 3e-2, "bfloat16": 3e-2, "float32": 1e-3, "float64": 1e-3}
+
+Facts = Mapping[int, Mapping[str, Any]]  # by rank: what `rank.sharding.mistakes.Mistakes.facts` gave
+
+
+def between(by_rank: Facts) -> list[str]:
+    """Each mistake with its ranks.
+
+    Example:
+        >>> a, b = ({"cell": 1, "how": "distributed", "path": path, "ranks": [0, 1]} for path in ("/a", "/b"))
+        >>> between({0: {"saves": [a]}, 1: {"saves": [b]}})[0][:60]
+        'ranks 0,1: they saved one checkpoint to /a on rank 0, /b on '
+    """
+    return [
+        *_said_by_each(by_rank),
+        *_unequal(by_rank),
+        *_apart(by_rank),
+        *_in_part(by_rank),
+        *_over_each_other(by_rank),
+    ]
+
+
+def _said_by_each(by_rank: Facts) -> Iterator[str]:
+    """What each rank sees by itself."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, facts in by_rank.items():
+        for text in facts.get("told", ()):
+            ranks_of.setdefault(text, []).append(rank)
+    yield from (f"{list_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
+
+
+def _of_last_cell(by_rank: Facts, kind: str) -> dict[int, list[Mapping[str, Any]]]:
+    """Of each rank what belongs to the last cell of which any rank tells: it may have run on some of them only."""
+    last = max((one["cell"] for facts in by_rank.values() for one in facts.get(kind, ())), default=0)
+    return {rank: [one for one in facts.get(kind, ()) if one["cell"] == last] for rank, facts in by_rank.items()}
+
+
+# ---- inputs of tensor parallel
+
+
+_TAKES = {  # by what is unequal: who has got it, what takes it for equal, and what to do
+    "input": ("module {} got different inputs", "tensor parallel", "give all ranks of a group the same batch and seed"),
+    "gradient": (
+        "gradients of what to_local gave differ",
+        "DTensor",
+        "behind a tensor-parallel module all ranks of a group need the same layers, batch and targets",
+    ),
+    "tensor": ("DTensor.from_local got different tensors as Replicate()", "it", "make them the same on all ranks"),
+}
+
+
+def _unequal(by_rank: Facts) -> Iterator[str]:
+    """Tensors that should be the same. Of a group the first one is told: what follows from it differs too."""
+    tensors: dict[tuple[int, ...], dict[tuple[str, str, int], dict[int, Mapping[str, Any]]]] = {}
+    for rank, replicas in _of_last_cell(by_rank, "replicas").items():
+        for one in replicas:
+            of_group = tensors.setdefault(tuple(one["ranks"]), {})
+            of_group.setdefault((one["what"], one["module"], one["at"]), {})[rank] = one
+    for ranks, of_group in tensors.items():
+        found: dict[tuple[str, str], tuple[Mapping[str, Any], float]] = {}
+        for (what, module, _), of_rank in of_group.items():
+            if set(of_rank) == set(ranks) and (what, module) not in found:
+                far = max(_distance(of_rank[ranks[0]], of_rank[rank]) for rank in ranks[1:])
+                if far:
+                    found[what, module] = of_rank[ranks[0]], far
+        if not found:
+            continue
+        (what, module), (one, far) = next(iter(found.items()))
+        modules = sum(key == "input" for key, _ in found)
+        got, who, fix = _TAKES[what]
+        got = got.format(f"{module} and {modules - 1} more" if modules > 1 else module)
+        how = "other shapes or types" if math.isinf(far) else f"relative difference {far:.1g}"
+        facts = f"{one['dtype']} {tuple(one['shape'])}, {how}"
+        yield f"{list_ranks(ranks)}: {got} ({facts}), and {who} takes them for the same: {fix}"
+
+
+def _distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """How far two tensors are apart, for the longer one's length; 0 if they are as good as equal."""
+    if a["dtype"] != b["dtype"] or a["shape"] != b["shape"]:
+        return math.inf
+    (length, *sums), (other, *others) = a["sketch"], b["sketch"]
+    if any(map(math.isnan, (length, other))):
+        return 0.0  # of what is not a number nothing is known
+    longest = max(length, other)
+    if math.isinf(longest) or not longest:
+        return 0.0
+    apart = math.sqrt(sum((x - y) ** 2 for x, y in zip(sums, others, strict=True)) / len(sums)) / longest
+    return apart if apart > _APART.get(a["dtype"], 0.0) else 0.0
+
+
+# ---- checkpoints
+
+
+def _saves(by_rank: Facts, how: str) -> dict[int, list[Mapping[str, Any]]]:
+    saves = _of_last_cell(by_rank, "saves")
+    return {rank: [one for one in ones if one["how"] == how] for rank, ones in saves.items()}
+
+
+def _apart(by_rank: Facts) -> Iterator[str]:
+    """A distributed checkpoint whose ranks save to different places."""
+    of_group: dict[tuple[int, ...], dict[int, list[str]]] = {}
+    for rank, saves in _saves(by_rank, "distributed").items():
+        for one in saves:
+            of_group.setdefault(tuple(one["ranks"]), {}).setdefault(rank, []).append(one["path"])
+    for paths in of_group.values():
+        for at_once in zip(*paths.values(), strict=False):
+            if len(set(at_once)) > 1:
+                where = ", ".join(f"{path} on rank {rank}" for rank, path in zip(paths, at_once, strict=True))
+                yield (
+                    f"{list_ranks(list(paths))}: they saved one checkpoint to {where}: none of these can be loaded, "
+                    "since its parts and what tells of them lie apart; give all ranks the same path"
+                )
+                break
+
+
+def _in_part(by_rank: Facts) -> Iterator[str]:
+    """`torch.save` of a model in shards on some ranks, which writes the parts of these."""
+    saves = {rank: [one for one in ones if one["sharded"]] for rank, ones in _saves(by_rank, "alone").items()}
+    for rank, ones in saves.items():
+        for one in ones:
+            if lacking := [other for other in one["ranks"] if other in saves and not saves[other]]:
+                count = f"{one['sharded']} tensor{'s' * (one['sharded'] > 1)}"
+                yield (
+                    f"rank {rank}: torch.save wrote this rank's part of {count} to {one['path']}, and "
+                    f"{name_ranks(lacking)} saved none: save with torch.distributed.checkpoint on all ranks, or what "
+                    "get_model_state_dict gives with StateDictOptions(full_state_dict=True)"
+                )
+                break
+
+
+def _over_each_other(by_rank: Facts) -> Iterator[str]:
+    """`torch.save` of several ranks to one file."""
+    ranks_of: dict[tuple[Any, ...], list[int]] = {}
+    for rank, saves in _saves(by_rank, "alone").items():
+        for key in {(one["path"], *one["file"]) for one in saves if one["file"]}:
+            ranks_of.setdefault(key, []).append(rank)
+    for (path, *_), ranks in ranks_of.items():
+        if len(ranks) > 1:
+            yield (
+                f"{list_ranks(ranks)}: all of them saved to {path}, one over the other: let one rank save, or put the "
+                "rank into the name"
+            )
