@@ -70,19 +70,27 @@ def waiting_host() -> Any:
 
 def marked_processes() -> set[psutil.Process]:
     """Living processes of this test run, and those of their OS sessions; not this process itself."""
-    found, sessions = set(), set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            block = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if _RUN_MARK.encode() in block and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process)
-                sessions.add(os.getsid(process.pid))
-    sessions.discard(os.getsid(0))
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process)
-    return {p for p in found if p.pid != os.getpid()}
+    mark, own, found, sessions = _RUN_MARK.encode(), os.getpid(), set(), set()
+    everything = psutil.pids()
+    for pid in everything:
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+                is_marked = mark in file.read()
+            if is_marked:
+                found.add(pid)
+                sessions.add(os.getsid(pid))
+    if sessions := sessions - {os.getsid(0)}:
+        for pid in everything:
+            with contextlib.suppress(OSError):
+                if os.getsid(pid) in sessions:
+                    found.add(pid)
+    living = set()
+    for pid in found - {own}:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.add(process)
+    return living
 
 
 def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:

@@ -29,7 +29,7 @@ def undisturbed(session) -> list[str]:
     return [result[rank].result for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_a_signal_to_the_kernel(undisturbed, make_kernel, make_session_alone, tmp_path, number):
     kernel, folder = make_kernel(), str(tmp_path / "saved")
     kernel.run("%load_ext ddp_notebook")

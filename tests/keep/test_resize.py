@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.keep.conftest import kill
 
 COUNT = "import ddp_notebook; [len(ddp_notebook.current().recording.collectives(rank=r)) for r in range(3)]"
@@ -63,6 +65,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(notebook):
     assert left.stdout == "1 rank now: rank 1 has left\n", left
 
 
+@pytest.mark.long
 def test_a_notebook_that_looks_on_follows(notebook):
     drives = notebook("%ddp_start 2 --keep 1")
     drives.run("%%on_all_ranks\nx = 5")

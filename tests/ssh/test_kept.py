@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.keep.conftest import kill, notebook, runtime  # noqa: F401  # fixtures
 
 
+@pytest.mark.long
 def test_ranks_over_ssh_go_on_in_another_kernel(ssh, python, notebook):  # noqa: F811
     first = notebook(f"%ddp_start --hosts one:2 --python {python} --keep 1")
     first.start(

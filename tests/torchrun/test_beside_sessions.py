@@ -13,8 +13,7 @@ from ddp_notebook.registry import entries
 from ddp_notebook.torchrun import current
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
-
-_WAITS = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.01)\n"
+from tests.torchrun.conftest import WAITS
 
 
 def shell(*words: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +21,7 @@ def shell(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_shell_lists_and_ends_a_job(jobs):
-    process = jobs.start("", name="waits.py", head=_WAITS)
+    process = jobs.start("", name="waits.py", head=WAITS)
     wait_until(lambda: len(jobs.ranks()) == 2, 60)
     [name] = {one.name for one in jobs.ranks()}
     assert shell("list").stdout.startswith(f"{name}: {jobs.folder}/waits.py --lr 1, 2 ranks for ")
@@ -35,7 +34,7 @@ def test_a_shell_lists_and_ends_a_job(jobs):
 
 def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
     script = tmp_path / "waits.py"
-    script.write_text(_WAITS)
+    script.write_text(WAITS)
     command = [sys.executable, "-m", "ddp_notebook.attach", "--name", "plain", str(script)]
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)}) as process:
         try:
@@ -66,7 +65,7 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
 
 def test_one_of_another_version_keeps_nobody_from_the_rest(jobs):
     entries.enter("torchrun", "old-1", {"key": "1", "is": "nothing that is known here"})
-    command = [sys.executable, "-m", "ddp_notebook.attach", "--name", "plain", str(jobs.script("", head=_WAITS))]
+    command = [sys.executable, "-m", "ddp_notebook.attach", "--name", "plain", str(jobs.script("", head=WAITS))]
     with subprocess.Popen(command, cwd=jobs.folder) as process:
         try:
             wait_until(lambda: len(jobs.ranks()) == 2, 20)

@@ -21,6 +21,7 @@ from ddp_notebook.torchrun.status import status_of
 from ddp_notebook.widgets import Monitor
 from ddp_notebook.wire.events import VERSION
 from tests.conftest import wait_until
+from tests.torchrun.conftest import WAITS
 
 _GOES_ON = """
 wait_for('go')
@@ -78,6 +79,7 @@ sys.stdout.write("on again\\n")
     assert "has cut" in text and "#1 of group default (train.py:" in text
 
 
+@pytest.mark.long
 def test_the_notebook_goes_and_another_comes(jobs):
     """What the second one gets does not lack what the first one was told: texts, models."""
     process = jobs.start("train(5)\nwait_for('first')\ntrain(5)\n" + _GOES_ON)
@@ -119,8 +121,8 @@ def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
 
 
 def test_which_job(jobs):
-    jobs.start("wait_for('go')", name="one.py")
-    jobs.start("wait_for('go')", name="two.py")
+    jobs.start("", name="one.py", head=WAITS)
+    jobs.start("", name="two.py", head=WAITS)
     wait_until(lambda: sorted(len(one.entries) for one in finding.everything()) == [2, 2], 60)
     with pytest.raises(UsageError, match=r"there are several; say which:\n  %ddp_attach") as raised:
         finding.find()
@@ -131,7 +133,6 @@ def test_which_job(jobs):
     assert finding.find("two").name.startswith("two-")
     with pytest.raises(UsageError, match=r"there is no 'three' to attach to, .*; there is (one|two)-"):
         finding.find("three")
-    jobs.touch("go")
 
 
 def test_none_is_there(jobs):
