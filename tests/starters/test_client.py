@@ -44,6 +44,7 @@ def test_engines_start_ranks_and_stay_their_users(engines, cache):
     assert [len(psutil.Process(pid).children()) for pid in pids] == children
 
 
+@pytest.mark.long
 def test_a_channel_that_others_can_read_is_told(engines, make_profile):
     make_profile("in_the_open")
     cluster = ipyparallel.Cluster(profile="in_the_open", n=1, log_level=40, delay=0, controller_ip="*")

@@ -43,6 +43,7 @@ def _use(patch: pytest.MonkeyPatch, starter: Starter) -> dict[str, Any]:
     return {"mpi": "-np 2"}
 
 
+@pytest.mark.long
 def test_all_of_a_session_but_its_client_works_by_ipv6(monkeypatch):
     assert address_towards("::1") == "::1"
     with ddp_notebook.start(2, **_use(monkeypatch, _Commands("::1", [[], []]))) as session:

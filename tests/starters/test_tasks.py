@@ -8,6 +8,8 @@ import subprocess
 import threading
 from typing import Any
 
+import pytest
+
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.starters.base import Starter
 from ddp_notebook.launch.starters.tasks import Tasks
@@ -92,6 +94,7 @@ def test_a_task_that_calls_when_all_have_is_told_and_ends():
         tasks.end()
 
 
+@pytest.mark.long
 def test_where_nobody_knows_how_many_tasks_there_are_the_first_one_is_not_all():
     starter = _Outposts(2)
     tasks = tasks_of(starter)
