@@ -42,6 +42,7 @@ _STARTS_RANKS = {"session", "make_session", "kernel", "make_kernel", "ranks"}  #
 _LONG_FILES = {  # more than a minute each
     "tests/browser/test_lessons.py",
     "tests/browser/test_monitor.py",
+    "tests/keep/test_kept.py",
     "tests/lessons/test_notebooks.py",
     "tests/recording/test_scripts.py",
     "tests/test_cell_table.py",

@@ -26,7 +26,8 @@ CELLS = [
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.long), "restarted"])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["killed", "restarted"])
 def test_widgets_of_a_kernel_that_is_gone_are_their_last_picture(tmp_path, how, runtime: Path):  # noqa: F811
     notebook = tmp_path / "kept.ipynb"
     write_notebook(notebook, CELLS)

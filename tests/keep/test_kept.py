@@ -230,6 +230,7 @@ def test_from_a_shell(notebook):
     assert gone.returncode == 1 and "there is no 'kept-1' to attach to" in gone.stderr
 
 
+@pytest.mark.long
 def test_it_ends_after_its_hours(notebook):
     first = notebook(f"%ddp_start 2 --keep {2 / 3600}")
     kill(first)

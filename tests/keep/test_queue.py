@@ -58,9 +58,8 @@ def test_the_next_notebook_has_them_in_its_queue(notebook, tmp_path):
     assert third.run("%on_all_ranks ' '.join(order)").stdout == "[0-1] 'first third'\n"
 
 
-@pytest.mark.parametrize(
-    ("then", "options"), [("1 / 0", ""), pytest.param("pass", " --timeout 60", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("then", "options"), [("1 / 0", ""), ("pass", " --timeout 60")])
 def test_what_needs_a_notebook_waits_for_one(notebook, tmp_path, then, options):
     leave(notebook, tmp_path / "go", then, options)
     (tmp_path / "go").touch()

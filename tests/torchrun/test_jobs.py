@@ -140,6 +140,7 @@ def test_none_is_there(jobs):
         finding.find()
 
 
+@pytest.mark.long
 def test_a_restart_is_one_more_attempt_of_the_same_job(jobs, monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     body = """
