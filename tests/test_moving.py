@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_notebook.launch.devices import Gpu
-from ddp_notebook.launch.members.moving import Room, move
+from ddp_notebook.launch.members.moving import Room, move, resized
 from ddp_notebook.launch.placement import Placement
 
 
@@ -27,7 +27,10 @@ def placement(hosts: str, devices: str = "") -> Placement:
 def rooms(hosts: str, *, gpus: int = 0, cores: int = 8, memory_mib: int = 64_000, machine: str = "") -> dict[str, Room]:
     """Of hosts of one letter each, all alike; each a machine of its own, or all on one."""
     found = tuple(Gpu(index=n, uuid=f"GPU-{n}", name=f"H{n}00", memory_mib=80_000) for n in range(gpus))
-    return {host: Room(machine=machine or host, cores=cores, memory_mib=memory_mib, gpus=found) for host in hosts}
+    return {
+        host: Room(machine=machine or host, cores=cores, machine_cores=8, memory_mib=memory_mib, gpus=found)
+        for host in hosts
+    }
 
 
 @pytest.mark.parametrize(
@@ -68,8 +71,20 @@ def test_without_room_they_stay(there):
 def test_room_is_what_ranks_would_see(setting, env, indices):
     gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "H100", "memory_mib": 80_000} for n in range(3)]
     its_env = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    room = Room.of("a", {"gpus": gpus, "cores": 8, "memory_mib": 64_000, "env": its_env}, env)
-    assert [gpu.index for gpu in room.gpus] == indices and (room.cores, room.memory_mib) == (8, 64_000)
+    facts = {"gpus": gpus, "cores": 8, "machine_cores": 16, "memory_mib": 64_000, "env": its_env}
+    room = Room.of("a", facts, env)
+    assert [gpu.index for gpu in room.gpus] == indices
+    assert (room.cores, room.machine_cores, room.memory_mib) == (8, 16, 64_000)
+
+
+@pytest.mark.parametrize(
+    ("cores", "asked", "threads"),
+    [(8, False, 2), (4, False, 2), (8, True, 1)],  # 4: each host is bound to its own
+)
+def test_ranks_share_the_cores_of_their_machine(cores, asked, threads):
+    before = replace(placement("aaabb"), machines=("m",) * 5, threads_asked=asked)
+    now = resized(before, [1, 2, 3, 4], 4, rooms("ab", cores=cores, machine="m"), may_share=False)
+    assert "".join(now.hosts) == "aabb" and now.threads == threads
 
 
 def test_hosts_of_one_machine_count_and_share_together():

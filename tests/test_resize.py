@@ -10,9 +10,12 @@ import psutil
 import pytest
 
 from ddp_notebook.errors import RankError, SessionBrokenError, StartError, UsageError
+from ddp_notebook.launch import devices
+from ddp_notebook.launch.environment import threads_per_rank
 from tests.conftest import wait_until
 from tests.resizing import TRAINING, losses
 
+THREADS = "torch.get_num_threads(), int((os := __import__('os')).environ['OMP_NUM_THREADS'])"
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 
 
@@ -21,8 +24,15 @@ def ask(session, code: str) -> list[str | None]:
     return [result[rank].result for rank in range(session.world_size)]
 
 
+def shares_of(world_size: int) -> str:
+    """The cores, in equal parts: what `THREADS` gives on each rank."""
+    threads = threads_per_rank(os.environ, devices.cores(), world_size)
+    return f"({threads}, {threads})"
+
+
 def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     session = make_session(2)
+    assert ask(session, THREADS) == [shares_of(2)] * 2
     session.run(TRAINING.format(width=20), quiet=True)
     group = "group = dist.new_group([0, 1]); kept = [rank]; ddp_of_group = torch.nn.parallel.DistributedDataParallel"
     session.run(f"{group}(torch.nn.Linear(2, 2), process_group=group)", quiet=True)
@@ -39,6 +49,7 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     [own] = [line for line in said if line.startswith("not copied, since each rank has its own: ")]
     assert "kept" in own and "mine" in own and own.endswith("; define what you need on rank 2")
     assert session.pids()[:2] == pids and session.world_size == 3
+    assert ask(session, THREADS) == [shares_of(3)] * 3
     found += losses(session, 3)
     assert ask(session, "rank, world_size, steps, os.environ['WORLD_SIZE'] if (os := __import__('os')) else 0") == [
         f"({rank}, 3, 6, '3')" for rank in range(3)
@@ -50,6 +61,7 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     assert agreed.agrees, agreed
 
     assert session.resize(1) == ["1 rank now: ranks 1,2 have left", "sampler goes over 1 rank now"]
+    assert ask(session, THREADS) == [shares_of(1)]
 
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids[1:]), what="ranks that have left still run")
     found += losses(session, 3)
@@ -93,6 +105,13 @@ def test_a_rank_that_was_replaced_leaves(make_session):
     session.heal()
     assert session.resize(1) == ["1 rank now: rank 1 has left"]
     assert session.resize(2)[0] == "2 ranks now: rank 1 is new" and ask(session, SUM) == ["2", "2"]
+
+
+def test_threads_that_a_cell_has_set_stay(make_session):
+    session = make_session(2)
+    session.run("torch.set_num_threads(7)", ranks=[0], quiet=True)
+    session.resize(1)
+    assert ask(session, "torch.get_num_threads()") == ["7"]
 
 
 def test_what_cannot_be_changes_nothing(make_session):

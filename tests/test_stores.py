@@ -105,6 +105,7 @@ def test_connecting_to_the_store_asks_for_no_name(name_server):
         store_port=port,
         store_prefix="test",
         interface="lo",
+        threads=1,
         form_timeout_s=5,
     )
 

@@ -59,10 +59,13 @@ def host_server_env(env: Mapping[str, str], token_variable: str, token: str) -> 
 
 def threads_per_rank(env: Mapping[str, str], cores: int, local_world_size: int) -> int:
     """Threads for each rank: what the user asked for, else an equal share of the cores."""
+    return threads_asked(env) or max(1, cores // local_world_size)
+
+
+def threads_asked(env: Mapping[str, str]) -> int:
+    """How many threads for each rank the user asked for; 0: the user did not."""
     asked = env.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
-    return max(1, cores // local_world_size)
+    return int(asked) if asked.isdigit() else 0
 
 
 def rank_env(env: Mapping[str, str], *, threads: int) -> dict[str, str]:

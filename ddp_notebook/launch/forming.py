@@ -91,6 +91,7 @@ class Forming:
                     store_prefix=self._store_prefix,
                     interface=process.host.interface(self.address_of(process.host)),
                     form_timeout_s=max(_FORM_TIMEOUT_S, placement.world_size / 2),
+                    threads=placement.threads,
                     guard=self._guard,
                 ),
                 process.name,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.devices import Gpu, find, visible
-from ddp_notebook.launch.environment import threads_per_rank
+from ddp_notebook.launch.environment import threads_asked, threads_per_rank
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.ways.base import LOCAL
 
@@ -28,6 +28,7 @@ class Placement:
     names: tuple[str, ...]  # by rank: "NVIDIA H200", "CPU"
     cuda_visible_devices: str | None  # the same for all ranks; LOCAL_RANK selects. None: not set
     threads: int  # per rank
+    threads_asked: bool = False  # by the user: they stay when there are more or fewer ranks
     local_ranks: tuple[int, ...] = ()  # by rank; (): in the order of the ranks
 
     @property
@@ -114,6 +115,7 @@ def place(
         names=tuple(gpus[(taken + rank) % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
         cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus else None,
         threads=threads_per_rank(env, facts["cores"], world_size),
+        threads_asked=threads_asked(env) > 0,
     )
 
 
@@ -163,6 +165,7 @@ def place_on_hosts(
         names=tuple(name for one in placed for name in one.names),
         cuda_visible_devices=None,
         threads=min(one.threads for one in placed),
+        threads_asked=any(one.threads_asked for one in placed),
     )
 
 

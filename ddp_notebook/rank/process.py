@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
-from ddp_notebook.rank import files
+from ddp_notebook.rank import files, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -219,6 +219,7 @@ class Rank:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
         meanwhile (64 ranks on two cores: 8 s instead of 13)."""
         self.place = place
+        threads.give(place.threads)
         join.enter(place)
         if self.runner is not None:
             self._name_place()
@@ -337,10 +338,6 @@ def main(spec: dict[str, Any]) -> None:
     if STACK is not None:  # also while the main thread holds the GIL: the handler is in C
         faulthandler.register(STACK, file=open(spec["stack_file"], "a"), all_threads=True)  # noqa: SIM115  # for good
     handlers.begin()
-    torch.set_num_threads(spec["threads"])
-    if spec["threads"] > 1:
-        from threadpoolctl import threadpool_limits
-
-        threadpool_limits(limits=spec["threads"], user_api="blas")  # NumPy's pool was made with one thread
+    threads.give(spec["threads"])
     sys.argv = ["rank"]
     Rank(spec).serve()

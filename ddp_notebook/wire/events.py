@@ -115,6 +115,7 @@ class Form(Message):
     store_port: int
     store_prefix: str
     interface: str  # network interface for gloo and NCCL, "lo" on one machine
+    threads: int  # of this process: an equal share of its host's cores
     form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
     guard: bool = False  # compare what ranks call before the user's own collectives
 

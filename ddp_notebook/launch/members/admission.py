@@ -50,9 +50,8 @@ class Admission:
         self._bulk = bulk
         self._keyring = keyring
         self._threads = placement.threads
-        self._env = environment.rank_env(env, threads=placement.threads)
-        if placement.cuda_visible_devices is not None:
-            self._env["CUDA_VISIBLE_DEVICES"] = placement.cuda_visible_devices
+        shown = placement.cuda_visible_devices
+        self._env = {**env, **({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})}
         self._overlay = dict(overlay)
 
     def start(self, kind: str, host: Host, spec: dict[str, Any], rank: int = -1) -> Process:
@@ -72,14 +71,15 @@ class Admission:
         self._processes.all[process.name] = process
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
         everyone: dict[str, Any] = {"kind": kind, "cwd": host.folder or environment.working_directory()}
-        here = {"env": self._env, "sys_path": path}
-        everyone |= here if host.way.is_here else {"env": self._overlay, "threads": self._threads}
+        spec = {"threads": self._threads, **spec}
+        here = {"env": environment.rank_env(self._env, threads=spec["threads"]), "sys_path": path}
+        everyone |= here if host.way.is_here else {"env": self._overlay}
         try:
             if kind == RANK:
                 self._wire.expect(process.name)
                 control, bulk = host.way.reach(self._wire.url), host.way.reach(self._bulk.url)
                 address = self._keyring.invite(process.name, control=control, bulk=bulk)
-                spec = {**spec, "threads": self._threads, "process": process.number, "address": asdict(address)}
+                spec = {**spec, "process": process.number, "address": asdict(address)}
             reply = host.start(process.number, {**everyone, **spec})
         except HostError as error:
             del self._processes.all[process.name]  # it does not run: the next try needs another one

@@ -156,7 +156,11 @@ class Members:
             self._processes.all.pop(process.name, None)
 
     def _start_rank(self, rank: int, placement: Placement, kind: str = RANK) -> Process:
-        spec = {"mark_token": self._mark_token, "open_files": open_files.needed(placement.world_size)}
+        spec = {
+            "mark_token": self._mark_token,
+            "open_files": open_files.needed(placement.world_size),
+            "threads": placement.threads,
+        }
         process = self._admission.start(RANK, self._hosts[placement.hosts[rank]], spec, rank)
         process.kind = kind
         return process

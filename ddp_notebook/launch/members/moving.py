@@ -20,7 +20,8 @@ class Room:
     """What a host has, and its machine has."""
 
     machine: str
-    cores: int
+    cores: int  # that it may use
+    machine_cores: int
     memory_mib: int
     gpus: tuple[Gpu, ...]
 
@@ -33,7 +34,13 @@ class Room:
         """
         setting = {**facts["env"], **env}.get("CUDA_VISIBLE_DEVICES")
         gpus = visible([Gpu(**gpu) for gpu in facts["gpus"]], setting)
-        return cls(machine=machine, cores=facts["cores"], memory_mib=facts["memory_mib"], gpus=tuple(gpus))
+        return cls(
+            machine=machine,
+            cores=facts["cores"],
+            machine_cores=facts["machine_cores"],
+            memory_mib=facts["memory_mib"],
+            gpus=tuple(gpus),
+        )
 
 
 def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, Room]) -> tuple[Placement, list[str]]:
@@ -51,7 +58,7 @@ def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, Room]) 
         ...     backend="gloo", hosts=("a", "b"), machines=("a", "b"), devices=("cpu",) * 2, names=("CPU",) * 2,
         ...     cuda_visible_devices=None, threads=1,
         ... )
-        >>> moved, left = move(two, [0], {"b": Room(machine="b", cores=2, memory_mib=4096, gpus=())})
+        >>> moved, left = move(two, [0], {"b": Room(machine="b", cores=2, machine_cores=2, memory_mib=4096, gpus=())})
         >>> moved.hosts, [moved.local_rank(rank) for rank in (0, 1)], left
         (('b', 'b'), [1, 0], [])
     """
@@ -87,10 +94,10 @@ def resized(
         ...     backend="gloo", hosts=("a", "b"), machines=("a", "b"), devices=("cpu",) * 2, names=("CPU",) * 2,
         ...     cuda_visible_devices=None, threads=1,
         ... )
-        >>> room = Room(machine="b", cores=2, memory_mib=4096, gpus=())
+        >>> room = Room(machine="b", cores=4, machine_cores=4, memory_mib=4096, gpus=())
         >>> now = resized(two, [1], 2, {"b": room}, may_share=False)
-        >>> now.hosts, [now.local_rank(rank) for rank in (0, 1)]
-        (('b', 'b'), [0, 1])
+        >>> now.hosts, [now.local_rank(rank) for rank in (0, 1)], now.threads
+        (('b', 'b'), [0, 1], 2)
     """
     hosts, machines, devices, names = (
         tuple(values[rank] for rank in stay)
@@ -107,7 +114,21 @@ def resized(
         _, host, device, name = min(places)
         hosts, machines = (*hosts, host), (*machines, rooms[host].machine)
         devices, names = (*devices, device), (*names, name)
-    return replace(placement, hosts=hosts, machines=machines, devices=devices, names=names, local_ranks=())
+    now = replace(placement, hosts=hosts, machines=machines, devices=devices, names=names, local_ranks=())
+    return replace(now, threads=_threads(now, rooms))
+
+
+def _threads(placement: Placement, rooms: Mapping[str, Room]) -> int:
+    """Those of each rank, as at a start: what was asked for, else an equal share of the cores."""
+    if placement.threads_asked:
+        return placement.threads
+    shares = []
+    for host in dict.fromkeys(placement.hosts):
+        room = rooms[host]
+        is_bound = room.cores < room.machine_cores  # by its launcher, to what is its own
+        count = placement.hosts.count(host) if is_bound else placement.machines.count(room.machine)
+        shares.append(max(1, room.cores // count))
+    return min(shares)
 
 
 def _moved(placement: Placement, rank: int, rooms: Mapping[str, Room]) -> Placement | None:

@@ -1,0 +1,24 @@
+"""How many threads torch and NumPy have in a rank: an equal share of the cores, unless a cell says otherwise."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+_given = 0  # 0: none yet
+
+
+def give(count: int) -> None:
+    """Have so many from now on, in the main thread. What a cell has set by `torch.set_num_threads` stays."""
+    global _given
+    if count == _given or (_given and torch.get_num_threads() != _given):
+        return
+    torch.set_num_threads(count)
+    if max(count, _given) > 1:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(limits=count, user_api="blas")  # NumPy's pool was made with one thread
+    if os.environ.get("OMP_NUM_THREADS") == str(_given):
+        os.environ["OMP_NUM_THREADS"] = str(count)  # for what is started here
+    _given = count
