@@ -8,6 +8,7 @@ import tempfile
 
 from tests.benchmarks import (
     cell,
+    cold,
     collective,
     hosts,
     intake,
@@ -46,6 +47,7 @@ def main() -> None:
             *rpc.measure(),
             *intake.measure(),
             *recording.measure(),
+            *cold.measure(),
             *pipelines.measure(),
             *monitor.measure(),
             *memory.measure(),

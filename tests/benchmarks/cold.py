@@ -1,0 +1,134 @@
+"""What recording costs the thread that trains, code that finds no cache warm: `python -m tests.benchmarks.cold`.
+
+A step of DDP on one rank, whose six buckets gloo reduces at once, with 12 MB of other memory written before each part.
+Only processor time of the training thread is counted, so what else the machine does hardly matters, and what takes part
+in it can be told apart: kernels in Python that do nothing, which is what torch takes to call Python and to come back
+from it; those that note when each operation begins and ends; ours without recording; recording.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from tests.benchmarks.results import Figure, moment, table
+
+BAR = 1.03
+_WORDS = {
+    "nothing": "with kernels in Python that do nothing",
+    "least": "with kernels in Python that note when each operation begins and ends, the least possible",
+    "off": "with `%ddp_record off`",
+    "recorded": "recorded",
+    "all": "recorded with `%ddp_record all`",
+}
+_CODE = """
+import json, os, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch._C._distributed_c10d import Work
+from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.group.recorder import Kernel, Recorder
+from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.rank.record.tape import ALL, OFF, VALUES, _noting_time
+from ddp_notebook.wire.record_options import RecordOptions
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+where, recorder = Where(), Recorder()
+where.enter(__file__, 1)
+recording = RankRecording(recorder, where, rank=lambda: 0, send=lambda data: None)
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)])
+model = DistributedDataParallel(model, bucket_cap_mb=1.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+x, other = torch.randn(32, 512), torch.randn(3_000_000)
+
+def nothing(kernel):
+    redispatch, after = kernel.redispatch, kernel._after
+    def run(keys, *arguments):
+        return redispatch(keys & after, *arguments)
+    return run
+
+def least(kernel):
+    redispatch, after, unbox, now = kernel.redispatch, kernel._after, Work.unbox, time.monotonic_ns
+    def run(keys, *arguments):
+        begin_ns, ends_ns = now(), []
+        out = redispatch(keys & after, *arguments)
+        if type(out) is tuple:
+            unbox(out[-1]).get_future().add_done_callback(_noting_time(ends_ns))
+        return out
+    return run
+
+kinds = {"nothing": nothing, "least": least}
+whole, is_installed = Kernel.make, False
+
+def switch(mode):
+    global is_installed
+    if is_installed: recorder.remove()
+    is_installed = mode != "bare"
+    Kernel.make = kinds.get(mode, whole)
+    if is_installed: recorder.install()
+    tape = recording.tape
+    tape.level, tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
+
+class Ran:  # adds up the processor time of its blocks, each of which begins with cold caches
+    us = 0.0
+    def __enter__(self):
+        other.mul_(1.0000001)
+        self.began_ns = time.thread_time_ns()
+    def __exit__(self, *_):
+        self.us += (time.thread_time_ns() - self.began_ns) / 1e3
+
+def step():
+    ran = Ran()
+    optimizer.zero_grad()
+    with ran: loss = model(x).square().mean()
+    with ran: loss.backward()
+    with ran: optimizer.step()
+    return ran.us
+
+recording.begin_cell(1, 1, RecordOptions(), {})
+modes, taken = ["bare", *MODES], {}
+for turn in range(BLOCKS):
+    first = turn % len(modes)
+    for mode in modes[first:] + modes[:first]:
+        switch(mode)
+        for _ in range(3): step()
+        taken.setdefault(mode, []).append([step() for _ in range(STEPS)])
+print(json.dumps(taken), flush=True)
+os._exit(0)
+"""
+
+
+def measure(blocks: int = 40, steps: int = 12) -> list[Figure]:
+    """Run blocks of steps of each kind in turn, in one process."""
+    code = f"BLOCKS, STEPS, MODES = {blocks}, {steps}, {list(_WORDS)}\n__file__ = 'benchmark.py'\n{_CODE}"
+    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # of a file that is a cell's
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
+    taken: dict[str, list[list[float]]] = json.loads(ran.stdout)
+    middle_us = {mode: sorted(median(block) for block in of_mode) for mode, of_mode in taken.items()}
+    bare_us = median(middle_us["bare"])
+    return [
+        Figure(
+            what=f"the thread that trains, caches cold: a step of 6 buckets on one rank, {words}; half of "
+            f"{blocks} blocks between {of_mode[blocks // 4]:.0f} and {of_mode[3 * blocks // 4]:.0f} us",
+            value=median(of_mode),
+            unit="us",
+            bar=BAR,
+            baseline=bare_us,
+            against="not recorded",
+        )
+        for mode, words in _WORDS.items()
+        for of_mode in (middle_us[mode],)
+    ]
+
+
+def main() -> None:
+    print("", *table(measure()), "", moment(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
