@@ -601,3 +601,18 @@ def test_torchs_memory_trackers_and_the_places_of_shards():
     assert list(inspect.signature(compute_local_shape_and_global_offset).parameters)[:3] == [
         *("global_shape", "mesh", "placements")
     ]
+
+
+def test_what_signal_wraps_gives_the_same_handlers_and_signals():
+    import _signal  # type: ignore[import-not-found]
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        handler = _signal.getsignal(number)
+        assert handler is signal.getsignal(number) or handler == signal.getsignal(number)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        assert _signal.pthread_sigmask(signal.SIG_BLOCK, ()) == signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert signal.SIGUSR1 in _signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

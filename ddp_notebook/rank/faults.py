@@ -42,7 +42,7 @@ class Faults:
         self._lock = threading.Lock()
         self._waiting: list[Fault] = []  # for a cell
         self._clocks: list[threading.Timer] = []
-        self._runs = threading.Event()  # a cell does
+        self._runs = False  # a cell does
         self._due: Fault | None = None  # for the main thread, as soon as it is in a cell
         self._by_s = 0.0  # what each step takes longer
         self._main = threading.main_thread().ident or 0
@@ -56,7 +56,7 @@ class Faults:
         with self._lock:
             if fault.kind == OFF:
                 self._forget()
-            elif self._runs.is_set():
+            elif self._runs:
                 self._start_clock(fault)
             else:
                 self._waiting.append(fault)
@@ -78,7 +78,7 @@ class Faults:
 
     def begin(self) -> None:
         """A cell begins."""
-        self._runs.set()
+        self._runs = True
         if self._waiting:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -87,7 +87,7 @@ class Faults:
 
     def end(self) -> None:
         """It has ended."""
-        self._runs.clear()
+        self._runs = False
 
     def _sleep(self) -> None:
         if self._by_s and threading.get_ident() == self._main:
@@ -128,6 +128,6 @@ class Faults:
         else:
             self._due = fault
             while self._due is fault:
-                self._runs.wait()
-                signal.pthread_kill(self._main, FAULT)
+                if self._runs:
+                    signal.pthread_kill(self._main, FAULT)
                 time.sleep(_LOOK_S)

@@ -96,6 +96,8 @@ def since_last_cell(data: bytes) -> tuple[bytes, bool]:
     """
     if b"\x1e" not in data:
         return data, False
+    if _CELL_END.fullmatch(data):  # mostly
+        return b"", True
     data = _PLACE.sub(b"", data)
     ends = list(_CELL_END.finditer(data))
     return (data[ends[-1].end() :], True) if ends else (data, False)

@@ -25,15 +25,34 @@ del _host, warm
 LEAST = "%%least\npass"
 
 
-def least(world_size: int) -> str:
+_JOIN = """
+import socket, torch, torch.distributed as dist
+torch.set_num_threads(1)
+os.environ.update(GLOO_SOCKET_IFNAME="lo", RES_OPTIONS="attempts:0")  # as ours, they ask no name service
+with socket.create_server(("127.0.0.1", 0)) as one: _port = one.getsockname()[1]
+def _join(rank):
+    store = dist.TCPStore("127.0.0.1", _port, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=_world_size)
+"""
+
+
+def least(world_size: int, *, in_group: bool = False) -> str:
     """A cell that makes `LEAST` one: it writes a byte to each of so many processes, in which IPython runs `pass`, and
-    reads their answers. No cell on ranks that have a shell each can be faster."""
+    reads their answers. No cell on ranks that have a shell each can be faster.
+
+    Args:
+        in_group: they have torch, and are a group of gloo's, as ranks are. Their cells wait until it has formed.
+    """
     return f"""
 import os, sys
+_world_size = {world_size}
+for _end in sum(globals().get("_least", []), ()): os.close(_end)  # earlier ones end
+{_JOIN if in_group else "def _join(_): pass"}
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import register_cell_magic
 from traitlets.config import Config
-def _serve(cells, done):
+def _serve(rank, cells, done):
+    _join(rank)
     sys.stdout = sys.stderr = open(os.devnull, "w")
     shell = InteractiveShell(config=Config(HistoryManager=dict(enabled=False)))  # the kernel's own has lost its threads
     while os.read(cells, 1):
@@ -41,11 +60,11 @@ def _serve(cells, done):
         os.write(done, b".")
     os._exit(0)
 _least = []
-for _ in range({world_size}):
+for _rank in range({world_size}):
     (cells, to), (of, done) = os.pipe(), os.pipe()
     if not os.fork():
         for one in (to, of, *(end for pair in _least for end in pair)): os.close(one)
-        _serve(cells, done)
+        _serve(_rank, cells, done)
     os.close(cells), os.close(done)
     _least.append((to, of))
 @register_cell_magic

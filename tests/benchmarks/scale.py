@@ -2,7 +2,7 @@
 
 `%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all of them, seen by a Jupyter client. Beside
 each the least that it can take: 64 processes forked from one that has torch, which form a gloo group and do nothing
-else; and 64 that run `pass` in IPython at a byte from a pipe.
+else; and 64 that run `pass` in IPython at a byte from a pipe, alone and in such a group.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
     start_s: list[float] = []
     gloo_s: list[float] = []
     cell_ms: list[list[float]] = []
-    least_ms: list[list[float]] = []
     with closing(NotebookKernel()) as kernel:
         front_end = FrontEnd(kernel)
         front_end.set_up("%load_ext ddp_notebook")
@@ -76,6 +75,8 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             print(f"{WORLD_SIZE} ranks, round {number + 1}: {start_s[-1]:.2f} s, gloo {gloo_s[-1]:.2f} s", flush=True)
         front_end.set_up(least(WORLD_SIZE))
         (least_ms,) = front_end.alternate_ms({"least": LEAST}, blocks=rounds, per_block=per_block).values()
+        front_end.set_up(least(WORLD_SIZE, in_group=True))
+        (group_ms,) = front_end.alternate_ms({"in a group": LEAST}, blocks=rounds, per_block=per_block).values()
     return [
         Figure(
             what=f"`%ddp_start {WORLD_SIZE}`, host server warm",
@@ -104,6 +105,13 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             unit="ms",
             bar=BAR_CELL_MS,
             blocks=tuple(median(block) for block in least_ms),
+        ),
+        Figure(
+            what="... and have torch, and are in a group of gloo's",
+            value=median(chain(*group_ms)),
+            unit="ms",
+            bar=BAR_CELL_MS,
+            blocks=tuple(median(block) for block in group_ms),
         ),
     ]
 

@@ -95,6 +95,11 @@ class Pipes:
         del self.outputs[pipe]
         os.close(pipe)
 
+    @property
+    def waits(self) -> bool:
+        """Whether some of what it was told waits until its inbox can take more."""
+        return bool(self._unsent)
+
     def tell(self, data: bytes) -> bool:
         """Put bytes into the inbox. False if some had to wait: call `tell(b"")` when it can take more."""
         self._unsent += data

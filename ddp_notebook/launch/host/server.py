@@ -90,6 +90,7 @@ class HostServer:
         self._unpacker = framing.Unpacker()
         self._files = Files()
         self._out = bytearray()
+        self._waits = False  # for the stream to take more of that
         self._children: dict[int, Child] = {}  # by process id
         self._under_way: list[tuple[int, Work]] = []  # with the number of the request
         self._serving = True
@@ -180,11 +181,11 @@ class HostServer:
             pass
         except OSError:
             self._serving = False
-        waits = self._control.outgoing in self._selector.get_map()
-        if self._out and not waits:
+        if self._out and not self._waits:
             self._selector.register(self._control.outgoing, selectors.EVENT_WRITE, self._flush)
-        elif waits and not self._out:
+        elif self._waits and not self._out:
             self._selector.unregister(self._control.outgoing)
+        self._waits = bool(self._out)
         self._hold_back_text(self._owner_holds or len(self._out) > _HIGH_WATER_BYTES)
 
     # ---- requests
@@ -276,9 +277,9 @@ class HostServer:
         inbox = known.pipes.inbox
         if inbox is None:
             return
-        waits = inbox in self._selector.get_map()
-        if known.pipes.tell(data) == waits:
-            if waits:
+        waited = known.pipes.waits
+        if known.pipes.tell(data) == waited:
+            if waited:
                 self._selector.unregister(inbox)
             else:
                 self._selector.register(inbox, selectors.EVENT_WRITE, known)

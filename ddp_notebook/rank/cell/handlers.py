@@ -8,6 +8,7 @@ loader's worker or a `!command` so sees of a stop no more than what its rank doe
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import ctypes
 import os
 import signal
@@ -60,11 +61,11 @@ class Handlers:
         )
 
     def put_back(self) -> None:
-        """Put back what is no longer ours. Looking takes 3 us each, setting would take 15."""
-        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
+        """Put back what is no longer ours. `_signal`, which `signal` wraps, takes a tenth: it makes no enumerations."""
+        if _signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._ours.items():
-            if signal.getsignal(number) is not handler:
+            if _signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         _ignore_sigint()
 

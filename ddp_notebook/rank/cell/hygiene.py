@@ -186,7 +186,7 @@ def forget_tensors(shell: Any, execution_count: int) -> None:
 def _holds_tensor(value: Any, depth: int = 3) -> bool:
     if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
         return True
-    if depth == 0:
+    if depth == 0 or isinstance(value, str):
         return False
     parts: Iterable[Any] = ()
     if isinstance(value, dict):

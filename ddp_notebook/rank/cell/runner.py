@@ -328,8 +328,8 @@ class Runner:
 
     def _take_payload(self) -> list[dict[str, Any]]:
         manager = self._shell.payload_manager
-        payload = manager.read_payload()
-        manager.clear_payload()
+        if payload := manager.read_payload():
+            manager.clear_payload()
         return [part for part in payload if part.get("source") in ("page", "set_next_input")]
 
     def _take(

@@ -128,9 +128,9 @@ class CellRun:
     def on_text_end(self, rank: int, duration_s: float | None) -> None:
         """All text of this cell has come. With a duration the cell ended well, and nothing else is to come."""
         if duration_s is not None:
-            self.result[rank].status, self.result[rank].duration_s = "ok", duration_s
-            self._close(rank, "done")
-        self._close(rank, "text")
+            one = self.result[rank]
+            one.status, one.duration_s = "ok", duration_s
+        self._close(rank, *(("text",) if duration_s is None else ("text", "done")))
 
     def cut_off(self) -> None:
         """No text comes any more, and no mark in it: the cell ends with what ranks say over the wire."""
@@ -140,8 +140,7 @@ class CellRun:
         """The rank is not in the cell any more, or never was, and how it ended was not heard."""
         if rank in self._open and self.result[rank].status == "running":
             self.result[rank].status, self.result[rank].place = "interrupted", "a place that was not heard"
-        for what in ("text", "done"):
-            self._close(rank, what)
+        self._close(rank, "text", "done")
 
     def on_display(self, rank: int, display: Display) -> None:
         """Something that a rank displayed in this cell."""
@@ -185,8 +184,7 @@ class CellRun:
             one.status, one.error = "died", how
             self.has_failed = True
             one.traceback = [f"the rank's process ended: {how}", *last_words.splitlines()[-_LAST_LINES:]]
-        for what in ("text", "done"):
-            self._close(rank, what)
+        self._close(rank, "text", "done")
         self.wake()
         return is_told
 
@@ -212,12 +210,12 @@ class CellRun:
     def _see_failures(self) -> None:
         self.has_failed = any(one.status not in ("ok", "running") for one in self.result.by_rank.values())
 
-    def _close(self, rank: int, what: str) -> None:
+    def _close(self, rank: int, *what: str) -> None:
         with self._lock:
             left = self._open.get(rank)
             if left is None:
                 return
-            left.discard(what)
+            left.difference_update(what)
             if left:
                 return
             del self._open[rank]

@@ -46,6 +46,8 @@ class TextSplitter:
 
     def _text(self, data: bytes, final: bool = False) -> Iterator[str]:
         """The text; with `final` also what was begun of a character, so that it does not reach the next cell."""
+        if not data and not final:
+            return
         text = self._decoder.decode(data, final)
         if text:
             yield text
