@@ -44,7 +44,7 @@ def least(world_size: int, *, in_group: bool = False) -> str:
         in_group: they have torch, and are a group of gloo's, as ranks are. Their cells wait until it has formed.
     """
     return f"""
-import os, sys
+import os, signal, sys
 _world_size = {world_size}
 for _end in sum(globals().get("_least", []), ()): os.close(_end)  # earlier ones end
 {_JOIN if in_group else "def _join(_): pass"}
@@ -52,6 +52,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import register_cell_magic
 from traitlets.config import Config
 def _serve(rank, cells, done):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else the kernel's end would have it go on as a kernel
     _join(rank)
     sys.stdout = sys.stderr = open(os.devnull, "w")
     shell = InteractiveShell(config=Config(HistoryManager=dict(enabled=False)))  # the kernel's own has lost its threads
