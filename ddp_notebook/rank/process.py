@@ -140,7 +140,7 @@ class Rank:
             hand_on=self._on_message,
         )
         runner.prepare = self._survival.prepare
-        self._network.where.calls = tutorials.install(
+        self._network.where.serving = tutorials.install(
             lambda: self.place, lambda: runner.running, self._recording.training
         )
         self._loop = asyncio.get_running_loop()
@@ -164,6 +164,8 @@ class Rank:
             self._network.faults.take(message)
             self.agent.send(Pushed(request=message.request))
         elif isinstance(message, Interrupt | InputReply):
+            if isinstance(message, Interrupt) and (serving := self._network.where.serving) is not None:
+                serving.stop(message.cell)
             if self.runner is not None:
                 self.runner.on_message(message)
         elif self._loop is None:

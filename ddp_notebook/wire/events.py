@@ -339,6 +339,7 @@ class Vitals(Message):
     operation: dict[str, Any] | None = None  # the `Operation` that it waits in
     thread: str = ""  # where another thread waits in `operation` while the main one goes on
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
+    remote: dict[str, Any] = field(default_factory=dict)  # the remote calls that it waits for and serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ class Runner:
 
     def _stop(self, cell: int) -> None:
         """Stop a cell that has not begun, or whose interrupt came too early to be noticed."""
-        self._stopped = cell
+        self._stopped = max(self._stopped, cell)  # one that runs on other ranks may be an older one
         if self.running is not None and self.running[0] == cell and not self._network.release.was_noticed:
             self._network.release.ask(cell)
 

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
 from ddp_notebook.rank.replacing import look_for, replace
-from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.wire.events import Form
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def prepare() -> None:
 
 def install(
     place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None], training: Training
-) -> Calls | None:
-    """Replace the functions in this process. Returns the calls that the rank makes by RPC.
+) -> Serving | None:
+    """Replace the functions in this process. Returns the calls that the rank makes and serves by RPC.
 
     Args:
         place: tells the rank's place, which changes when the group is formed anew.
@@ -59,11 +59,11 @@ def install(
     """
     replace(_init_process_group, _around_init(place, running))
     keeping.install()
-    calls = rpc.install(place, running, training)
+    serving = rpc.install(place, running, training)
     replace(_dump, _dump_for_new_process)
     replace(_set_start_method, _set_start_method_again)
     vars(sys).pop("ps1", None)
-    return calls
+    return serving
 
 
 # ---- groups

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.records.words import in_function
 
 # our functions in place of torch's, and what users call them
@@ -53,7 +53,7 @@ class Where:
         self._current = 0
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
-        self.calls: Calls | None = None  # by RPC
+        self.serving: Serving | None = None  # by RPC, and what it waits for
         self.action: Callable[[int], str] | None = None  # of a pipeline: what a thread does
         self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted
 
@@ -71,16 +71,22 @@ class Where:
         for _ in range(_WALKS):  # a call that returns while another thread walks up its frames ends the walk early
             frame = sys._current_frames().get(thread or self._main)
             if frame is not None and (place := self.of_frame(frame)):
-                words = self._beside(thread or self._main)
-                return f"{place} ({words})" if words else place
+                return self.with_words(place, thread)
         return "" if thread else self._of_task()
 
-    def _beside(self, thread: int) -> str:
+    def with_words(self, place: str, thread: int = 0) -> str:
+        """A place, with what the thread does there or waits for beside operations.
+
+        Args:
+            thread: which; 0: the main one.
+        """
+        thread = thread or self._main
         told = [
             "" if self.action is None else self.action(thread),
-            "" if self.calls is None else self.calls.words(thread),
+            "" if self.serving is None else self.serving.words(thread, is_main=thread == self._main),
         ]
-        return ", ".join(filter(None, told))
+        words = ", ".join(filter(None, told))
+        return f"{place} ({words})" if place and words else place
 
     def of_thread(self, thread: int) -> str:
         """The same for another thread, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""

@@ -63,6 +63,7 @@ class Network:
         self._progress = Progress(self.recorder)
         self.faults = Faults(self.recorder, self.where)
         self._cell: int | None = None
+        self._main = threading.main_thread().ident or 0
         self._store = ("", 0)  # where the session's store listens
         self._is_broken = False  # an operation has failed in a way that breaks its group
         try:
@@ -195,6 +196,7 @@ class Network:
             "operation": None if doing.operation is None else doing.operation.to_json(),
             "thread": doing.thread,
             "group": self.state(),
+            "remote": {} if self.where.serving is None else self.where.serving.told(self._main, self.where.describe),
         }
 
     def state(self) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Release:
         """Where the main thread is, or the thread that it waits for, and the operation there."""
         if call is None and self._where.waits(frame) and (other := self._of_threads()) is not None:
             return self._where.of_thread(other.thread), other
-        return "" if frame is None else self._where.of_frame(frame), call
+        return "" if frame is None else self._where.with_words(self._where.of_frame(frame)), call
 
     def forms(self) -> None:
         """The connections are being made anew: no operation may begin until all of them are there."""

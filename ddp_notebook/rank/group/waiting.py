@@ -50,6 +50,52 @@ def notice_interrupt() -> None:
     calls a Python function: this one, and not the first one of the user's clean-up, which would end there."""
 
 
+# ---- threads whose waits can be ended: the main one, by its signal, and others for as long as they say so
+
+_others: dict[int, threading.Lock | None] = {}  # by thread: what it waits for
+
+
+def can_end() -> bool:
+    """Whether this thread's waits can be ended, where it waits in Python."""
+    thread = threading.get_ident()
+    return thread == _main or thread in _others
+
+
+def begin(thread: int) -> None:
+    """From now on this thread's waits can be ended by `interrupt`."""
+    _others.setdefault(thread, None)
+
+
+def end(thread: int) -> None:
+    """No more."""
+    _others.pop(thread, None)
+
+
+def interrupt(thread: int) -> None:
+    """End the wait of such a thread, in which something is about to be raised."""
+    if (held := _others.get(thread)) is not None:
+        _release(held)
+
+
+def wait_until(begin: Callable[[Callable[..., None]], object]) -> None:
+    """Wait until something is done.
+
+    Args:
+        begin: begins it; gets what its end is told to, from any thread.
+    """
+    came, thread = threading.Lock(), threading.get_ident()
+    came.acquire()
+    begin(lambda *_: _release(came))
+    if thread in _others:
+        _others[thread] = came
+    came.acquire()
+
+
+def _release(came: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # it is free already: what was waited for has come, too
+        came.release()
+
+
 # ---- futures
 
 
@@ -58,11 +104,8 @@ explain: Explain = lambda future, error: None  # noqa: E731 - says in words why 
 
 
 def wait_for_future(future: torch._C.Future[Any]) -> Any:
-    if threading.get_ident() == _main and not future.done():
-        came = threading.Lock()
-        came.acquire()
-        future.add_done_callback(lambda _: came.release())
-        came.acquire()
+    if can_end() and not future.done():
+        wait_until(future.add_done_callback)
     try:
         return _wait_for_future(future)
     except RuntimeError as error:

@@ -7,6 +7,7 @@ functions functions of cells, which a callee may not have yet, or in another ver
 waiting   waits in C++, where no stop reaches them
 losses    why a call fails whose callee has ended, in words
 running   what a callee runs, and what it says of errors
+serving   the calls that it runs: they end with the cell of their caller
 naming    the names that cells give workers, over those that their agents have
 recorder  remote calls as rows, on both sides
 references remote references as rows
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import rpc
 
 from ddp_notebook.rank.replacing import replace
-from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.wire.events import Form
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def install(
     place: Callable[[], Form | None],
     running: Callable[[], tuple[int, float] | None],
     training: Training,
-) -> Calls | None:
+) -> Serving | None:
     """Let RPC work in cells that are run again. Without what that needs of torch its own stays, and says so. Returns
-    the calls of this rank.
+    the calls that this rank makes and serves.
 
     Args:
         place: tells the rank's place, which changes when the group is formed anew.
@@ -73,7 +74,7 @@ def install(
         Recorder(face, training).install()
     except (AttributeError, ImportError) as missing:
         print(f"ddp_notebook does not know this torch ({missing}): remote calls are not recorded", file=sys.stderr)
-    return face.calls
+    return face.serving
 
 
 def _once(init_rpc: Callable[..., None], missing: str) -> Callable[..., None]:

@@ -106,8 +106,8 @@ class Agent:
     def calls_under_way(self) -> int:
         """Calls that it has made and that have not returned, and those that it executes."""
         told = self._agent.get_debug_info()
-        names = ("agent.client_active_calls", "agent.server_active_calls", "agent.server_active_async_calls")
-        return sum(int(told[name]) for name in names)
+        # Those that end later, of `async_execution`, are among the second ones.
+        return sum(int(told[name]) for name in ("agent.client_active_calls", "agent.server_active_calls"))
 
 
 def _devices_of(mine: Worker, workers: Sequence[Worker]) -> tuple[Maps, list[torch.device]]:

@@ -25,6 +25,7 @@ class Call:
     function: str
     to: str  # "worker1 (rank 1)"
     agent: str  # that it was sent to; "": it is what a cell calls, and sends calls of its own
+    cell: int  # that it was made for
     thread: int  # that has made it
     since_s: float  # monotonic
 
@@ -33,19 +34,23 @@ class Calls:
     """All of them. From any thread.
 
     Args:
-        is_lost: tells whether the process has ended that has this agent.
+        is_over: tells whether nobody waits for a call any more.
     """
 
-    def __init__(self, is_lost: Callable[[str], bool]) -> None:
+    def __init__(self, is_over: Callable[[Call], bool]) -> None:
         self.made = 0  # so far
-        self._is_lost = is_lost
+        self._is_over = is_over
         self._under_way: dict[int, Call] = {}
         self._numbers = itertools.count(1)
+        self._waits = itertools.count(-1, -1)  # the same, of what is no call
 
-    def begin(self, function: str, to: str, agent: str = "") -> Callable[..., None]:
+    def begin(self, function: str, to: str, agent: str = "", cell: int = 0) -> Callable[..., None]:
         """A call is made. Returns what its end is told to."""
         number = self.made = next(self._numbers)
-        self._under_way[number] = Call(function, to, agent, threading.get_ident(), time.monotonic())
+        return self._begin(number, Call(function, to, agent, cell, threading.get_ident(), time.monotonic()))
+
+    def _begin(self, number: int, call: Call) -> Callable[..., None]:
+        self._under_way[number] = call
 
         def end(*_: object) -> None:
             self._under_way.pop(number, None)
@@ -53,33 +58,46 @@ class Calls:
         return end
 
     @contextmanager
-    def during(self, function: str, to: str) -> Iterator[None]:
-        """The block is a call."""
-        end = self.begin(function, to)
+    def during(self, function: str, to: str, *, is_call: bool = True) -> Iterator[None]:
+        """The block is a call, or waits for workers without one."""
+        if is_call:
+            end = self.begin(function, to)
+        else:
+            end = self._begin(next(self._waits), Call(function, to, "", 0, threading.get_ident(), time.monotonic()))
         try:
             yield
         finally:
             end()
 
-    def sent_elsewhere(self, agents: Container[str]) -> int:
-        """How many have not returned that were sent to others than these agents: to processes that have ended, or that
-        an earlier `init_rpc` has brought together.
+    def not_awaited(self, agents: Container[str], stopped: Container[int]) -> int:
+        """How many have not returned for which no `shutdown` waits. Of `rpc.remote` none returns whose callee has
+        ended: torch's own callback raises then, before all later ones and before its agent counts the call as over.
 
-        Of `rpc.remote` none returns whose callee has ended: torch's own callback raises then, before all later ones
-        and before its agent counts the call as over.
+        Args:
+            agents: of the workers that there are; others have ended, or are of an earlier `init_rpc`.
+            stopped: cells that were.
         """
-        sent_to = [call.agent for call in list(self._under_way.values())]
-        return sum(bool(agent) and agent not in agents for agent in sent_to)
+        sent = [call for call in list(self._under_way.values()) if call.agent]
+        return sum(call.agent not in agents or call.cell in stopped for call in sent)
+
+    def oldest(self, thread: int) -> dict[str, Any] | None:
+        """What this thread has waited for longest, as JSON; None: nothing."""
+        mine = [one for one in list(self._under_way.items()) if one[1].thread == thread]
+        number, call = next((one for one in mine if not self._is_over(one[1])), (0, None))
+        if call is None or (waited_s := time.monotonic() - call.since_s) < _SHORTEST_S:
+            return None
+        return {"function": call.function, "to": call.to, "number": max(0, number), "since_s": waited_s}
 
     def words(self, thread: int) -> str:
-        """What this thread has waited for longest: `"waits for train on worker1 (rank 1), call 7, 12 s"`; "" if for
-        nothing."""
-        mine = [(number, call) for number, call in list(self._under_way.items()) if call.thread == thread]
-        mine = [(number, call) for number, call in mine if not self._is_lost(call.agent)]
-        if not mine or (waited_s := time.monotonic() - mine[0][1].since_s) < _SHORTEST_S:
+        """The same: `"waits for train on worker1 (rank 1), call 7, 12 s"`; "" if for nothing."""
+        if (told := self.oldest(thread)) is None:
             return ""
-        number, call = mine[0]
-        return f"waits for {call.function} on {call.to}, call {number}, {waited_s:.0f} s"
+        number = f", call {told['number']}" * bool(told["number"])
+        return f"waits for {told['function']} on {told['to']}{number}, {told['since_s']:.0f} s"
+
+    def awaited(self, thread: int) -> str:
+        """Whose answer this thread waits for: `"worker1 (rank 1)"`; "" if for nobody's."""
+        return next((call.to for call in list(self._under_way.values()) if call.thread == thread), "")
 
 
 def name_of(function: Any, args: Any) -> tuple[str, bool]:

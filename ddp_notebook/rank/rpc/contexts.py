@@ -56,6 +56,10 @@ class Contexts:
 
         @functools.wraps(enter)
         def __enter__(its: Any) -> int:
+            if not self._face.number:  # torch names a function that no program calls
+                raise RuntimeError(
+                    "RPC has not been initialized, which distributed autograd needs: call rpc.init_rpc first"
+                )
             number = enter(its)
             self._here.context = number + 1
             began[number] = time.monotonic_ns()

@@ -38,12 +38,14 @@ from ddp_notebook.rank.rpc.losses import Losses
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
 from ddp_notebook.rank.rpc.running import reader, runner
+from ddp_notebook.rank.rpc.serving import Sent, Serving, sent
 from ddp_notebook.rank.rpc.waiting import elsewhere
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
 _NUMBERS = 128, 256  # of epochs and ranks that have agents with numbers of their own; in all what 15 bits hold
 _MOST_LISTED = 4
+_MOST_KNOWN = 10_000  # values of this rank
 _AT_ONCE = timedelta(milliseconds=10)
 _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
@@ -52,7 +54,6 @@ _to_worker_info, _get_worker_info = api._to_worker_info, api.get_worker_info
 _owner, _to_here, _local_value = PyRRef.owner, PyRRef.to_here, PyRRef.local_value
 _agents_info, _agents_infos = TensorPipeAgent.get_worker_info, TensorPipeAgent.get_worker_infos
 _device_map = TensorPipeAgent._get_device_map
-_main = threading.main_thread().ident
 _BACKWARD = "backward"  # not exported
 
 
@@ -74,8 +75,10 @@ class Face:
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
         self._losses = Losses()
-        self.calls = Calls(self._losses.is_lost)
+        self.calls = Calls(lambda call: self._losses.is_lost(call.agent) or self.serving.is_past(call.cell))
+        self.serving = Serving(self.calls, lambda: (self._running() or (0, 0.0))[0])
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
+        self._made: set[str] = set()  # references to values of this rank that are there
         self._making = threading.local()  # the name of the function that this thread is about to call
 
     def install(self) -> None:
@@ -86,13 +89,14 @@ class Face:
         api._to_worker_info = self._to_worker_info
         setattr(api, _IS_SET, self._is_set)
         CellPickler.running = staticmethod(self._running)
+        CellPickler.check = staticmethod(self._check_value)
         CellPickler.is_leaving = staticmethod(lambda: self._is_leaving)
         internal._pickler = CellPickler
-        internal._run_function = runner(self._me)
+        internal._run_function = runner(self._me, self.serving)
         internal.deserialize = reader(internal.deserialize, self._me)
         for name in INVOKES:
             setattr(api, name, self._noted(name, getattr(api, name)))
-        setattr(api, _UDF, self._named(internal.PythonUDF))
+        setattr(api, _UDF, self._named)
         backward = getattr(dist_autograd, _BACKWARD)
         setattr(dist_autograd, _BACKWARD, elsewhere(backward, self.calls, "the workers of its context"))
         face = self
@@ -138,11 +142,13 @@ class Face:
             devices=list(options.devices),
         )
         meeting = Meeting(here, self._name_of_meeting(options, world_size), rank, world_size, options.rpc_timeout)
-        workers: list[Worker] = meeting.exchange(mine)
+        with self.calls.during("init_rpc", f"all {world_size} workers", is_call=False):
+            workers: list[Worker] = meeting.exchange(mine)
         names = Names(mine, workers)
         stays: list[str] = []
         if self._agent is None:
             self._agent = Agent(mine, workers, options)
+            self.serving.threads = options.num_worker_threads
         else:
             stays = self._agent.adopt(mine, options)
         self._agent.learn(mine, workers, meeting.exchange(self._agent.address))
@@ -162,15 +168,20 @@ class Face:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
         self._is_leaving = True
         try:
+            others = [name for name in self._names.workers if name != self._names.mine.name]
             if graceful:
-                self._meeting.settle(self._calls, timeout)
-                _delete_all_user_and_unforked_owner_rrefs(_AT_ONCE)  # all are confirmed that ever will be
-                for call in self.on_let_go:
-                    call()
-                self._meeting.settle(self._calls, timeout)
+                with self.calls.during("shutdown", " and ".join(others) or self._names.mine.name, is_call=False):
+                    self._leave_together(self._meeting, timeout)
         finally:
             self._names = self._meeting = None
             self._is_leaving = False
+
+    def _leave_together(self, meeting: Meeting, timeout: float) -> None:
+        meeting.settle(self._calls, timeout)
+        _delete_all_user_and_unforked_owner_rrefs(_AT_ONCE)  # all are confirmed that ever will be
+        for call in self.on_let_go:
+            call()
+        meeting.settle(self._calls, timeout)
 
     def get_worker_info(self, worker_name: Any = None) -> WorkerInfo:
         """torch's `get_worker_info`."""
@@ -247,15 +258,11 @@ class Face:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
         return self._names
 
-    def _named(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Keep the name of the function that a call is for, which `_noted` sees as bytes."""
-
-        @functools.wraps(make)
-        def named(function: Any, args: Any, kwargs: Any) -> Any:
-            self._making.function, _ = name_of(function, args)
-            return make(function, args, kwargs)
-
-        return named
+    def _named(self, function: Any, args: Any, kwargs: Any) -> Sent:
+        """In place of torch's `PythonUDF`. Keeps the name of the function that a call is for, which `_noted` sees as
+        bytes."""
+        self._making.function, _ = name_of(function, args)
+        return sent(function, args, kwargs, self.serving.cell())
 
     def _noted(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
         is_python, is_rpc = name.endswith("python_udf"), "_rpc_" in name
@@ -263,7 +270,7 @@ class Face:
         @functools.wraps(invoke)
         def noted(to: WorkerInfo | str, what: Any, *args: Any, **kwargs: Any) -> Any:
             function, agent = self._making.function if is_python else str(what), to if isinstance(to, str) else to.name
-            end = self.calls.begin(function, self._described(to), agent)
+            end = self.calls.begin(function, self._described(to), agent, self.serving.cell())
             try:
                 made = invoke(to, what, *args, **kwargs)
             except BaseException:
@@ -278,15 +285,14 @@ class Face:
 
     def _to_here(self) -> Callable[..., Any]:
         def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
-            """torch's `to_here`, which waits in C++ where no stop reaches it: the main thread waits for the value to
-            exist in Python before, and for its copy only then."""
+            """torch's `to_here`, which waits in C++ where no stop reaches it: a thread that can be stopped waits in
+            Python for the value to exist before, and for its copy only then."""
             owner = _owner(reference)
-            if self._losses.is_lost(owner.name):
-                raise RuntimeError(self._losses.of_reference(owner.name))
+            self._check_value(reference)
             if reference.is_owner():
-                return _to_here(reference, *args, **kwargs)
+                return self._value_here(_to_here, reference, *args, **kwargs)
             with self.calls.during("to_here", self._described(owner)):
-                if threading.get_ident() == _main:
+                if waiting.can_end():
                     kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
                     if isinstance(kind, torch._C.Future):  # else it is known already
                         with contextlib.suppress(Exception):  # the value's own error: raised below as what it is
@@ -300,19 +306,37 @@ class Face:
 
         return to_here
 
+    def _check_value(self, reference: PyRRef[Any]) -> None:
+        """Raise in words if the value is lost."""
+        if self._losses.is_lost(name := _owner(reference).name):
+            raise RuntimeError(self._losses.of_reference(name))
+
+    def _value_here(self, fetch: Callable[..., Any], reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
+        """A value of this rank's own. Until it is made torch waits for it in C++."""
+        name = str(reference)
+        if name in self._made or not waiting.can_end():
+            return fetch(reference, *args, **kwargs)
+        value = elsewhere(fetch, self.calls, self._me())(reference, *args, **kwargs)
+        if len(self._made) > _MOST_KNOWN:
+            self._made.clear()
+        self._made.add(name)
+        return value
+
     def _local_value(self) -> Callable[..., Any]:
         def local_value(reference: PyRRef[Any]) -> Any:
             """torch's `local_value`, which tells where the value is if not here."""
+            self._check_value(reference)
             if not reference.is_owner():
                 where = self._described(_owner(reference))
                 raise RuntimeError(f"the value of this reference is on {where}: copy it with to_here()")
-            return _local_value(reference)
+            return self._value_here(_local_value, reference)
 
         return local_value
 
     def _calls(self) -> tuple[int, int]:
         assert self._agent is not None and self._names is not None
-        return self.calls.made, self._agent.calls_under_way - self.calls.sent_elsewhere(self._names.agents)
+        not_awaited = self.calls.not_awaited(self._names.agents, self.serving.stopped) + self.serving.not_awaited()
+        return self.calls.made, self._agent.calls_under_way - not_awaited
 
     def _described(self, to: WorkerInfo | str) -> str:
         """A worker, as its agent is known, in words. (Torch calls TorchScript by the agent's name.)"""

@@ -17,6 +17,8 @@ from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch._C._distributed_rpc import PyRRef
+
 _MAIN = "__main__"
 _LOOK_S = 0.005
 _TO_BEGIN_S = 2.0  # what a rank gets to begin the cell that the caller is in
@@ -30,6 +32,7 @@ class CellPickler(pickle.Pickler):
     """Pickles a call. What a cell has defined goes as its name and a digest of its code."""
 
     running: Running = staticmethod(lambda: None)  # tells the cell that runs
+    check: Callable[[Any], None] = staticmethod(lambda reference: None)  # raises if its value is lost
     is_leaving: Callable[[], bool] = staticmethod(lambda: False)  # in `shutdown`: its cell defines nothing meanwhile
 
     def dump(self, obj: Any) -> None:
@@ -44,6 +47,9 @@ class CellPickler(pickle.Pickler):
             raise pickle.PicklingError(_unsendable(obj, error)) from error
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, PyRRef):
+            self.check(obj)  # else its receiver would wait for ever for the owner to know of it
+            return NotImplemented
         if not isinstance(obj, FunctionType | type) or obj.__module__ != _MAIN:
             return NotImplemented
         name = obj.__qualname__

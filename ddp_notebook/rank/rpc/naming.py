@@ -56,6 +56,8 @@ class Names:
                 return found
         elif (found := next((one for one in self.workers.values() if one.rank == to), None)) is not None:
             return found
+        if isinstance(to, int):
+            raise RuntimeError(f"no worker has rank {to}: the ranks are 0 to {len(self.workers) - 1}")
         raise RuntimeError(f"no worker is called {to!r}: they are {', '.join(self.workers)}")
 
     def of_agent(self, info: WorkerInfo) -> WorkerInfo:

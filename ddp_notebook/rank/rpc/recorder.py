@@ -19,7 +19,7 @@ import torch
 from torch._C import Future
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc import api, internal
-from torch.distributed.rpc.internal import PythonUDF, RemoteException
+from torch.distributed.rpc.internal import RemoteException
 
 from ddp_notebook.rank.record.remote import Ran, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
@@ -27,6 +27,7 @@ from ddp_notebook.rank.rpc.calls import INVOKES, name_of
 from ddp_notebook.rank.rpc.contexts import Contexts
 from ddp_notebook.rank.rpc.here import Here, numbered
 from ddp_notebook.rank.rpc.references import References
+from ddp_notebook.rank.rpc.serving import Sent as Travelling
 from ddp_notebook.records.schema import RPC_KINDS
 
 if TYPE_CHECKING:
@@ -39,22 +40,6 @@ _ASYNC, _TORCH, _TO_HERE, _REMOTE = _KIND["rpc_async"], _KIND["torch"], _KIND["t
 _OPERATORS = "aten::"
 _now_ns, _thread = time.monotonic_ns, threading.get_ident
 _to_here = "to_here"
-
-
-class Traced(PythonUDF):
-    """A call as it travels, with its number and the context of distributed autograd that it is made in."""
-
-    number: int
-    context: int
-
-    def __reduce__(self) -> Any:
-        return _traced, (*self, self.number, self.context)
-
-
-def _traced(function: Any, args: Any, kwargs: Any, number: int, context: int) -> Traced:
-    made = Traced(function, args, kwargs)
-    made.number, made.context = number, context
-    return made
 
 
 class Recorder:
@@ -97,8 +82,9 @@ class Recorder:
             if tape.level == OFF:
                 here.making = 0
                 return made
-            here.making, here.function, here.args = number, _, _ = self._next(), function, args
-            return _traced(function, args, kwargs, number, here.context)
+            here.making, here.function, here.args = made.number, _, _ = self._next(), function, args
+            made.context = here.context
+            return made
 
         return udf
 
@@ -206,7 +192,7 @@ class Recorder:
 
         @functools.wraps(run)
         def run_function(call: Any) -> Any:
-            if not isinstance(call, Traced):
+            if not isinstance(call, Travelling) or not call.number:
                 return run(call)
             before = here.inside, here.context
             here.inside, here.context = call.number, call.context

@@ -10,25 +10,44 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from torch._C import Future
 from torch.distributed.rpc.internal import PythonUDF, RemoteException
 
+from ddp_notebook.rank.rpc.calls import name_of
+from ddp_notebook.rank.rpc.serving import Served, Serving
 
-def runner(me: Callable[[], str]) -> Callable[[Any], Any]:
+_STOPPED = "the cell was stopped that this call was made for"
+
+
+def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
     """What runs a call, in place of torch's `_run_function`.
 
     Args:
         me: tells what cells call this worker.
+        serving: has the calls that this rank runs.
     """
 
     def run_function(call: PythonUDF | RemoteException) -> Any:
         if isinstance(call, RemoteException):  # it could not be read
             print(f"a call failed, and its caller is told: {call.msg.splitlines()[1]}", file=sys.stderr)
             return call
-        name = ""
+        name, _ = name_of(call.func, call.args)
+        served = Served(name, getattr(call, "cell", 0))
+        result: Any = RemoteException(f"On {me()}:\n{_STOPPED}\n", RuntimeError)
+        try:  # a stop may be raised here at any line, once
+            serving.begin(served)
+            result = run(call, name)
+            serving.end(served)
+        except KeyboardInterrupt:
+            serving.end(served)
+        if isinstance(result, Future):
+            serving.ends_later(result, served.cell)
+        return result
+
+    def run(call: PythonUDF, name: str) -> Any:
         try:
-            name = getattr(call.func, "__qualname__", type(call.func).__name__)
             return call.func(*call.args, **call.kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             theirs = error.__traceback__.tb_next if error.__traceback__ is not None else None
             lines = "".join(traceback.format_exception(type(error), error, theirs))
             if not _is_torchs(call):

@@ -1,4 +1,4 @@
-"""Waits of RPC in C++, where no stop reaches them: a thread of their own has them, and the main one waits in Python."""
+"""Waits of RPC in C++, where no stop reaches them: a thread of their own has them, and who called waits in Python."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.rpc.calls import Calls
-
-_main = threading.main_thread().ident
 
 
 def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[..., Any]:
-    """The function, which the main thread runs in another thread. A stop leaves it there: it ends with what it waits
-    for.
+    """The function, which a thread that can be stopped runs in another one. A stop leaves it there, where it ends with
+    what it waits for.
 
     Args:
         function: such as distributed autograd's `backward`.
@@ -24,23 +23,27 @@ def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[.
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != _main:
+        if not waiting.can_end():
             return function(*args, **kwargs)
         outcome: list[Any] = []
-        done = threading.Lock()
-        done.acquire()
+        threads: list[threading.Thread] = []
 
-        def run() -> None:
+        def run(done: Callable[[], None]) -> None:
             try:
                 outcome.append((True, function(*args, **kwargs)))
             except BaseException as error:
                 outcome.append((False, error))
             finally:
-                done.release()
+                done()
+
+        def begin(done: Callable[[], None]) -> None:
+            thread = threading.Thread(target=run, args=(done,), name=f"ddp-rpc-{function.__name__}", daemon=True)
+            threads.append(thread)
+            thread.start()
 
         with calls.during(function.__name__, on):
-            threading.Thread(target=run, name=f"ddp-rpc-{function.__name__}", daemon=True).start()
-            done.acquire()
+            waiting.wait_until(begin)
+        threads.pop().join()  # it has no reference any more
         ended_well, value = outcome.pop()
         if not ended_well:
             raise value

@@ -22,6 +22,7 @@ from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
+from ddp_notebook.run.groups.remote import Remote, still_running
 from ddp_notebook.run.groups.survival import Survival
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Sink
@@ -35,6 +36,7 @@ _QUIET_S = 2.0  # without a word, until a host may be cut off: its text and mark
 _UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
 _ANSWER_S = 0.3  # to answer a question
 _POLL_S = 0.02
+_SERVED_S = 0.3  # to end what a stopped cell has called by RPC
 
 
 class Cells:
@@ -203,8 +205,20 @@ class Cells:
             watch.killed,
             timeout_s if watch.timed_out else None,
             watch.views,
+            self._still_served(run.number, pending) if watch.has_released else [],
         )
         return run.result
+
+    def _still_served(self, cell: int, pending: Sequence[int]) -> list[str]:
+        """What ranks still execute for a stopped cell that has called it by RPC, after a moment in which it may end."""
+        ranks = [rank for rank in self._cluster.alive if rank not in pending]
+        until = time.monotonic() + _SERVED_S
+        while True:
+            seen = {rank: Remote.of_vitals(vitals.remote) for rank, vitals in self.looks.vitals(ranks).items()}
+            ranks = [rank for rank, remote in seen.items() if any(of == cell for _, of in remote.going_on)]
+            if not ranks or time.monotonic() > until:
+                return still_running(seen, cell)
+            time.sleep(_POLL_S)
 
     # ---- those of an earlier notebook (`adopted`)
 
@@ -307,7 +321,7 @@ class Cells:
         return self.survival.look(run, check)
 
     def interrupt(self, run: CellRun) -> None:
-        """Interrupt the cell on every rank that has not ended it.
+        """Interrupt the cell on every rank that has not ended it, and what ranks execute for it by RPC.
 
         The signals come from the host server, or where it does not answer from this process, so they reach a rank
         whatever its agent does; ranks have them when `signal` returns, so they cannot hit a later cell. The message
@@ -317,7 +331,7 @@ class Cells:
         signals = (INTERRUPT,) if RELEASE is None else (INTERRUPT, RELEASE)
         with suppress(HostError):  # the host server is gone: the watch sees that
             answers = self._cluster.signal(pending, *signals, value=run.number)
-            for rank in pending:
+            for rank in self._cluster.alive:  # any may serve the cell by RPC
                 self._cluster.send(rank, Interrupt(cell=run.number))
             trouble = "" if answers else self._cluster.trouble()
             if trouble and not any(host.silent_s > _QUIET_S for host in self._cluster.hosts):

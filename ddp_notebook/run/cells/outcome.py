@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
@@ -15,7 +16,13 @@ _UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
 
 
 def raise_if_bad(
-    result: CellResult, pending: list[int], interrupted: bool, killed: list[int], timeout_s: float | None, views: Views
+    result: CellResult,
+    pending: list[int],
+    interrupted: bool,
+    killed: list[int],
+    timeout_s: float | None,
+    views: Views,
+    going_on: Sequence[str] = (),
 ) -> None:
     """Raise what the cell's end calls for; nothing if it ended well on every rank.
 
@@ -26,6 +33,7 @@ def raise_if_bad(
         killed: ranks that did not answer that, and were ended.
         timeout_s: the limit that it has exceeded; None: it has not.
         views: what the ranks were doing when the limit was reached.
+        going_on: what ranks still do for it, in sentences.
 
     Raises:
         RankDiedError, CellTimeoutError, KeyboardInterrupt, RankError
@@ -34,10 +42,11 @@ def raise_if_bad(
     bad = {rank for rank, one in by_rank.items() if one.status in ("error", "interrupted", "died")}
     culprits = {rank for rank in bad if by_rank[rank].failed_by_itself} - set(killed)
     if interrupted and not culprits:
-        raise keyboard_interrupt("\n  ".join(["the cell was stopped", *_acts(result, set(by_rank))]))
+        raise keyboard_interrupt("\n  ".join(["the cell was stopped", *_acts(result, set(by_rank)), *going_on]))
     if timeout_s is not None and (views or bad) and not culprits:
         lines = [f"  {list_ranks(ranks)}: {doing}" for ranks, doing in by_what_they_do(views, lambda view: view.doing)]
         left = f"\n{name_ranks(pending)} not stopped yet; {_NOT_YET}" if pending else ""
+        left += "".join(f"\n{sentence}" for sentence in going_on)
         raise CellTimeoutError(
             f"the cell took longer than {timeout_s:g} s and was stopped; then\n" + "\n".join(lines) + left, result
         )
@@ -48,7 +57,7 @@ def raise_if_bad(
     kind = RankDiedError if any(by_rank[rank].status == "died" for rank in shown) else RankError
     tracebacks = {rank: by_rank[rank].traceback for rank in shown}
     others = {rank for rank in by_rank if rank not in shown and by_rank[rank].status != "ok"}
-    hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", _hint(errors)]))
+    hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", *going_on, _hint(errors)]))
     raise kind(tracebacks, errors, result, hint=hint, others=_acts(result, others))
 
 

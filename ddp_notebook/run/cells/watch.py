@@ -135,6 +135,11 @@ class Watch:
         self._notices_at = now + _NOTICES_S
         self._asked: deque[tuple[int, InputRequest, float]] = deque()  # and since when
 
+    @property
+    def has_released(self) -> bool:
+        """Whether ranks were told to end the cell."""
+        return self._released_at != float("inf")
+
     def follow(self) -> None:
         """Return when the cell is over, or when nothing more can be done about it."""
         run, screen = self._run, self._screen

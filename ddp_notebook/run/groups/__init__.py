@@ -4,6 +4,7 @@ living      which ranks live, and what is said where one does not
 looks       what each rank is doing: asked of it, or found out
 states      the same as the table of `%ddp_status`
 diagnosis   who waits for whom, in one sentence: the text of the hang card
+remote      what ranks wait for and serve by RPC, in words
 mend        after a cell that failed: must the group be formed anew?
 healing     replacing ranks that died, with the variables of a living one; forming the group when the user asks
 resizing    more or fewer ranks

@@ -9,7 +9,9 @@ from typing import Literal
 from ddp_notebook.records.meaning import OF_CHECKPOINT, OF_DDP, OF_FSDP
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.run.groups.remote import Remote
 
+NOTHING_REMOTE = Remote()
 State = Literal["waiting", "running", "silent", "failed", "ended", "outside", "died"]
 
 
@@ -24,10 +26,11 @@ class RankView:
     host: str = ""  # where it is, if ranks are on several
     thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
     runs: Literal["cell", "script"] = "cell"
+    remote: Remote = NOTHING_REMOTE  # what it waits for and serves by RPC
 
     @property
     def since_s(self) -> float:
-        return 0.0 if self.operation is None else self.operation.since_s
+        return self.remote.since_s if self.operation is None else self.operation.since_s
 
     @property
     def doing(self) -> str:
@@ -47,7 +50,7 @@ class RankView:
             case "failed":
                 return f"has failed, and formats its traceback: {self.place}"
             case "ended":
-                return f"ended the {self.runs}"
+                return "; ".join(filter(None, [f"ended the {self.runs}", self.remote.serving]))
             case "outside":
                 return "not in this cell" if self.runs == "cell" else "not seen from here"
             case "died":
@@ -145,7 +148,7 @@ def verdict(views: Views) -> str:
     """
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
     if not waiting:
-        return ""
+        return _in_calls(views)
     for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
         if sentence := find(views, waiting):
             return sentence
@@ -263,6 +266,16 @@ def _each_other(views: Views, waiting: Waiting) -> str:
         parts.append(f"rank {rank} in {waiting[rank]}{whom}")
     more = f" and {len(held) - 4} more" if len(held) > 4 else ""
     return "they wait for each other: " + ", ".join(parts) + more
+
+
+def _in_calls(views: Views) -> str:
+    """The rank that has waited longest for a remote call, if none waits in an operation."""
+    rank = max(views, key=lambda one: views[one].remote.since_s, default=0)
+    if rank not in views or not (remote := views[rank].remote).function:
+        return ""
+    callee = views.get(remote.callee)
+    does = NOTHING_REMOTE if callee is None else callee.remote
+    return f"rank {rank} {remote.why(does, is_silent=callee is not None and callee.state == 'silent')}"
 
 
 def _not_arrived(views: Views, waiting: Waiting) -> str:

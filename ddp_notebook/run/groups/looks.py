@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import in_function
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
+from ddp_notebook.run.groups.remote import Remote
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import Probe, Vitals
 
@@ -39,8 +40,12 @@ class Looks:
     def look(self, run: CellRun) -> Views:
         """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
         pending = self._pending(run)
-        answers: dict[int, Vitals] = self._questions.ask_for(pending, lambda n: Probe(request=n), _ANSWER_S)
+        answers = self.vitals(self._cluster.alive)  # those that have ended it may serve others by RPC
         return self.views(run, answers, self._why_silent([rank for rank in pending if rank not in answers]))
+
+    def vitals(self, ranks: Sequence[int]) -> dict[int, Vitals]:
+        """What these ranks say of themselves, as far as they answer."""
+        return self._questions.ask_for(ranks, lambda n: Probe(request=n), _ANSWER_S)
 
     def ask(self, run: CellRun) -> dict[int, Future[Vitals]]:
         """Ask those in the cell, without a wait. `views` takes the answers."""
@@ -55,6 +60,7 @@ class Looks:
         views = {}
         for rank in self._cluster.ranks:
             process = self._cluster.process(rank)
+            remote = Remote.of_vitals(answers[rank].remote if rank in answers else {})
             if not process.is_alive:
                 views[rank] = RankView(rank=rank, state="died", place=process.how_it_ended().partition("\n")[0])
             elif rank in answers and answers[rank].running_cell == run.number:
@@ -62,11 +68,11 @@ class Looks:
             elif rank in silent:
                 views[rank] = RankView(rank=rank, state="silent", place=silent[rank] or process.host.unheard)
             elif rank not in run.result.by_rank:
-                views[rank] = RankView(rank=rank, state="outside")
+                views[rank] = RankView(rank=rank, state="outside", remote=remote)
             elif rank in answers and rank in run.pending:
                 views[rank] = RankView(rank=rank, state="running", place="the start of the cell")
             else:
-                views[rank] = RankView(rank=rank, state="ended")
+                views[rank] = RankView(rank=rank, state="ended", remote=remote)
         on = {rank: self._cluster.process(rank).host.label for rank in views}
         return views if len(set(on.values())) < 2 else {rank: replace(views[rank], host=on[rank]) for rank in views}
 
@@ -118,8 +124,11 @@ def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell
     """
     if vitals.failed:
         return RankView(rank=rank, state="failed", place=vitals.failed, runs=runs)
+    remote = Remote.of_vitals(vitals.remote)
     if vitals.operation is None:
-        return RankView(rank=rank, state="running", place=vitals.where, runs=runs)
+        return RankView(rank=rank, state="running", place=vitals.where, runs=runs, remote=remote)
     state: State = "running" if vitals.thread else "waiting"
     operation = Operation.from_json(vitals.operation)
-    return RankView(rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread, runs=runs)
+    return RankView(
+        rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread, runs=runs, remote=remote
+    )

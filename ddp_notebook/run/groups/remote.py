@@ -1,0 +1,98 @@
+"""What ranks wait for and serve by RPC, in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_RANK = re.compile(r"\(rank (\d+)\)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Of one rank.
+
+    Args:
+        function, to, number, since_s: of the call that its main thread waits for, such as `"train"`,
+            `"worker1 (rank 1)"`, 7 and 12.3; "" and 0: it waits for none. Without a number it is no call.
+        serves: functions that it executes for others, where each is, and for how many seconds it has run.
+        exhausted: why it can serve nobody, in words.
+        going_on: functions that it executes still though their cell was stopped, and the cell's number.
+    """
+
+    function: str = ""
+    to: str = ""
+    number: int = 0
+    since_s: float = 0.0
+    serves: tuple[tuple[str, str, float], ...] = ()
+    exhausted: str = ""
+    going_on: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of_vitals(cls, told: Mapping[str, Any]) -> Remote:
+        """What a rank says of itself."""
+        return cls(
+            serves=tuple((function, place, since_s) for function, place, since_s in told.get("serves", ())),
+            exhausted=told.get("exhausted", ""),
+            going_on=tuple((function, cell) for function, cell in told.get("going_on", ())),
+            **(told.get("call") or {}),
+        )
+
+    @property
+    def callee(self) -> int:
+        """The rank that the call has gone to; -1: none."""
+        found = _RANK.search(self.to)
+        return -1 if found is None else int(found[1])
+
+    @property
+    def serving(self) -> str:
+        """What it does for others; "" if nothing.
+
+        Example:
+            >>> Remote(serves=(("train", "cell line 5 in train", 12.0),)).serving
+            'runs train for another rank, at cell line 5 in train'
+        """
+        if self.exhausted or not self.serves:
+            return self.exhausted
+        function, place, _ = max(self.serves, key=lambda one: one[2])
+        return f"runs {function} for another rank" + (f", at {place}" if place else "")
+
+    def why(self, callee: Remote, is_silent: bool) -> str:
+        """Why it waits, behind the name of its rank.
+
+        Args:
+            callee: what the rank that it has called does.
+            is_silent: that one does not answer.
+
+        Example:
+            >>> caller = Remote(function="train", to="worker1 (rank 1)", number=7, since_s=12.3)
+            >>> caller.why(Remote(serves=(("train", "cell line 5 in train", 12.0),)), is_silent=False)
+            'waits for train on worker1 (rank 1), call 7, 12 s, which is at cell line 5 in train'
+        """
+        places = [place for function, place, _ in callee.serves if function == self.function]
+        if callee.exhausted:
+            does = f"where {callee.exhausted}"
+        elif is_silent:
+            does = "which does not answer"
+        else:
+            does = f"which is at {places[0]}" if places and places[0] else "which runs it" if places else ""
+        number = f", call {self.number}" * bool(self.number)
+        call = f"waits for {self.function} on {self.to}{number}, {self.since_s:.0f} s"
+        return f"{call}, {does}" if does else call
+
+
+def still_running(views: Mapping[int, Remote], cell: int) -> list[str]:
+    """A sentence for each rank that still executes something for a stopped cell.
+
+    Example:
+        >>> still_running({1: Remote(going_on=(("nap", 7),))}, cell=7)
+        ['rank 1 still runs nap for it, until what that waits in returns, such as time.sleep']
+    """
+    functions = {rank: dict.fromkeys(name for name, of in one.going_on if of == cell) for rank, one in views.items()}
+    return [
+        f"rank {rank} still runs {' and '.join(names)} for it, until what that waits in returns, such as time.sleep"
+        for rank, names in sorted(functions.items())
+        if names
+    ]
