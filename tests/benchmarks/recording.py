@@ -119,7 +119,7 @@ _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken = torch.randn(_shape), []
 from ddp_notebook.rank.group.recorder import Kernel
-from ddp_notebook.rank.record.tape import ALL, OFF, VALUES, _noting_time
+from ddp_notebook.rank.record.tape import ALL, OFF, VALUES, noting_time
 from torch._C._distributed_c10d import Work
 _whole, _noted = Kernel.make, []
 def make(kernel):
@@ -128,7 +128,7 @@ def make(kernel):
         begin_ns, ends_ns = now(), []
         out = redispatch(keys & after, *arguments)
         if type(out) is tuple:
-            unbox(out[-1]).get_future().add_done_callback(_noting_time(ends_ns))
+            unbox(out[-1]).get_future().add_done_callback(noting_time(ends_ns))
         _noted.append((begin_ns, ends_ns))
         return out
     return run

@@ -1,19 +1,29 @@
-"""RPC of ranks beside torch's own in two plain processes: `python -m tests.benchmarks.rpc`.
+"""RPC of ranks beside torch's own in plain processes: `python -m tests.benchmarks.rpc`.
 
 idle       processor time of a rank that has called `init_rpc` and does nothing
 init       the first `init_rpc`, and one that follows a `shutdown`
-call       `rpc_sync` of a function that returns at once, from the one to the other
+call       `rpc_sync` of a function that returns at once, from the one to the other: beside torch's default, which
+           polls memory that both processes share, and beside torch over sockets, where nobody polls, as in ours
 bandwidth  16 MB there and back
+recording  processor time of a call that is recorded over that of one that is not, of all threads of both ranks; and of
+           those alone that make and run calls
+stop       processor time that a call takes longer than over sockets in plain processes, with nothing recorded: what
+           lets a wait be stopped, a call be told in words and a cell run again
+matched    of 10,000 calls, those that only one side has told of
+
+Of processor times the least of the blocks counts: what else the machine does only adds.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -25,8 +35,12 @@ import ddp_notebook
 from tests.benchmarks.results import Figure, moment, table
 
 BAR_IDLE_PERCENT, BAR_TIME = 2.0, 1.1
+BAR_RECORDING_US, BAR_STOP_US, BAR_UNMATCHED_PERCENT = 20.0, 50.0, 0.1
 _IDLE_S = 3.0
 _BLOCKS, _CALLS, _TRANSFERS = 8, 200, 5
+_COST_BLOCKS, _COST_CALLS = 10, 1000
+_MATCHED = 10_000
+_OF_CALLS = ("pt_thread_pool", "TP_")  # names of threads that run calls, and of those that send them
 
 WORKER = """
 import time
@@ -44,85 +58,219 @@ def timed(times, *call):
         rpc.rpc_sync('worker1', *call)
         each.append(time.perf_counter() - began)
     return median(each) * 1e3
+def often(times):
+    for _ in range(times): rpc.rpc_sync('worker1', nothing)
+def many(to, times):
+    for _ in range(times // 100):
+        torch.futures.wait_all([rpc.rpc_async(to, nothing) for _ in range(50)])
+        for _ in range(50): rpc.rpc_sync(to, nothing)
 """
 _BLOCK = f"[timed({_CALLS}, nothing), timed({_TRANSFERS}, same, (big,))]"
+_OFTEN = f"often({_COST_CALLS})"
 _PLAIN = """
 import json, os, sys
 {worker}
-rank = int(sys.argv[1])
+rank, transports = int(sys.argv[1]), sys.argv[2].split()
+options = rpc.TensorPipeRpcBackendOptions(**(dict(_transports=transports) if transports else {{}}))
 began = time.perf_counter()
-rpc.init_rpc(f"worker{{rank}}", rank=rank, world_size=2)
+rpc.init_rpc(f"worker{{rank}}", rank=rank, world_size=2, rpc_backend_options=options)
 print(json.dumps((time.perf_counter() - began) * 1e3), flush=True)
 if rank == 0:
-    for _ in sys.stdin:
-        print(json.dumps({block}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(eval(line)), flush=True)
 rpc.shutdown()
 """
 
 
 def measure() -> list[Figure]:
-    """Both side by side, blocks alternating."""
-    with ddp_notebook.start(2) as session, _plain() as (plain, torchs_init_ms):
+    """All of it. Blocks that are compared take turns; torch's default polls, so it is not there meanwhile."""
+    with ddp_notebook.start(2) as session:
+        session.run(WORKER, quiet=True)
         init = "began = time.perf_counter()\nrpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
         init += "(time.perf_counter() - began) * 1e3"
-        session.run(WORKER, quiet=True)
         first_ms = float(session.run(init, quiet=True)[0].result or 0)
         session.run("rpc.shutdown()", quiet=True)
         again_ms = float(session.run(init, quiet=True)[0].result or 0)
-        ours: list[list[float]] = []
-        theirs: list[list[float]] = []
-        for _ in range(_BLOCKS):
-            ours.append(json.loads(session.run(f"{_BLOCK} if rank == 0 else None", quiet=True)[0].result or ""))
-            assert plain[0].stdin is not None
-            plain[0].stdin.write("\n")
-            plain[0].stdin.flush()
-            theirs.append(_line(plain[0]))
-        idle, torchs_idle = _idle_percent(session.pids()), _idle_percent([one.pid for one in plain])
-    figures = [
+
+        def ours() -> Any:
+            return json.loads(session.run(f"{_BLOCK} if rank == 0 else None", quiet=True)[0].result or "")
+
+        with _plain("") as default:
+            default_init_ms = default.init_ms
+            beside_default = _in_turn(_BLOCKS, ours, lambda: default.run(_BLOCK))
+            idle, torchs_idle = _idle_percent(session.pids()), _idle_percent(default.pids)
+        with _plain("uv") as sockets:
+            beside_sockets = _in_turn(_BLOCKS, ours, lambda: sockets.run(_BLOCK))
+            costs = _costs(session, sockets)
+        unmatched = _unmatched_percent(session)
+    return [
+        *_idle_figures(idle, torchs_idle),
+        _figure("the first `init_rpc` of two ranks", first_ms, default_init_ms),
+        _figure("... after a `shutdown`", again_ms, default_init_ms),
+        *_beside("two plain processes", *beside_default),
+        *_beside("two plain processes over sockets", *beside_sockets),
+        *_cost_figures(costs),
         Figure(
-            what="an idle rank with RPC, of a core",
-            value=max(idle),
+            what=f"of {_MATCHED:,} calls of Python functions, told by one side only",
+            value=unmatched,
             unit="%",
-            bar=BAR_IDLE_PERCENT,
-            blocks=tuple(idle),
+            bar=BAR_UNMATCHED_PERCENT,
         ),
-        Figure(
-            what="... and a plain process with torch's default, which shares the two cores",
-            value=max(torchs_idle),
-            unit="%",
-            bar=100.0,
-            blocks=tuple(torchs_idle),
-        ),
-        _figure("the first `init_rpc` of two ranks", first_ms, torchs_init_ms),
-        _figure("... after a `shutdown`", again_ms, torchs_init_ms),
     ]
+
+
+def _in_turn(blocks: int, *runs: Callable[[], Any]) -> list[list[Any]]:
+    """What each of them returns, block by block."""
+    found: list[list[Any]] = [[] for _ in runs]
+    for _ in range(blocks):
+        for results, run in zip(found, runs, strict=True):
+            results.append(run())
+    return found
+
+
+# ---- times
+
+
+def _beside(against: str, ours: list[list[float]], theirs: list[list[float]]) -> Iterator[Figure]:
     for number, what in enumerate(("`rpc_sync` of a function that does nothing", "16 MB there and back")):
         its, plain_its = [one[number] for one in ours], [one[number] for one in theirs]
-        figures.append(_figure(what, median(its), median(plain_its), tuple(its)))
-    return figures
+        yield _figure(what, median(its), median(plain_its), tuple(its), against)
 
 
-def _figure(what: str, value: float, baseline: float, blocks: tuple[float, ...] = ()) -> Figure:
-    return Figure(
-        what=what, value=value, unit="ms", bar=BAR_TIME, baseline=baseline, against="two plain processes", blocks=blocks
+def _figure(
+    what: str, value: float, baseline: float, blocks: tuple[float, ...] = (), against: str = "two plain processes"
+) -> Figure:
+    return Figure(what=what, value=value, unit="ms", bar=BAR_TIME, baseline=baseline, against=against, blocks=blocks)
+
+
+def _idle_figures(idle: list[float], torchs_idle: list[float]) -> Iterator[Figure]:
+    yield Figure(
+        what="an idle rank with RPC, of a core",
+        value=max(idle),
+        unit="%",
+        bar=BAR_IDLE_PERCENT,
+        blocks=tuple(idle),
+    )
+    yield Figure(
+        what="... and a plain process with torch's default, which shares the two cores",
+        value=max(torchs_idle),
+        unit="%",
+        bar=100.0,
+        blocks=tuple(torchs_idle),
     )
 
 
+def _idle_percent(pids: Sequence[int]) -> list[float]:
+    before = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
+    time.sleep(_IDLE_S)
+    return [
+        100 * (sum(psutil.Process(pid).cpu_times()[:2]) - was) / _IDLE_S for pid, was in zip(pids, before, strict=True)
+    ]
+
+
+# ---- processor time
+
+
+def _costs(session: ddp_notebook.Session, sockets: _Plain) -> dict[str, list[tuple[float, float]]]:
+    """Microseconds of both processes a call, by what is done, block by block: of threads of calls, and of all."""
+
+    def ours(level: str) -> tuple[float, float]:
+        session.record(level)
+        return _used_us(session.pids(), lambda: session.run(f"{_OFTEN} if rank == 0 else None", quiet=True))
+
+    runs = {
+        "recorded": lambda: ours("values"),
+        "not recorded": lambda: ours("off"),
+        "plain": lambda: _used_us(sockets.pids, lambda: sockets.run(_OFTEN)),
+    }
+    for run in runs.values():
+        run()
+    found = dict(zip(runs, _in_turn(_COST_BLOCKS, *runs.values()), strict=True))
+    session.record("values")
+    return found
+
+
+def _used_us(pids: Sequence[int], run: Callable[[], Any]) -> tuple[float, float]:
+    before = [_used_ns(pid) for pid in pids]
+    run()
+    time.sleep(0.3)  # what was recorded is on its way
+    after = [_used_ns(pid) for pid in pids]
+    calls, every = (sum(now[of] - was[of] for now, was in zip(after, before, strict=True)) for of in (0, 1))
+    return calls / _COST_CALLS / 1e3, every / _COST_CALLS / 1e3
+
+
+def _used_ns(pid: int) -> tuple[int, int]:
+    """Processor time of a process: of the threads that make and run calls, and of all."""
+    of_calls = every = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        used = int((task / "schedstat").read_text().split()[0])
+        every += used
+        if int(task.name) == pid or (task / "comm").read_text().startswith(_OF_CALLS):
+            of_calls += used
+    return of_calls, every
+
+
+def _cost_figures(costs: dict[str, list[tuple[float, float]]]) -> Iterator[Figure]:
+    least = {what: [min(one[of] for one in blocks) for of in (0, 1)] for what, blocks in costs.items()}
+    for of, what in ((0, "of the threads that make and run calls"), (1, "of all threads")):
+        yield Figure(
+            what=f"a recorded call: processor time {what} of both ranks, more than of one that is not",
+            value=least["recorded"][of] - least["not recorded"][of],
+            unit="us",
+            bar=BAR_RECORDING_US,
+        )
+    yield Figure(
+        what="a call that can be stopped: processor time of both ranks, more than of plain processes over sockets",
+        value=least["not recorded"][1] - least["plain"][1],
+        unit="us",
+        bar=BAR_STOP_US,
+    )
+
+
+def _unmatched_percent(session: ddp_notebook.Session) -> float:
+    """Both ranks call each other. What is missing counts as unmatched."""
+    began_ns = time.monotonic_ns()
+    session.run(f"many(f'worker{{1 - rank}}', {_MATCHED // 2})\ndist.barrier()", quiet=True)
+    found = [one for one in session.recording.calls() if one.function == "nothing" and one.sent_ns > began_ns]
+    return 100 * (_MATCHED - sum(one.is_matched for one in found)) / _MATCHED
+
+
+# ---- plain processes
+
+
+class _Plain:
+    """Two processes with torch's own RPC."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self._processes = processes
+        self.pids = [one.pid for one in processes]
+        self.init_ms = max(_line(one) for one in processes)  # what its `init_rpc` took
+
+    def run(self, expression: str) -> Any:
+        """Its value on worker 0."""
+        assert self._processes[0].stdin is not None
+        self._processes[0].stdin.write(f"{expression}\n")
+        self._processes[0].stdin.flush()
+        return _line(self._processes[0])
+
+
 @contextmanager
-def _plain() -> Iterator[tuple[list[subprocess.Popen[str]], float]]:
-    """Two processes with torch's own RPC, and how many milliseconds its `init_rpc` took."""
-    with tempfile.TemporaryDirectory() as directory:
+def _plain(transports: str) -> Iterator[_Plain]:
+    """They talk over these transports of torch's; "": its default."""
+    with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as free:
         file = Path(directory) / "worker.py"
-        file.write_text(_PLAIN.format(worker=WORKER, block=_BLOCK))
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531", "PATH": "/usr/bin:/bin"}
+        file.write_text(_PLAIN.format(worker=WORKER))
+        env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        free.close()
         both = [
             subprocess.Popen(
-                [sys.executable, file, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+                [sys.executable, file, str(rank), transports],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
             )
             for rank in range(2)
-        ]
+        ]  # fmt: skip
         try:
-            yield both, max(_line(one) for one in both)
+            yield _Plain(both)
         finally:
             for one in both:
                 assert one.stdin is not None
@@ -134,14 +282,6 @@ def _plain() -> Iterator[tuple[list[subprocess.Popen[str]], float]]:
 def _line(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
-
-
-def _idle_percent(pids: list[int]) -> list[float]:
-    before = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
-    time.sleep(_IDLE_S)
-    return [
-        100 * (sum(psutil.Process(pid).cpu_times()[:2]) - was) / _IDLE_S for pid, was in zip(pids, before, strict=True)
-    ]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from playwright.sync_api import expect
 from tests.browser.jupyterlab import open_notebook
 from tests.lessons.test_notebooks import LESSONS
 
+_TRACEBACK = "Traceback (most recent call last)"
+
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -35,6 +37,8 @@ def test_a_lesson_runs_in_the_browser(path, tmp_path):
             tags = cell.metadata.get("tags", [])
             if "raises-exception" in tags:
                 lab.wait_for_text(at, "Error")
+            else:
+                assert _TRACEBACK not in (shown := lab.text(at)), f"{cell.source}\n\n{shown}"
             if "picture" in tags:
                 expect(lab._cell(at).locator(".jp-Cell-outputArea").locator("img, canvas, svg").first).to_be_visible()
         lab.wait_for_text(at, "stopped")  # after any other error the page would not have come so far

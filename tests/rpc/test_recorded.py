@@ -160,3 +160,28 @@ def test_the_trace_has_arrows_from_callers_to_callees(session):
     found = sorted((one["name"], one["pid"]) for one in events if one["ph"] == "X")
     assert found == [("act", 0), ("act", 0), ("act", 1), ("act", 1), ("ask", 0), ("ask", 1)]
     assert len([one for one in events if one["ph"] == "s"]) == 3
+
+
+@pytest.mark.long
+def test_both_sides_tell_of_ten_thousand_calls(session):
+    """From two threads of each rank, some waited for one by one and some together."""
+    session.run(
+        f"{INIT}"
+        "import threading\n"
+        "def many(to):\n"
+        "    for _ in range(50):\n"
+        "        torch.futures.wait_all([rpc.rpc_async(to, double, args=(n,)) for n in range(25)])\n"
+        "        for n in range(25): rpc.rpc_sync(to, double, args=(n,))\n"
+        "threads = [threading.Thread(target=many, args=(f'worker{1 - rank}',)) for _ in range(2)]\n"
+        "for one in threads: one.start()\n"
+        "for one in threads: one.join()"
+        f"{END}",
+        timeout=120,
+    )
+
+    calls = [call for call in session.recording.calls() if call.function == "double"]
+    matched = [call for call in calls if call.is_matched and call.returned_ns is not None]
+    assert len(calls) == 10_000 and len(matched) >= 9_990
+    assert len({call.id for call in calls}) == 10_000
+    assert all(call.sent_ns < call.begun_ns <= call.ended_ns < call.returned_ns for call in matched)
+    assert not any(session.recording.dropped.values())

@@ -100,6 +100,7 @@ def _release(came: threading.Lock) -> None:
 
 
 Explain = Callable[[Any, RuntimeError], BaseException | None]
+on_waited: list[Callable[[], None]] = []  # called when a wait has ended
 explain: Explain = lambda future, error: None  # noqa: E731 - says in words why a future has failed, where it can
 
 
@@ -112,6 +113,9 @@ def wait_for_future(future: torch._C.Future[Any]) -> Any:
         if (better := explain(future, error)) is not None:
             raise better from None
         raise
+    finally:
+        for call in on_waited:
+            call()
 
 
 # ---- stores. Messages to the user name these functions.

@@ -80,6 +80,7 @@ class Drain:
             self._tape.filled.wait(_RESOURCES_S)
             try:
                 self._look_at_resources()
+                self._tape.collect()
                 # An interrupt may keep a caller of `put` from setting the event.
                 if self._tape.filled.is_set() or len(self._tape):
                     self._tape.hurries.wait(_CALM_S)
@@ -99,6 +100,7 @@ class Drain:
     def _pass_on(self) -> None:
         with self._lock:
             tape = self._tape
+            tape.collect()
             dropped, tape.dropped = tape.dropped, 0
             records = tape.take(_MOST_RECORDS)
             try:

@@ -19,7 +19,7 @@ class Sent:
 
     __slots__ = (
         *("number", "kind", "src", "dst", "function", "site", "parent", "nbytes", "nbytes_back", "reference", "error"),
-        *("moment", "sent_ns", "returned_ns", "thread"),
+        *("moment", "sent_ns", "returned_ns", "thread", "future"),
     )
     number: int
     kind: int
@@ -36,6 +36,7 @@ class Sent:
     sent_ns: int
     returned_ns: int
     thread: int
+    future: Any  # until its answer was looked at
 
 
 class Ran(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 from types import CodeType
@@ -76,6 +76,7 @@ class Tape:
         self.modules = Modules()
         self._sites = Sites(cells, self.modules)
         self._moving = threading.Lock()  # for changes of the moment: steps and backwards may run in several threads
+        self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
         self._spans = itertools.count(1)
@@ -99,6 +100,11 @@ class Tape:
             self.filled.set()
         if (hurries or len(records) > _MANY) and not self.hurries.is_set():
             self.hurries.set()
+
+    def collect(self) -> None:
+        """Have all that has ended left on the tape."""
+        for collect in self.collectors:
+            collect()
 
     def take(self, most: int) -> list[Any]:
         """Remove the oldest records from the tape, and return them."""
@@ -203,7 +209,7 @@ class Tape:
             if future.done():
                 call.ends.append(time.monotonic_ns())
             else:
-                future.add_done_callback(_noting_time(call.ends))
+                future.add_done_callback(noting_time(call.ends))
         elif future.done():  # its callback would run here, where it swallows an interrupt
             self._on_future(call, future)
         else:
@@ -288,10 +294,23 @@ class Tape:
             return None
 
 
-def _noting_time(into: list[int]) -> Callable[..., None]:
-    """A callback for gloo's thread that appends the time, in builtins only: for its first Python function a thread that
-    is not Python's own gets a stack each time, and frees it again (4 to 24 us a call instead of 1 to 4)."""
-    return partial(next, map(list.append, repeat(into), iter(time.monotonic_ns, None)))
+def noting_time(into: Any, what: Any = None) -> Callable[..., None]:
+    """A callback for a thread of gloo's or an agent's that appends the time, in builtins only: for its first Python
+    function a thread that is not Python's own gets a stack each time, and frees it again (4 to 24 us a call instead of
+    1 to 4).
+
+    Args:
+        into: a list or deque.
+        what: is appended as a pair with the time; None: the time alone.
+
+    Example:
+        >>> ends = []
+        >>> noting_time(ends, "a call")("a future")
+        >>> ends[0][0], ends[0][1] <= time.monotonic_ns()
+        ('a call', True)
+    """
+    times: Iterator[Any] = iter(time.monotonic_ns, None)
+    return partial(next, map(type(into).append, repeat(into), times if what is None else zip(repeat(what), times)))
 
 
 HAS_DEVICES = torch.cuda.is_available()

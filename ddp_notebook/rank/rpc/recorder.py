@@ -12,6 +12,7 @@ import itertools
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc import api, internal
 from torch.distributed.rpc.internal import RemoteException
 
+from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.record.remote import Ran, Sent
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.tape import OFF, Tape, noting_time
 from ddp_notebook.rank.rpc.calls import INVOKES, name_of
 from ddp_notebook.rank.rpc.contexts import Contexts
 from ddp_notebook.rank.rpc.here import Here, numbered
@@ -54,6 +56,7 @@ class Recorder:
         self._face = face
         self._tape: Tape = training.tape
         self._counted = itertools.count(1)
+        self._ended: deque[tuple[Sent, int]] = deque()  # calls whose answers are there, and since when
         self._here = Here()
         self._references = References(self._tape, face, self._here)
         self._contexts = Contexts(training, face, self._here)
@@ -65,6 +68,8 @@ class Recorder:
             setattr(api, name, self._around_invoke(name, getattr(api, name)))
         internal._run_function = self._around_run(internal._run_function)
         setattr(PyRRef, _to_here, self._around_to_here(getattr(PyRRef, _to_here)))
+        self._tape.collectors.append(self._collect)
+        waiting.on_waited.append(self._collect)
         self._references.install()
         self._contexts.install()
 
@@ -80,10 +85,10 @@ class Recorder:
         def udf(function: Any, args: Any, kwargs: Any) -> Any:
             made = make(function, args, kwargs)
             if tape.level == OFF:
-                here.making = 0
+                here.made()  # that an error has kept from being sent
                 return made
-            here.making, here.function, here.args = made.number, _, _ = self._next(), function, args
-            made.context = here.context
+            made.number, made.context = self._next(), here.context
+            here.make(made.number, function, args)
             return made
 
         return udf
@@ -93,14 +98,14 @@ class Recorder:
 
         @functools.wraps(invoke)
         def invoked(to: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
-            if tape.level == OFF or (is_python and not here.making):
+            making = here.made() if is_python else None
+            if tape.level == OFF or (is_python and making is None):
                 return invoke(to, what, *args, **kwargs)
             sent = Sent()
-            if is_python:
-                sent.number, here.making = here.making, 0
-                sent.function, is_torchs = name_of(here.function, here.args)
-                here.function = here.args = None
-                sent.nbytes = len(what) + sum(one.nbytes for one in args[0])
+            if making is not None:
+                sent.number, function, its_args = making
+                sent.function, is_torchs = name_of(function, its_args)
+                sent.nbytes = len(what) + (sum(one.nbytes for one in args[0]) if args[0] else 0)
             else:
                 sent.number, is_torchs = self._next(), False
                 sent.function = (
@@ -115,7 +120,8 @@ class Recorder:
             sent.kind = _TORCH if is_torchs else _KIND.get(frame.f_code.co_name, _ASYNC)
             sent.site = tape.site(depth)
             self._begin(sent, to)
-            before = self._contexts.before() if here.context else None
+            context = here.context
+            before = self._contexts.before() if context else None
             try:
                 made = invoke(to, what, *args, **kwargs)
             except BaseException as error:
@@ -126,7 +132,13 @@ class Recorder:
             if before is not None:
                 self._contexts.sent(sent, before)
             future = made if is_rpc else made._get_future()
-            future.add_done_callback(functools.partial(self._on_future, sent, here.context))
+            if context:
+                future.add_done_callback(functools.partial(self._on_answer, sent, context))
+            else:
+                sent.future = future
+                future.add_done_callback(noting_time(self._ended, sent))
+            if self._ended:
+                self._collect()
             return made
 
         return invoked
@@ -136,11 +148,29 @@ class Recorder:
         sent.src, sent.dst = face.rank, face.rank_of(to)
         sent.parent, sent.moment, sent.thread = self._here.inside, self._tape.moment, _thread()
         sent.nbytes_back, sent.reference, sent.error, sent.returned_ns = -1, 0, "", -1
+        sent.future = None
         sent.sent_ns = _now_ns()
 
-    def _on_future(self, sent: Sent, context: int, future: Any) -> None:
-        """The answer is there. Called in a thread of the agent's."""
+    def _collect(self) -> None:
+        """Leave the calls whose answers have come: their waiting caller does, or the next one, or the tape's reader."""
+        ended = self._ended
+        while ended:
+            try:
+                sent, sent.returned_ns = ended.popleft()
+            except IndexError:  # another thread was faster
+                return
+            future, sent.future = sent.future, None
+            self._look_at(sent, future)
+            self._tape.put(sent)
+
+    def _on_answer(self, sent: Sent, context: int, future: Any) -> None:
+        """The answer to a call in a context is there, and the next one is not. Called in a thread of the agent's."""
         sent.returned_ns = _now_ns()
+        self._look_at(sent, future)
+        self._contexts.returned(sent, context)
+        self._tape.put(sent)
+
+    def _look_at(self, sent: Sent, future: Any) -> None:
         try:
             value = future.value()
         except Exception as error:  # the user's call raises it
@@ -149,9 +179,6 @@ class Recorder:
             sent.error = _in_a_line(value)
         elif sent.kind != _REMOTE:
             sent.nbytes_back = _nbytes((value,))
-        if context:
-            self._contexts.returned(sent, context)
-        self._tape.put(sent)
 
     def _returned(self, sent: Sent, error: BaseException | None = None) -> None:
         sent.returned_ns = _now_ns()
@@ -169,18 +196,20 @@ class Recorder:
             sent.site = self._tape.site(2)
             self._begin(sent, reference.owner())
             sent.reference = self._references.number(reference)
-            inside, self._here.inside = self._here.inside, sent.number  # what torch asks for it
+            here = self._here
+            inside, context = here.inside, here.context
+            here.enter(sent.number, context)  # what torch asks for it
             try:
                 value = fetch(reference, *args, **kwargs)
             except BaseException as error:
                 self._returned(sent, error)
                 raise
             finally:
-                self._here.inside = inside
+                here.enter(inside, context)
             sent.nbytes_back = _nbytes((value,))
             self._returned(sent)
-            if self._here.context:
-                self._contexts.returned(sent, self._here.context)
+            if context:
+                self._contexts.returned(sent, context)
             return value
 
         return to_here
@@ -195,7 +224,7 @@ class Recorder:
             if not isinstance(call, Travelling) or not call.number:
                 return run(call)
             before = here.inside, here.context
-            here.inside, here.context = call.number, call.context
+            here.enter(call.number, call.context)
             if call.context:
                 self._contexts.came(call.context)
             begun_ns, result = _now_ns(), None
@@ -204,7 +233,7 @@ class Recorder:
                 return result
             finally:
                 ended_ns = _now_ns()
-                here.inside, here.context = before
+                here.enter(*before)
                 if tape.level != OFF:
                     error = _in_a_line(result) if isinstance(result, RemoteException) else ""
                     ran = Ran(call.number, tape.moment, begun_ns, ended_ns, -1, error, _thread())
