@@ -7,11 +7,11 @@ call       `rpc_sync` of a function that returns at once, from the one to the ot
 bandwidth  16 MB there and back
 recording  processor time of a call that is recorded over that of one that is not, of all threads of both ranks; and of
            those alone that make and run calls
-stop       processor time that a call takes longer than over sockets in plain processes, with nothing recorded: what
-           lets a wait be stopped, a call be told in words and a cell run again
+stop       processor time that a call which is not recorded takes longer with a wait that can be stopped than with
+           torch's; and than a call of plain processes over sockets, so what lets a cell run again is in it, too
 matched    of 10,000 calls, those that only one side has told of
 
-Of processor times the least of the blocks counts: what else the machine does only adds.
+Processor times are medians of differences between blocks that follow each other.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ def many(to, times):
 """
 _BLOCK = f"[timed({_CALLS}, nothing), timed({_TRANSFERS}, same, (big,))]"
 _OFTEN = f"often({_COST_CALLS})"
+_TORCHS_WAIT = """
+from ddp_notebook.rank.group import waiting as _waiting
+torch._C.Future.wait = _waiting._wait_for_future
+"""
+_OUR_WAIT = "torch._C.Future.wait = _waiting.wait_for_future"
 _PLAIN = """
 import json, os, sys
 {worker}
@@ -178,9 +183,16 @@ def _costs(session: ddp_notebook.Session, sockets: _Plain) -> dict[str, list[tup
         session.record(level)
         return _used_us(session.pids(), lambda: session.run(f"{_OFTEN} if rank == 0 else None", quiet=True))
 
+    def with_torchs_wait() -> tuple[float, float]:
+        session.run(_TORCHS_WAIT, quiet=True)
+        found = ours("off")
+        session.run(_OUR_WAIT, quiet=True)
+        return found
+
     runs = {
         "recorded": lambda: ours("values"),
         "not recorded": lambda: ours("off"),
+        "torch's wait": with_torchs_wait,
         "plain": lambda: _used_us(sockets.pids, lambda: sockets.run(_OFTEN)),
     }
     for run in runs.values():
@@ -211,20 +223,19 @@ def _used_ns(pid: int) -> tuple[int, int]:
 
 
 def _cost_figures(costs: dict[str, list[tuple[float, float]]]) -> Iterator[Figure]:
-    least = {what: [min(one[of] for one in blocks) for of in (0, 1)] for what, blocks in costs.items()}
-    for of, what in ((0, "of the threads that make and run calls"), (1, "of all threads")):
-        yield Figure(
-            what=f"a recorded call: processor time {what} of both ranks, more than of one that is not",
-            value=least["recorded"][of] - least["not recorded"][of],
-            unit="us",
-            bar=BAR_RECORDING_US,
-        )
-    yield Figure(
-        what="a call that can be stopped: processor time of both ranks, more than of plain processes over sockets",
-        value=least["not recorded"][1] - least["plain"][1],
-        unit="us",
-        bar=BAR_STOP_US,
+    rows = (
+        ("a recorded call: processor time of the threads of both ranks that make and run calls", "recorded", 0),
+        ("... of all threads", "recorded", 1),
+        ("a wait that can be stopped: processor time of both ranks", "not recorded", 1),
+        ("all that is ours in a call but its recording: processor time of both ranks", "not recorded", 1),
     )
+    than = ("not recorded", "not recorded", "torch's wait", "plain")
+    words = "one that is not recorded", "one that is not recorded", "torch's own", "plain processes over sockets"
+    bars = BAR_RECORDING_US, BAR_RECORDING_US, BAR_STOP_US, BAR_RECORDING_US + BAR_STOP_US
+    for (what, ours, of), theirs, against, bar in zip(rows, than, words, bars, strict=True):
+        more = [one[of] - other[of] for one, other in zip(costs[ours], costs[theirs], strict=True)]
+        what = f"{what}, more than of {against} ({median(one[of] for one in costs[theirs]):.0f} us)"
+        yield Figure(what=what, value=median(more), unit="us", bar=bar, blocks=tuple(more))
 
 
 def _unmatched_percent(session: ddp_notebook.Session) -> float:

@@ -85,9 +85,11 @@ def wait_until(begin: Callable[[Callable[..., None]], object]) -> None:
     """
     came, thread = threading.Lock(), threading.get_ident()
     came.acquire()
-    begin(lambda *_: _release(came))
     if thread in _others:
+        begin(lambda *_: _release(came))
         _others[thread] = came
+    else:  # nobody else releases it. In builtins only: in a thread of C++ a function of Python's costs 4 to 24 us
+        begin(functools.partial(next, iter(came.release, False)))
     came.acquire()
 
 

@@ -274,7 +274,7 @@ class Face:
             try:
                 made = invoke(to, what, *args, **kwargs)
             except BaseException:
-                end()
+                end(None)
                 raise
             future = made if is_rpc else made._get_future()
             self._losses.note(future, function, agent)
