@@ -156,21 +156,22 @@ class Recorder:
         ended = self._ended
         while ended:
             try:
-                sent, sent.returned_ns = ended.popleft()
+                sent, ended_ns = ended.popleft()
             except IndexError:  # another thread was faster
                 return
-            future, sent.future = sent.future, None
-            self._look_at(sent, future)
+            self._look_at(sent, ended_ns)
             self._tape.put(sent)
 
     def _on_answer(self, sent: Sent, context: int, future: Any) -> None:
         """The answer to a call in a context is there, and the next one is not. Called in a thread of the agent's."""
-        sent.returned_ns = _now_ns()
-        self._look_at(sent, future)
+        sent.future = future
+        self._look_at(sent, _now_ns())
         self._contexts.returned(sent, context)
         self._tape.put(sent)
 
-    def _look_at(self, sent: Sent, future: Any) -> None:
+    def _look_at(self, sent: Sent, ended_ns: int) -> None:
+        """Keep what its answer says, and let go that."""
+        future, sent.future, sent.returned_ns = sent.future, None, ended_ns
         try:
             value = future.value()
         except Exception as error:  # the user's call raises it
