@@ -250,6 +250,7 @@ class Pipeline:
     microbatches: int
     actions: tuple[Action, ...]  # measured, by their start
     ideal: tuple[Action, ...]  # begins at 0
+    even_bubble: float  # of the order alone: each forward takes a unit of time, and each backward two
 
     @property
     def span_ns(self) -> int:
@@ -259,7 +260,7 @@ class Pipeline:
     @property
     def bubble(self) -> float:
         """The share of the ranks' time in it that no action fills, 0 to 1."""
-        return _bubble(self.actions, len(self.ranks))
+        return bubble_of(self.actions, len(self.ranks))
 
     @property
     def ideal_span_ns(self) -> int:
@@ -269,7 +270,7 @@ class Pipeline:
     @property
     def ideal_bubble(self) -> float:
         """The same of `ideal`: what the schedule leaves empty if messages take no time."""
-        return _bubble(self.ideal, len(self.ranks))
+        return bubble_of(self.ideal, len(self.ranks))
 
     def __repr__(self) -> str:
         size = f"{self.stages} stages on {len(self.ranks)} ranks, {self.microbatches} microbatches"
@@ -280,7 +281,8 @@ def _span_ns(actions: Sequence[Action]) -> int:
     return max(one.end_ns for one in actions) - min(one.start_ns for one in actions) if actions else 0
 
 
-def _bubble(actions: Sequence[Action], ranks: int) -> float:
+def bubble_of(actions: Sequence[Action], ranks: int) -> float:
+    """The share of the time of so many ranks that no action fills, 0 to 1."""
     whole = _span_ns(actions) * ranks
     return 1 - sum(one.end_ns - one.start_ns for one in actions) / whole if whole else 0.0
 

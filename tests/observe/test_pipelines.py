@@ -7,7 +7,7 @@ import pytest
 
 from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.steps.pipelines import pipelines, scheduled
-from ddp_notebook.observe.views import _bubble
+from ddp_notebook.observe.views import bubble_of
 from ddp_notebook.records.schema import SPANS
 from tests.observe.synthetic import MS, Synthetic
 
@@ -42,7 +42,7 @@ def test_the_ideal_bubble_is_that_of_the_literature(make, stages, microbatches):
     orders = make(stages, microbatches)
     found = scheduled(orders, {key: 10 if key[0] == _F else 20 for order in orders.values() for key in order})
     assert len(found) == 2 * stages * microbatches
-    assert _bubble(found, stages) == pytest.approx((stages - 1) / (microbatches + stages - 1))
+    assert bubble_of(found, stages) == pytest.approx((stages - 1) / (microbatches + stages - 1))
 
 
 def test_orders_that_wait_for_each_other_end():

@@ -125,6 +125,62 @@ def test_each_collective_has_its_modules_name(ranks, case):
                 assert sorted(set(back)) == sorted(backward)
 
 
+_SHAPE_NAMES = (
+    *("a stack", "a transformer", "nested", "one part called twice", "branches"),
+    "lists of lists that return a dictionary",
+)
+_SHAPES = """
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared, self.head = MLP(), nn.Linear(8, 3)
+    def forward(self, x):
+        return self.head(self.shared(self.shared(x)))
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ways, self.scale = nn.ModuleDict({"left": MLP(), "right": MLP()}), nn.Parameter(torch.ones(1))
+    def forward(self, x):
+        return self.scale * sum(way(x) for way in self.ways.values())
+class Returns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.ModuleList([nn.ModuleList([MLP(), MLP()]), nn.ModuleList([MLP()])])
+    def forward(self, x):
+        return {"out": [self.inside[1][0](self.inside[0][1](self.inside[0][0](x)))]}
+shapes = {
+    "a stack": lambda: (nn.Sequential(*[MLP() for _ in range(3)]), torch.ones(4, 8)),
+    "a transformer": lambda: (Net([Block(), Block()]), ids),
+    "nested": lambda: (nn.Sequential(nn.Sequential(MLP(), nn.Sequential(MLP())), MLP()), torch.ones(2, 8)),
+    "one part called twice": lambda: (Twice(), torch.ones(4, 8)),
+    "branches": lambda: (Branches(), torch.ones(4, 5, 8)),
+    "lists of lists that return a dictionary": lambda: (Returns(), torch.ones(1, 8)),
+}
+def make(shape, how):
+    net, x = shapes[shape]()
+    parts = {name: part for name, part in net.named_modules() if isinstance(part, MLP)}
+    if how == "FSDP2":
+        inside = {id(p) for part in parts.values() for p in part.parameters()}
+        expected = [*parts, *["(root)"] * any(id(p) not in inside for p in net.parameters())]
+        for part in parts.values(): fully_shard(part)
+        fully_shard(net)
+    else:
+        expected = [f"{name}.down" for name in parts]
+        for part in parts.values(): parallelize_module(part, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return net, x, sorted(expected)
+"""
+
+
+@pytest.mark.parametrize("how", ["FSDP2", "tensor parallel"])
+@pytest.mark.parametrize("shape", _SHAPE_NAMES)
+def test_every_forward_collective_has_its_modules_name(ranks, shape, how):
+    ranks.run(f"{_SHAPES}\nnet, x, expected = make({shape!r}, {how!r})", quiet=True)
+    ranks.run("for _ in range(2): out = net(x)", quiet=True)
+    for rank in (0, 1):
+        found = named(ranks, backward=False, rank=rank)
+        assert sorted({module for module, _ in found}) == ranks["expected"][rank]
+
+
 def test_a_module_that_is_called_alone_and_then_in_its_model(ranks):
     ranks.run(
         "net = nn.Sequential(MLP())\n"

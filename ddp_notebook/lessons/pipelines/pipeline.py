@@ -67,6 +67,11 @@ class PipelineRun:
         return self.measured.ideal_bubble
 
     @property
+    def even(self) -> float:
+        """The same if besides each forward took one unit of time and each backward two: of the schedule alone."""
+        return self.measured.even_bubble
+
+    @property
     def in_flight(self) -> dict[int, int]:
         """By rank: the most microbatches whose activations it has kept at once, of all its stages."""
         most = dict.fromkeys(self.measured.ranks, 0)

@@ -118,7 +118,7 @@ def pipeline(shown: Pipeline) -> Picture:
     Example:
         >>> from ddp_notebook.observe.views import Action
         >>> one = Action(rank=0, stage=0, microbatch=0, kind="forward", start_ns=0, end_ns=10**6)
-        >>> size = {"ranks": (0,), "stages": 1, "microbatches": 1}
+        >>> size = {"ranks": (0,), "stages": 1, "microbatches": 1, "even_bubble": 0.0}
         >>> shown = Pipeline(schedule="ScheduleGPipe", cell=1, step=0, actions=(one,), ideal=(one,), **size)
         >>> pipeline(shown).get_suptitle()
         'ScheduleGPipe with 1 stage and 1 microbatch: 0 % of 1 ms is bubble, 0 % if messages took no time (cell 1)'

@@ -20,13 +20,14 @@ import numpy as np
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import RowSource
-from ddp_notebook.observe.views import Action, Pipeline
+from ddp_notebook.observe.views import Action, Pipeline, bubble_of
 from ddp_notebook.records.schema import SPANS, Rows
 
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = KINDS = (
     *("forward", "backward"),
     *("input gradient", "weight gradient"),
 )
+_UNITS = {FORWARD: 1, BACKWARD: 2, INPUT_GRADIENT: 1, WEIGHT_GRADIENT: 1}
 _PIPELINE = SPANS.index("pipeline")
 Key = tuple[str, int, int]  # kind, stage, microbatch
 
@@ -126,6 +127,7 @@ def _pipeline(recording: RowSource, step: _Step, actions: Rows) -> Pipeline | No
         microbatches=microbatches,
         actions=tuple(measured),
         ideal=ideal(measured),
+        even_bubble=_even_bubble(measured),
     )
 
 
@@ -150,6 +152,11 @@ def ideal(measured: Sequence[Action]) -> tuple[Action, ...]:
     typical = {key: round(float(np.median(some))) for key, some in lasts.items()}
     lasts_ns = {_key(one): typical[one.stage, one.kind] for one in measured}
     return scheduled(orders_of(measured), lasts_ns)
+
+
+def _even_bubble(measured: Sequence[Action]) -> float:
+    actions = scheduled(orders_of(measured), {_key(one): _UNITS[one.kind] for one in measured})
+    return bubble_of(actions, len({one.rank for one in measured}))
 
 
 def orders_of(measured: Sequence[Action]) -> dict[int, list[Key]]:

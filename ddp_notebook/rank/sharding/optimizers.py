@@ -34,10 +34,10 @@ def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
         shapes = {p.shape for p in orphans}
         its = {model for model, shape in sharded if shape in shapes and id(models[model]) not in inside}
         if orphans and shapes <= {shape for _, shape in sharded} and not _is_in_a_module(orphans):
-            of = " and ".join(sorted(its))
+            of, was = " and ".join(sorted(its)), "was" if len(its) == 1 else "were"
             count = f"{len(orphans)} parameter{'s' * (len(orphans) > 1)}"
             found.append(
-                f"{name} holds {count} that no model uses: it was made before {of} was sharded, so its steps change "
+                f"{name} holds {count} that no model uses: it was made before {of} {was} sharded, so its steps change "
                 f"nothing of {of}; make it after fully_shard or parallelize_module"
             )
     return found
