@@ -33,7 +33,7 @@ sys.stdout.write(f"done {rank} {sys.argv[1:]} {sys.path[0]} {__name__}\\n")
 def test_a_job_is_seen_recorded_and_reported(jobs):
     process = jobs.start(_GOES_ON)
     job = jobs.attach()
-    wait_until(lambda: "at train.py:" in repr(job.status()) and "in wait_for" in repr(job.status()), 20.0)
+    wait_until(lambda: "at train.py:" in (told := repr(job.status())) and told.count("in wait_for") == 2, 20.0)
     assert job.interrupt() == ["ranks 0,1: in no operation, so nothing was cut there"]
     monitor = Monitor(job)
     jobs.touch("go")
