@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
+from tests.benchmarks.recording import LEAST
 from tests.benchmarks.results import Figure, moment, table
 
 BAR = 1.03
@@ -25,14 +26,15 @@ _WORDS = {
     "recorded": "recorded",
     "all": "recorded with `%ddp_record all`",
 }
-_CODE = """
+_CODE = (
+    LEAST
+    + """
 import json, os, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch._C._distributed_c10d import Work
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.recorder import Kernel, Recorder
 from ddp_notebook.rank.record.recording import RankRecording
-from ddp_notebook.rank.record.tape import ALL, OFF, VALUES, _noting_time
+from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
 from ddp_notebook.wire.record_options import RecordOptions
 
 torch.set_num_threads(1)
@@ -49,16 +51,6 @@ def nothing(kernel):
     redispatch, after = kernel.redispatch, kernel._after
     def run(keys, *arguments):
         return redispatch(keys & after, *arguments)
-    return run
-
-def least(kernel):
-    redispatch, after, unbox, now = kernel.redispatch, kernel._after, Work.unbox, time.monotonic_ns
-    def run(keys, *arguments):
-        begin_ns, ends_ns = now(), []
-        out = redispatch(keys & after, *arguments)
-        if type(out) is tuple:
-            unbox(out[-1]).get_future().add_done_callback(_noting_time(ends_ns))
-        return out
     return run
 
 kinds = {"nothing": nothing, "least": least}
@@ -100,6 +92,7 @@ for turn in range(BLOCKS):
 print(json.dumps(taken), flush=True)
 os._exit(0)
 """
+)
 
 
 def measure(blocks: int = 40, steps: int = 12) -> list[Figure]:

@@ -108,7 +108,24 @@ _MODELS = {  # module, shape of the input, bucket_cap_mb
         torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
     ), (4, 32, 128), 1.0""",
 }
-_STEPS = """
+# Kernels that only note when each operation begins and ends: the least that a recorder in Python can do.
+LEAST = """
+import time
+from torch._C._distributed_c10d import Work
+from ddp_notebook.rank.record.tape import noting_time
+def least(kernel):
+    redispatch, after, unbox, now = kernel.redispatch, kernel._after, Work.unbox, time.monotonic_ns
+    def run(keys, *arguments):
+        begin_ns, ends_ns = now(), []
+        out = redispatch(keys & after, *arguments)
+        if type(out) is tuple:
+            unbox(out[-1]).get_future().add_done_callback(noting_time(ends_ns))
+        return out
+    return run
+"""
+_STEPS = (
+    LEAST
+    + """
 import gc, json, time
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.engine import RankEngine
@@ -119,19 +136,8 @@ _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken = torch.randn(_shape), []
 from ddp_notebook.rank.group.recorder import Kernel
-from ddp_notebook.rank.record.tape import ALL, OFF, VALUES, noting_time
-from torch._C._distributed_c10d import Work
-_whole, _noted = Kernel.make, []
-def make(kernel):
-    redispatch, after, unbox, now = kernel.redispatch, kernel._after, Work.unbox, time.monotonic_ns
-    def run(keys, *arguments):
-        begin_ns, ends_ns = now(), []
-        out = redispatch(keys & after, *arguments)
-        if type(out) is tuple:
-            unbox(out[-1]).get_future().add_done_callback(noting_time(ends_ns))
-        _noted.append((begin_ns, ends_ns))
-        return out
-    return run
+from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
+_whole = Kernel.make
 def _block(steps):
     dist.barrier()
     began, ran = time.perf_counter(), time.process_time()
@@ -142,8 +148,7 @@ def _block(steps):
     return [(time.perf_counter() - began) / steps * 1e3, (time.process_time() - ran) / steps * 1e3]
 def _switch(mode):
     _recorder.remove()
-    _noted.clear()
-    Kernel.make = make if mode == "least" else _whole
+    Kernel.make = least if mode == "least" else _whole
     if mode != "bare": _recorder.install()
     _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 _block(20)
@@ -158,6 +163,7 @@ for _turn in range(PAIRS):
 _switch("recorded")
 print(json.dumps(_taken))
 """
+)
 _MODES = {
     "recorded": "recorded",
     "all": "recorded with `%ddp_record all`",
