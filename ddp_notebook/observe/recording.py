@@ -178,7 +178,8 @@ class Recording(RecordedTables):
 
     def calls(self, cell: int | None = None, since: int = 0) -> list[RemoteCall]:
         """Calls to other ranks by `torch.distributed.rpc`, and fetches of remote references, by the time at which they
-        were made. One that has not returned is not among them yet.
+        were made. One that has not returned is open (`is_open`), without the times that are not known yet; its rank
+        tells of it when it has taken a second or so.
 
         Args:
             cell: number of a cell; None: all.

@@ -24,11 +24,16 @@ class RemoteCall:
     nbytes_back: int | None  # of the tensors in the result
     sent_ns: int
     begun_ns: int | None  # None, as `ended_ns`: an operator or TorchScript, of which only the caller tells
-    ended_ns: int | None  # its function has returned
+    ended_ns: int | None  # its function has returned; None with `begun_ns`: it runs
     done_ns: int | None  # its answer is there: later than `ended_ns` where the function is one of `async_execution`
-    returned_ns: int | None  # the caller has the answer
+    returned_ns: int | None  # the caller has the answer; None: it is open, as far as is known
     error: str  # a line; "" if it went well
     reference: int | None  # that `remote` has made, or whose value is fetched
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its answer has not come, as far as is known."""
+        return self.returned_ns is None
 
     @property
     def queued_ns(self) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import ddp_notebook
@@ -19,6 +21,9 @@ def fail(): raise ValueError('no such state')
 def double(x): return 2 * x
 def numbers(): return torch.arange(4.0)
 def box(): return [rpc.remote('worker0', numbers)]
+import threading
+may_end = threading.Event()
+def stays(): may_end.wait(20)
 @rpc.functions.async_execution
 def later(s):
     future = torch.futures.Future()
@@ -160,6 +165,42 @@ def test_the_trace_has_arrows_from_callers_to_callees(session):
     found = sorted((one["name"], one["pid"]) for one in events if one["ph"] == "X")
     assert found == [("act", 0), ("act", 0), ("act", 1), ("act", 1), ("ask", 0), ("ask", 1)]
     assert len([one for one in events if one["ph"] == "s"]) == 3
+
+
+def test_a_call_that_has_not_returned_is_open_until_it_has(session):
+    """Whether its caller waits for it, fetches what it makes, or has left its cell."""
+    session.run(
+        f"{INIT}if rank == 0:\n"
+        "    rpc.rpc_async('worker1', stays)\n"
+        "    rpc.remote('worker1', stays)\n"
+        "    box = rpc.remote('worker1', box)\n"
+    )
+
+    def told(*, is_open: bool):
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            found = [call for call in session.recording.calls() if call.function == "stays"]
+            if len(found) == 2 and all(call.is_open == is_open and call.is_matched for call in found):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(found)
+
+    called, made = told(is_open=True)
+    assert (called.kind, made.kind) == ("rpc_async", "remote")
+    for call in (called, made):
+        assert call.sent_ns < call.begun_ns and call.site.startswith(("cell line", "In[")) and not call.error
+        assert call.ended_ns is call.done_ns is call.returned_ns is None
+    events = [one for one in check(chrome_trace(session.recording)) if one.get("cat") == "rpc" and one["ph"] == "X"]
+    states = [one["args"].get("state") for one in events if one["name"] == "stays"]
+    assert states == ["not returned yet"] * 4, "both of them on both ranks"
+    report = str(session.recording.report(called.cell))
+    assert "Not returned when this was told: stays from rank 0 to rank 1 (2 times)" in report
+
+    session.run("may_end.set()\nrpc.shutdown()")
+    for before, after in zip((called, made), told(is_open=False), strict=True):
+        assert (before.id, before.sent_ns, before.begun_ns) == (after.id, after.sent_ns, after.begun_ns)
+        assert after.begun_ns < after.ended_ns < after.returned_ns
+    assert "Not returned" not in str(session.recording.report(called.cell))
 
 
 @pytest.mark.long

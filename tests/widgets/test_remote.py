@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.rank.rpc.here import numbered
+from ddp_notebook.rank.rpc.record.here import numbered
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, Rows
 from ddp_notebook.widgets.feed import answers
 from ddp_notebook.widgets.feed.feed import Feed
@@ -138,3 +138,19 @@ def test_a_view_that_opens_late_and_a_page_have_them_too():
         assert sorted(found["call"].tolist()) == sorted(2 * [numbered(0, at) for at in range(20)])
     assert not len(bars(Feed(one.recording, only=3).snapshot(0, {})))
     assert Feed(one.recording).cell == 2
+
+
+def test_a_call_that_is_under_way_is_drawn_once_it_is_over_and_open_where_a_window_is_asked_for():
+    one = Followed()
+    caller, callee = one.ranks
+    one.recording.feed(caller.batch(sent(caller, 0, 0, end_ns=-1)))
+    one.recording.feed(callee.batch(ran(callee, 0, 0, end_ns=-1)))
+    assert not len(one.told(400)) and not one.feed.has_news()
+    asked = {"what": "spans", "t0": 2, "t1": 3}
+    for found in (bars(answers.answer(asked, one.feed, 0)), bars(page.message(one.recording))):
+        assert [(row["state"], np.isnan(row["end"])) for row in found] == [(0, True), (0, True)]
+    one.recording.feed(caller.batch(sent(caller, 0, 0)))
+    one.recording.feed(callee.batch(ran(callee, 0, 0)))
+    for found in (one.told(600), bars(answers.answer(asked, one.feed, 0)), bars(page.message(one.recording))):
+        assert [(row["state"], round(row["end"] - found[0]["start"], 4)) for row in found] == [(1, 8), (1, 5)]
+    assert len(one.recording.calls()) == 1

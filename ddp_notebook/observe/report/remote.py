@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import median
 
@@ -12,6 +12,7 @@ from ddp_notebook.observe.tables.remote import calls
 from ddp_notebook.records.units import ms
 
 _QUEUES_NS = 1_000_000  # before a call begins: less is its way
+_MOST_LISTED = 4  # functions of calls that have not returned
 _WAITS = ("rpc_sync", "to_here")  # whose caller waits
 
 
@@ -35,6 +36,8 @@ def served(recording: RowSource, cell: int | None) -> tuple[str, ...]:
     waits = [(rank, _waited_ns(own)) for rank, own in sorted(by_caller.items())]
     if told := [f"rank {rank} {ms(waited_ns)}" for rank, waited_ns in waits if waited_ns]:
         notes.append(f"Waited for answers: {', '.join(told)}")
+    if calls_open := [call for call in found if call.is_open]:
+        notes.append(_open(calls_open))
     for rank, own in sorted(by_callee.items()):
         queued = [call.queued_ns for call in own if call.queued_ns is not None]
         ran = [call.running_ns for call in own if call.running_ns is not None]
@@ -45,6 +48,13 @@ def served(recording: RowSource, cell: int | None) -> tuple[str, ...]:
                 "(rpc.functions.async_execution), would help"
             )
     return tuple(notes)
+
+
+def _open(own: Sequence[RemoteCall]) -> str:
+    counted = Counter(f"{call.function} from rank {call.src} to rank {call.dst}" for call in own)
+    listed = [f"{words} ({count} times)" if count > 1 else words for words, count in counted.most_common(_MOST_LISTED)]
+    rest = [f"{len(counted) - _MOST_LISTED} others"] * (len(counted) > _MOST_LISTED)
+    return f"Not returned when this was told: {', '.join(listed + rest)}"
 
 
 def _serves(rank: int, own: Sequence[RemoteCall]) -> str:

@@ -1,7 +1,7 @@
 """Calls to other ranks, remote references and contexts of distributed autograd, out of the rows that both sides tell.
 
-A call has a row of its caller and one of its callee, with the same number. References and contexts are what their
-events make of them.
+A call has a row of its caller and one of its callee, with the same number; of each there may be another one before,
+from when it was under way. References and contexts are what their events make of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+import numpy as np
 
 from ddp_notebook.observe.remote import (
     AutogradContext,
@@ -38,13 +40,22 @@ class RowSource(Protocol):
 
 def calls(recording: RowSource, cell: int | None = None, rows: Rows | None = None) -> list[RemoteCall]:
     """What `Recording.calls` returns, out of these rows of the table `rpc`; None: of all."""
-    rows = recording.rows("rpc") if rows is None else rows
+    rows = latest(recording.rows("rpc") if rows is None else rows)
     callees = {int(row["number"]): row for row in rows[rows["side"] == _CALLEE]}
     chosen = (rows["side"] == _CALLER) & (rows["kind"] != _TORCHS)
     if cell is not None:
         chosen &= rows["cell"] == cell
     rows = rows[chosen]
     return [_call(recording, row, callees.get(int(row["number"]))) for row in rows[rows["start_ns"].argsort()]]
+
+
+def latest(rows: Rows) -> Rows:
+    """Of each side of a call the last row. One whose `end_ns` is negative has no other: it is under way."""
+    if not (rows["end_ns"] < 0).any():
+        return rows
+    keys = rows["number"] * len(RPC_SIDES) + rows["side"]
+    _, from_last = np.unique(keys[::-1], return_index=True)
+    return rows[np.sort(len(rows) - 1 - from_last)]
 
 
 def _call(recording: RowSource, row: Any, callee: Any) -> RemoteCall:

@@ -50,6 +50,7 @@ def _args(call: RemoteCall) -> dict[str, Any]:
         "bytes back": call.nbytes_back,
         "queued_ms": None if call.queued_ns is None else call.queued_ns / 1e6,
         "error": call.error,
+        "state": "not returned yet" if call.is_open else None,
         "cell": call.cell,
     }
     return {key: value for key, value in found.items() if value not in (None, "")}

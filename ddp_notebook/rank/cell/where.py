@@ -12,13 +12,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.records.words import in_function
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.rpc.serving import Serving
 
 # our functions in place of torch's, and what users call them
 _STAND_INS = {

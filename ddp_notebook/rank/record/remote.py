@@ -1,9 +1,11 @@
-"""Remote calls, references and contexts of distributed autograd: what `rank/rpc/recorder` leaves on the tape, and the
-columns of its rows."""
+"""Remote calls, references and contexts of distributed autograd: what `rank/rpc/record` leaves on the tape, and the
+columns of its rows. The first two are what `rank/rpc` knows of calls that are not recorded, too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from ddp_notebook.rank.group.origin import Site, SiteFields
@@ -18,14 +20,22 @@ class Sent:
     """A call on its caller's side."""
 
     __slots__ = (
-        *("number", "kind", "src", "dst", "function", "site", "parent", "nbytes", "nbytes_back", "reference", "error"),
-        *("moment", "sent_ns", "returned_ns", "thread", "future"),
+        *("number", "function", "to", "agent", "cell", "thread", "sent_ns", "came", "is_recorded"),
+        *("kind", "src", "dst", "site", "parent", "nbytes", "nbytes_back", "reference", "error", "moment"),
+        *("returned_ns", "is_told"),
     )
     number: int
+    function: str
+    to: str  # "worker1 (rank 1)"
+    agent: str  # that it was sent to; "": it is what a cell calls, and sends calls of its own
+    cell: int  # that it was made for
+    thread: int  # that has made it
+    sent_ns: int
+    came: SimpleQueue[Any]  # gets something when its answer has come
+    is_recorded: bool  # else it has nothing of what follows
     kind: int
     src: int
     dst: int
-    function: str
     site: SiteFields | None
     parent: int
     nbytes: int
@@ -33,22 +43,27 @@ class Sent:
     reference: int
     error: str
     moment: Moment
-    sent_ns: int
-    returned_ns: int
-    thread: int
-    future: Any  # until its answer was looked at
+    returned_ns: int  # -1: its answer has not come
+    is_told: bool  # as one whose answer has not
 
 
-class Ran(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Ran:
     """A call on its callee's side."""
 
-    number: int
-    moment: Moment
-    begun_ns: int
-    ended_ns: int
-    done_ns: int  # -1: its result was there when its function ended
-    error: str
+    function: str
+    cell: int  # of its caller, that it was made for
+    number: int  # 0: it is not recorded
+    context: int  # of distributed autograd
     thread: int
+    begun_ns: int
+    outer: Ran | None = None  # that the same thread was executing
+    is_stopped: bool = False
+    moment: Moment | None = None
+    ended_ns: int = -1  # -1: it runs
+    done_ns: int = -1  # -1: its result was there when its function ended
+    error: str = ""
+    is_told: bool = False  # as one that runs
 
 
 class ReferenceEvent(NamedTuple):

@@ -1,6 +1,7 @@
 """`torch.distributed.rpc` on a rank, in cells that may be run again.
 
 calls     those that have not returned: what a rank waits for
+sending   what becomes of a call from torch's functions on that send it
 agent     the one RPC agent of the process, which lives as long as that does
 meeting   how workers find each other, at the session's store
 functions functions of cells, which a callee may not have yet, or in another version
@@ -9,11 +10,9 @@ losses    why a call fails whose callee has ended, in words
 running   what a callee runs, and what it says of errors
 serving   the calls that it runs: they end with the cell of their caller
 naming    the names that cells give workers, over those that their agents have
-recorder  remote calls as rows, on both sides
-references remote references as rows
-contexts  distributed autograd as rows
-here      where a thread is in remote calls, for these
 face      what cells call: `init_rpc`, `shutdown` and the lookups of workers, in place of torch's
+
+record/   calls, remote references and distributed autograd as rows
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def prepare() -> list[Callable[..., Any]]:
     """Before a fork: import what `install` needs. Returns the functions that it will replace."""
     if not rpc.is_available():
         return []
-    for name in ("face", "recorder"):
+    for name in ("face", "record.recorder"):
         with contextlib.suppress(AttributeError, ImportError):  # `install` says so
             importlib.import_module(f"{__name__}.{name}")
     return [rpc.init_rpc, rpc.shutdown, rpc.get_worker_info]
@@ -69,7 +68,7 @@ def install(
         return None
     face.install()
     try:
-        from ddp_notebook.rank.rpc.recorder import Recorder
+        from ddp_notebook.rank.rpc.record.recorder import Recorder
 
         Recorder(face, training).install()
     except (AttributeError, ImportError) as missing:

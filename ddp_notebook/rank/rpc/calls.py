@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
+
+from ddp_notebook.rank.record.remote import Sent
 
 INVOKES = tuple(  # torch's functions that send a call
     f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")
@@ -17,18 +21,8 @@ INVOKES = tuple(  # torch's functions that send a call
 _SHORTEST_S = 0.5  # a wait that is worth a word
 _TORCHS = "torch.distributed.rpc.api"  # where the functions are that it calls for itself
 _HELPERS = {"_call_method", "call_method", "_remote_method", "_async_on_rref"}  # of torch's tutorials
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One of them."""
-
-    function: str
-    to: str  # "worker1 (rank 1)"
-    agent: str  # that it was sent to; "": it is what a cell calls, and sends calls of its own
-    cell: int  # that it was made for
-    thread: int  # that has made it
-    since_s: float  # monotonic
+_times: Iterator[int] = iter(time.monotonic_ns, -1)
+_Answered = tuple[Sent, int, Any, None]  # since when, and by what future where that is looked at
 
 
 class Calls:
@@ -38,34 +32,93 @@ class Calls:
         is_over: tells whether nobody waits for a call any more.
     """
 
-    def __init__(self, is_over: Callable[[Call], bool]) -> None:
+    def __init__(self, is_over: Callable[[Sent], bool]) -> None:
         self.made = 0  # so far
+        self.on_answer: Callable[..., None] = lambda *_: None  # `settle` calls it for calls that are recorded
         self._is_over = is_over
-        self._under_way: dict[int, Call] = {}
-        self._numbers = itertools.count(1)
-        self._waits = itertools.count(-1, -1)  # the same, of what is no call
+        self._first = 1
+        self._numbers = itertools.count(self._first)
+        self._under_way: dict[int, Sent] = {}
+        self._answered: deque[_Answered] = deque()
+        self._of_futures: dict[int, tuple[Sent, weakref.ref[Any]]] = {}  # by the ids of these
+        self._waits = itertools.count(-1, -1)  # the same as numbers, of what is no call
 
-    def begin(self, function: str, to: str, agent: str = "", cell: int = 0) -> Callable[[Any], object]:
-        """A call is made. Returns what is called at its end, with anything: no function of Python's, which would cost a
-        thread of the agent's 20 us."""
-        number = self.made = next(self._numbers)
-        return self._begin(number, Call(function, to, agent, cell, threading.get_ident(), time.monotonic()))
+    def number_from(self, first: int) -> None:
+        """Calls have numbers from this on, which no other process of the session gives."""
+        self._first, self._numbers = first, itertools.count(first)
 
-    def _begin(self, number: int, call: Call) -> Callable[[Any], object]:
-        self._under_way[number] = call
-        return functools.partial(self._under_way.pop, number)
+    def new(self, function: str, cell: int = 0, *, is_call: bool = True) -> Sent:
+        """A call that is about to be made."""
+        call = Sent()
+        call.number = number = next(self._numbers if is_call else self._waits)
+        if is_call:
+            self.made = number
+        call.function, call.cell, call.thread, call.agent = function, cell, threading.get_ident(), ""
+        call.is_recorded = False
+        return call
+
+    def begin(self, call: Sent) -> None:
+        """It is made."""
+        if self._answered:
+            self.settle()
+        self._under_way[call.number] = call
+
+    def fail(self, call: Sent) -> None:
+        """It could not be made."""
+        self._under_way.pop(call.number, None)
+
+    def follow(self, call: Sent, future: Any) -> None:
+        """It is on its way, and the future is set when its answer has come. One callback notes all that then is to be
+        noted, in builtins: for its first function of Python's a thread that is not Python's gets a stack, and frees it
+        again (4 to 24 us). `settle` does the rest."""
+        key = id(future)
+        self._of_futures[key] = call, weakref.ref(future, partial(self._of_futures.pop, key))
+        came = call.came = SimpleQueue()
+        looked_at = future if call.is_recorded else None
+        noted = zip((call,), _times, (looked_at,), map(came.put, (None,)), strict=False)
+        future.add_done_callback(partial(next, map(self._answered.append, noted)))
+
+    def of(self, future: Any) -> Sent | None:
+        """The call that this future answers; None: it is another one."""
+        found = self._of_futures.get(id(future))
+        return None if found is None else found[0]
+
+    def settle(self, future: Any = None, value: Any = None) -> None:
+        """Take leave of the calls whose answers have come: their waiting caller does, or the next call, or who
+        asks what is under way.
+
+        Args:
+            future: somebody has waited for this one.
+            value: what he got by it, or its error.
+        """
+        answered = self._answered
+        while answered:
+            try:
+                call, time_ns, its, _ = answered.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._under_way.pop(call.number, None)
+            if its is not None:
+                if its is future:
+                    self.on_answer(call, time_ns, value)
+                else:
+                    self.on_answer(call, time_ns, None, its)
 
     @contextmanager
     def during(self, function: str, to: str, *, is_call: bool = True) -> Iterator[None]:
         """The block is a call, or waits for workers without one."""
-        if is_call:
-            end = self.begin(function, to)
-        else:
-            end = self._begin(next(self._waits), Call(function, to, "", 0, threading.get_ident(), time.monotonic()))
+        call = self.new(function, is_call=is_call)
+        call.to, call.sent_ns = to, time.monotonic_ns()
+        self.begin(call)
         try:
             yield
         finally:
-            end(None)
+            self.fail(call)
+
+    def under_way(self) -> list[Sent]:
+        """Those that have not returned."""
+        self.settle()
+        return list(self._under_way.values())
 
     def not_awaited(self, agents: Container[str], stopped: Container[int]) -> int:
         """How many have not returned for which no `shutdown` waits. Of `rpc.remote` none returns whose callee has
@@ -75,16 +128,16 @@ class Calls:
             agents: of the workers that there are; others have ended, or are of an earlier `init_rpc`.
             stopped: cells that were.
         """
-        sent = [call for call in list(self._under_way.values()) if call.agent]
+        sent = [call for call in self.under_way() if call.agent]
         return sum(call.agent not in agents or call.cell in stopped for call in sent)
 
     def oldest(self, thread: int) -> dict[str, Any] | None:
         """What this thread has waited for longest, as JSON; None: nothing."""
-        mine = [one for one in list(self._under_way.items()) if one[1].thread == thread]
-        number, call = next((one for one in mine if not self._is_over(one[1])), (0, None))
-        if call is None or (waited_s := time.monotonic() - call.since_s) < _SHORTEST_S:
+        call = next((one for one in self.under_way() if one.thread == thread and not self._is_over(one)), None)
+        if call is None or (waited_s := (time.monotonic_ns() - call.sent_ns) / 1e9) < _SHORTEST_S:
             return None
-        return {"function": call.function, "to": call.to, "number": max(0, number), "since_s": waited_s}
+        number = max(0, call.number + 1 - self._first)
+        return {"function": call.function, "to": call.to, "number": number, "since_s": waited_s}
 
     def words(self, thread: int) -> str:
         """The same: `"waits for train on worker1 (rank 1), call 7, 12 s"`; "" if for nothing."""
@@ -95,7 +148,7 @@ class Calls:
 
     def awaited(self, thread: int) -> str:
         """Whose answer this thread waits for: `"worker1 (rank 1)"`; "" if for nobody's."""
-        return next((call.to for call in list(self._under_way.values()) if call.thread == thread), "")
+        return next((call.to for call in self.under_way() if call.thread == thread), "")
 
 
 def name_of(function: Any, args: Any) -> tuple[str, bool]:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import inspect
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,13 +31,15 @@ from torch.distributed.rpc import api, internal
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.agent import Agent, Worker
-from ddp_notebook.rank.rpc.calls import INVOKES, Calls, name_of
+from ddp_notebook.rank.rpc.calls import INVOKES, Calls
 from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.losses import Losses
 from ddp_notebook.rank.rpc.meeting import Meeting
 from ddp_notebook.rank.rpc.naming import Names
+from ddp_notebook.rank.rpc.record.here import numbered
 from ddp_notebook.rank.rpc.running import reader, runner
-from ddp_notebook.rank.rpc.serving import Sent, Serving, sent
+from ddp_notebook.rank.rpc.sending import Sending
+from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.waiting import elsewhere
 from ddp_notebook.wire.events import Form
 
@@ -74,12 +75,12 @@ class Face:
         self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
-        self._losses = Losses()
         self.calls = Calls(lambda call: self._losses.is_lost(call.agent) or self.serving.is_past(call.cell))
+        self._losses = Losses(self.calls.of)
         self.serving = Serving(self.calls, lambda: (self._running() or (0, 0.0))[0])
+        self.sending = Sending(self.calls, self.serving, self._described)
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
         self._made: set[str] = set()  # references to values of this rank that are there
-        self._making = threading.local()  # the name of the function that this thread is about to call
 
     def install(self) -> None:
         """Replace torch's functions in this process."""
@@ -95,8 +96,8 @@ class Face:
         internal._run_function = runner(self._me, self.serving)
         internal.deserialize = reader(internal.deserialize, self._me)
         for name in INVOKES:
-            setattr(api, name, self._noted(name, getattr(api, name)))
-        setattr(api, _UDF, self._named)
+            setattr(api, name, self.sending.around(name, getattr(api, name)))
+        setattr(api, _UDF, self.sending.udf)
         backward = getattr(dist_autograd, _BACKWARD)
         setattr(dist_autograd, _BACKWARD, elsewhere(backward, self.calls, "the workers of its context"))
         face = self
@@ -109,7 +110,7 @@ class Face:
 
         PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
         PyRRef.to_here, PyRRef.local_value = self._to_here(), self._local_value()  # type: ignore[method-assign]
-        waiting.explain = self._losses.explain
+        waiting.explain, waiting.came_of, waiting.on_waited = self._losses.explain, self._came_of, self.calls.settle
         self._lie_over_agent()
 
     # ---- what cells call
@@ -148,6 +149,7 @@ class Face:
         stays: list[str] = []
         if self._agent is None:
             self._agent = Agent(mine, workers, options)
+            self.calls.number_from(numbered(mine.number, 0))
             self.serving.threads = options.num_worker_threads
         else:
             stays = self._agent.adopt(mine, options)
@@ -210,7 +212,7 @@ class Face:
             found = self._names.by_number(to)
         else:
             name = to if isinstance(to, str) else to.name
-            found = self._names.workers.get(name) or self._names.by_agent(name)
+            found = self._names.by_agent(name) or self._names.workers.get(name)
         return -1 if found is None else found.here
 
     # ---- what torch calls for them
@@ -258,31 +260,6 @@ class Face:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
         return self._names
 
-    def _named(self, function: Any, args: Any, kwargs: Any) -> Sent:
-        """In place of torch's `PythonUDF`. Keeps the name of the function that a call is for, which `_noted` sees as
-        bytes."""
-        self._making.function, _ = name_of(function, args)
-        return sent(function, args, kwargs, self.serving.cell())
-
-    def _noted(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
-        is_python, is_rpc = name.endswith("python_udf"), "_rpc_" in name
-
-        @functools.wraps(invoke)
-        def noted(to: WorkerInfo | str, what: Any, *args: Any, **kwargs: Any) -> Any:
-            function, agent = self._making.function if is_python else str(what), to if isinstance(to, str) else to.name
-            end = self.calls.begin(function, self._described(to), agent, self.serving.cell())
-            try:
-                made = invoke(to, what, *args, **kwargs)
-            except BaseException:
-                end(None)
-                raise
-            future = made if is_rpc else made._get_future()
-            self._losses.note(future, function, agent)
-            future.add_done_callback(end)
-            return made
-
-        return noted
-
     def _to_here(self) -> Callable[..., Any]:
         def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
             """torch's `to_here`, which waits in C++ where no stop reaches it: a thread that can be stopped waits in
@@ -291,7 +268,7 @@ class Face:
             self._check_value(reference)
             if reference.is_owner():
                 return self._value_here(_to_here, reference, *args, **kwargs)
-            with self.calls.during("to_here", self._described(owner)):
+            with self.calls.during("to_here", self._described(owner.name)):
                 if waiting.can_end():
                     kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
                     if isinstance(kind, torch._C.Future):  # else it is known already
@@ -327,7 +304,7 @@ class Face:
             """torch's `local_value`, which tells where the value is if not here."""
             self._check_value(reference)
             if not reference.is_owner():
-                where = self._described(_owner(reference))
+                where = self._described(_owner(reference).name)
                 raise RuntimeError(f"the value of this reference is on {where}: copy it with to_here()")
             return self._value_here(_local_value, reference)
 
@@ -338,11 +315,13 @@ class Face:
         not_awaited = self.calls.not_awaited(self._names.agents, self.serving.stopped) + self.serving.not_awaited()
         return self.calls.made, self._agent.calls_under_way - not_awaited
 
-    def _described(self, to: WorkerInfo | str) -> str:
-        """A worker, as its agent is known, in words. (Torch calls TorchScript by the agent's name.)"""
-        name = to if isinstance(to, str) else to.name
-        found = None if self._names is None else self._names.by_agent(name)
-        return name if found is None else f"{found.name} (rank {found.here})"
+    def _described(self, agent: str) -> str:
+        """A worker, as its agent is known, in words."""
+        return agent if self._names is None else self._names.words.get(agent, agent)
+
+    def _came_of(self, future: Any) -> waiting.Came | None:
+        call = self.calls.of(future)
+        return None if call is None else call.came
 
     def _name_of_meeting(self, options: rpc.TensorPipeRpcBackendOptions, world_size: int) -> str:
         """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
+from ddp_notebook.rank.record.remote import Sent
 from ddp_notebook.rank.rpc.agent import Worker
 
 # what agents say of a connection that has ended
@@ -15,22 +15,22 @@ _UNKNOWN = re.compile(r"could not find destination id (\d+)|unknown destination 
 
 
 class Losses:
-    """Workers that have ended, and the futures of calls to them."""
+    """Workers that have ended.
 
-    def __init__(self) -> None:
+    Args:
+        call_of: tells the call that a future answers.
+    """
+
+    def __init__(self, call_of: Callable[[Any], Sent | None]) -> None:
+        self._call_of = call_of
         self._known: dict[str, Worker] = {}  # every one that there was, by its agent's name
         self._now: dict[int, str] = {}  # its agent, by rank in the session
         self._cut: set[str] = set()  # agents whose connection has ended
-        self._calls: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()  # function and agent, by the future
 
     def learn(self, workers: Iterable[Worker]) -> None:
         """These are there."""
         for one in workers:
             self._known[one.agent], self._now[one.here] = one, one.agent
-
-    def note(self, future: Any, function: str, agent: str) -> None:
-        """This call is about to be answered by the future."""
-        self._calls[future] = function, agent
 
     def is_lost(self, agent: str) -> bool:
         """Whether the process has ended, as far as is known."""
@@ -58,10 +58,10 @@ class Losses:
             number = int(next(filter(None, found.groups())))
             agent = next((one.agent for one in self._known.values() if one.number == number), None)
             return None if agent is None else RuntimeError(self.of_reference(agent))
-        if not _CUT.match(text) or (call := self._calls.get(future)) is None:
+        if not _CUT.match(text) or (call := self._call_of(future)) is None:
             return None
-        self._cut.add(call[1])
-        return RuntimeError(self.of_call(*call))
+        self._cut.add(call.agent)
+        return RuntimeError(self.of_call(call.function, call.agent))
 
     def is_cut(self, error: RuntimeError, agent: str) -> bool:
         """Whether this error says that the process has ended."""

@@ -8,14 +8,18 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
 from torch._C import Future
-from torch.distributed.rpc.internal import PythonUDF, RemoteException
+from torch.distributed.rpc.internal import RemoteException
 
+from ddp_notebook.rank.record.remote import Ran
 from ddp_notebook.rank.rpc.calls import name_of
-from ddp_notebook.rank.rpc.serving import Served, Serving
+from ddp_notebook.rank.rpc.serving import Serving, Travelling
 
+_NOTHING: Any = object()
 _STOPPED = "the cell was stopped that this call was made for"
 
 
@@ -27,24 +31,31 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
         serving: has the calls that this rank runs.
     """
 
-    def run_function(call: PythonUDF | RemoteException) -> Any:
+    def run_function(call: Travelling | RemoteException) -> Any:
         if isinstance(call, RemoteException):  # it could not be read
             print(f"a call failed, and its caller is told: {call.msg.splitlines()[1]}", file=sys.stderr)
             return call
         name, _ = name_of(call.func, call.args)
-        served = Served(name, getattr(call, "cell", 0))
-        result: Any = RemoteException(f"On {me()}:\n{_STOPPED}\n", RuntimeError)
+        ran = Ran(name, call.cell, call.number, call.context, get_ident(), monotonic_ns())
+        recorder, result = serving.recorder, _NOTHING
+        if ran.context and recorder is not None:
+            recorder.came(ran.context)
         try:  # a stop may be raised here at any line, once
-            serving.begin(served)
+            serving.begin(ran)
             result = run(call, name)
-            serving.end(served)
+            ran.ended_ns = monotonic_ns()
+            serving.end(ran)
         except KeyboardInterrupt:
-            serving.end(served)
+            serving.end(ran)
+        if result is _NOTHING:
+            result = RemoteException(f"On {me()}:\n{_STOPPED}\n", RuntimeError)
         if isinstance(result, Future):
-            serving.ends_later(result, served.cell)
+            serving.ends_later(result, ran.cell)
+        if ran.number and recorder is not None:
+            recorder.ran(ran, result)
         return result
 
-    def run(call: PythonUDF, name: str) -> Any:
+    def run(call: Travelling, name: str) -> Any:
         try:
             return call.func(*call.args, **call.kwargs)
         except (Exception, SystemExit) as error:
@@ -79,6 +90,6 @@ def reader(deserialize: Callable[..., Any], me: Callable[[], str]) -> Callable[.
     return read
 
 
-def _is_torchs(call: PythonUDF) -> bool:
+def _is_torchs(call: Travelling) -> bool:
     """Whether it is a function by which torch asks for what a reference holds: its error was told already."""
     return str(getattr(call.func, "__module__", "")).startswith("torch.")

@@ -15,46 +15,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import autograd
-from torch.distributed.rpc.internal import PythonUDF
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.record.remote import Ran
 from ddp_notebook.rank.rpc.calls import Calls
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.rpc.record.recorder import Recorder
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
-class Sent(PythonUDF):
-    """A call as it travels."""
+class Travelling:
+    """A call as it travels, in place of torch's `PythonUDF`."""
 
-    cell: int = 0  # that it was made for; 0: none
-    number: int = 0  # that the recording gives it; 0: it is not recorded
-    context: int = 0  # of distributed autograd
+    __slots__ = "args", "cell", "context", "func", "kwargs", "number"
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, cell: int = 0, number: int = 0, context: int = 0) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.cell = cell  # that it was made for; 0: none
+        self.number = number  # that the recording gives it; 0: it is not recorded
+        self.context = context  # of distributed autograd
 
     def __reduce__(self) -> Any:
-        return sent, (*self, self.cell, self.number, self.context)
-
-
-def sent(function: Any, args: Any, kwargs: Any, cell: int, number: int = 0, context: int = 0) -> Sent:
-    """A call that is about to travel, or has."""
-    made = Sent(function, args, kwargs)
-    made.cell, made.number, made.context = cell, number, context
-    return made
-
-
-@dataclass(slots=True)
-class Served:
-    """A call that a thread of this rank executes."""
-
-    function: str
-    cell: int
-    thread: int = field(default_factory=threading.get_ident)
-    since_s: float = field(default_factory=time.monotonic)
-    outer: Served | None = None  # that the same thread was executing
-    is_stopped: bool = False
+        return Travelling, (self.func, self.args, self.kwargs, self.cell, self.number, self.context)
 
 
 class Serving:
@@ -67,15 +54,16 @@ class Serving:
 
     def __init__(self, calls: Calls, running_cell: Callable[[], int]) -> None:
         self.calls, self._running_cell = calls, running_cell
+        self.recorder: Recorder | None = None
         self.stopped: set[int] = set()  # cells
         self.threads = 0  # that the agent has; 0: there is none
         self._lock = threading.Lock()
-        self._running: dict[int, Served] = {}  # by thread
+        self._running: dict[int, Ran] = {}  # by thread
         self._later: dict[Any, int] = {}  # cells, by what functions of `async_execution` have returned
 
     # ---- the thread that executes it
 
-    def begin(self, served: Served) -> None:
+    def begin(self, served: Ran) -> None:
         """This thread begins with one. From here on it may be stopped, once.
 
         Raises:
@@ -88,7 +76,7 @@ class Serving:
             waiting.begin(served.thread)
             self._running[served.thread] = served
 
-    def end(self, served: Served) -> None:
+    def end(self, served: Ran) -> None:
         """It is through with it, if it has begun. May be told again, where a stop came meanwhile."""
         with self._lock:
             if self._running.get(served.thread) is not served:
@@ -111,6 +99,10 @@ class Serving:
         served = self._running.get(threading.get_ident())
         return self._running_cell() if served is None else served.cell
 
+    def innermost(self, thread: int) -> Ran | None:
+        """The call that a thread executes; None: none."""
+        return self._running.get(thread)
+
     # ---- any thread
 
     def stop(self, cell: int) -> None:
@@ -132,7 +124,7 @@ class Serving:
 
     def going_on(self) -> list[tuple[str, int]]:
         """The functions of stopped calls that have not ended, and their cells."""
-        return [(served.function, served.cell) for served in self._all() if served.is_stopped]
+        return [(served.function, served.cell) for served in self.going() if served.is_stopped]
 
     def not_awaited(self) -> int:
         """How many calls of stopped cells are not over."""
@@ -151,24 +143,25 @@ class Serving:
             main: the main thread.
             place: tells where a thread is.
         """
-        call, serves = self.calls.oldest(main), self._all()
+        call, serves = self.calls.oldest(main), self.going()
         if call is None and not serves:
             return {}
-        now = time.monotonic()
+        now_ns = time.monotonic_ns()
         return {
             "call": call,
-            "serves": [[one.function, place(one.thread), now - one.since_s] for one in serves],
+            "serves": [[one.function, place(one.thread), (now_ns - one.begun_ns) / 1e9] for one in serves],
             "exhausted": self._exhausted(),
             "going_on": self.going_on(),
         }
 
-    def _all(self) -> list[Served]:
+    def going(self) -> list[Ran]:
+        """The innermost calls that its threads execute."""
         return list(self._running.values())
 
     def _exhausted(self) -> str:
         """Whether no thread is left to serve anybody, since all wait: `"all 16 threads of this rank wait for calls to
         worker1 (rank 1)"`."""
-        served = self._all()
+        served = self.going()
         if not self.threads or len(served) < self.threads:
             return ""
         to = [self.calls.awaited(one.thread) for one in served]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.records.schema import RPC, RPC_KINDS, RPC_SIDES, STATES, Rows
 from ddp_notebook.widgets.feed.budget import Thinning
 from ddp_notebook.widgets.feed.messages import FeedTexts
@@ -14,7 +15,7 @@ from ddp_notebook.widgets.feed.tables import KINDS, empty
 _CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))
 _TORCHS = RPC_KINDS.index("torch")
 _REMOTE_CALL, _EXECUTION = map(KINDS.index, ("remote call", "execution"))
-_DONE, _FAILED = map(STATES.index, ("done", "failed"))
+_ISSUED, _DONE, _FAILED = map(STATES.index, ("issued", "done", "failed"))
 _LATE_S = 0.3  # a caller whose callee has not told by then travels alone: of operators and fetches none does
 _FORGOTTEN_S = 3.0  # a callee whose caller has not told by then is left out: such as one of torch's own calls
 _CALL_BYTES = 64.0  # of both bars, measured by tests/benchmarks/monitor.py
@@ -63,6 +64,7 @@ class RemoteCalls:
         """
         seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
         self._looked_s = now_s
+        rows = rows[rows["end_ns"] >= 0]  # one that is under way comes again
         is_one = rows["kind"] != _TORCHS
         if self._only is not None:
             is_one &= rows["cell"] == self._only
@@ -116,13 +118,13 @@ def bars(recording: RecordedTables, texts: FeedTexts, rows: Rows, start_ns: int)
     found["rank"], theirs["rank"] = callers["rank"], callees["rank"]
     found["peer"], theirs["peer"] = callers["dst"], of["rank"]
     found["thread"], theirs["thread"] = callers["thread"], callees["thread"]
-    ended = np.maximum(callees["end_ns"], callees["done_ns"])
+    ended = np.where(callees["end_ns"] < 0, -1, np.maximum(callees["end_ns"], callees["done_ns"]))
     found["start"], found["end"] = ms(callers["start_ns"], start_ns), ms(callers["end_ns"], start_ns)
     theirs["start"], theirs["end"] = ms(callees["start_ns"], start_ns), ms(ended, start_ns)
     found["nbytes"] = np.where(callers["nbytes"] >= 0, callers["nbytes"], np.nan)
     theirs["nbytes"] = np.where(of["nbytes_back"] >= 0, of["nbytes_back"], np.nan)
-    found["state"] = np.where(callers["error"] > 0, _FAILED, _DONE)
-    theirs["state"] = np.where(callees["error"] > 0, _FAILED, _DONE)
+    for one, calls in ((found, callers), (theirs, callees)):
+        one["state"] = np.where(calls["end_ns"] < 0, _ISSUED, np.where(calls["error"] > 0, _FAILED, _DONE))
     for kind in np.unique(callers["kind"]).tolist():
         found["op"][callers["kind"] == kind] = texts.own(RPC_KINDS[kind])
     theirs["op"] = found["op"][is_matched]
@@ -132,6 +134,7 @@ def bars(recording: RecordedTables, texts: FeedTexts, rows: Rows, start_ns: int)
 
 def within(rows: Rows, begin_ns: int, end_ns: int, only: int | None) -> Rows:
     """Both sides of the calls that are under way in a stretch of time, of one cell or of all."""
+    rows = latest(rows)
     is_caller = rows["side"] == _CALLER
     if only is not None:
         is_caller &= rows["cell"] == only

@@ -19,6 +19,7 @@ import numpy as np
 
 from ddp_notebook.observe.tables.matching import arrivals
 from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.schema import CALL, SPAN, Rows
@@ -85,7 +86,7 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
     recording = feed.recording
     spans, calls, values = (recording.rows(table) for table in ("span", "call", "value"))
     values = values[values["side"] < 2]  # the others are gradients, which are asked for by name
-    calls_between = recording.rows("rpc")
+    calls_between = latest(recording.rows("rpc"))
     begin_ns = _begin_ns(spans, calls, calls_between)
     spans = spans[(spans["end_ns"] < 0) | (spans["end_ns"] >= begin_ns)]
     calls = calls[arrivals(calls) >= begin_ns]

@@ -13,6 +13,7 @@ from ddp_notebook.observe.steps.steps import measure
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric, settled
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, SPANS, Rows
 from ddp_notebook.records.units import ms, number, two_figures
@@ -77,7 +78,7 @@ class _Facts:
     def of(cls, recording: RecordedTables, cell: int | None) -> _Facts:
         spans = recording.rows("span")
         spans = spans[spans["kind"] == SPANS.index("optimizer")]
-        calls, remote = recording.rows("call"), recording.rows("rpc")
+        calls, remote = recording.rows("call"), latest(recording.rows("rpc"))
         remote = remote[(remote["side"] == RPC_SIDES.index("caller")) & (remote["kind"] != RPC_KINDS.index("torch"))]
         if cell is not None:
             spans, calls, remote = (rows[rows["cell"] == cell] for rows in (spans, calls, remote))

@@ -21,7 +21,7 @@ from ddp_notebook.rank.group.origin import REDUCER
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.remote import ContextEvent, Sent
 from ddp_notebook.rank.record.tape import OFF
-from ddp_notebook.rank.rpc.here import Here, numbered
+from ddp_notebook.rank.rpc.record.here import Here, numbered
 from ddp_notebook.records.schema import CONTEXT_EVENTS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch.distributed.rpc.internal import _InternalRPCPickler
 
 from ddp_notebook.rank.record.remote import ReferenceEvent, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
-from ddp_notebook.rank.rpc.here import Here, numbered
+from ddp_notebook.rank.rpc.record.here import Here, numbered
 from ddp_notebook.records.schema import REFERENCE_EVENTS
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class References:
     def made(self, reference: PyRRef[Any], sent: Sent) -> int:
         """`remote` has made it. Returns its number."""
         number, fork = _numbers(reference)
-        self._put(_MADE, number, fork, sent.dst, sent.src, sent.number)
+        self._put(_MADE, number, fork, sent.dst, sent.src, sent.number, time_ns=sent.sent_ns)
         self._watch(reference, number, fork, sent.dst)
         return number
 
@@ -81,7 +81,7 @@ class References:
 
     def _forked(self, data: Any) -> None:
         number, fork, owner, parent, name = self._read(data)
-        self._put(_FORKED, number, fork, owner, parent, self._here.making or self._here.inside, name)
+        self._put(_FORKED, number, fork, owner, parent, self._face.sending.making() or self._here.inside, name)
 
     def _taken(self, reference: PyRRef[Any], data: Any) -> None:
         number, fork, owner, parent, name = self._read(data)
@@ -109,9 +109,20 @@ class References:
             self._alive.clear()
             self._put(_LET_GO, 0, 0, self._face.rank, -1, 0)
 
-    def _put(self, event: int, number: int, fork: int, owner: int, parent: int, call: int, name: str = "") -> None:
-        now_ns = time.monotonic_ns()
-        self._tape.put(ReferenceEvent(event, number, fork, owner, parent, call, name, self._tape.moment, now_ns))
+    def _put(
+        self,
+        event: int,
+        number: int,
+        fork: int,
+        owner: int,
+        parent: int,
+        call: int,
+        name: str = "",
+        *,
+        time_ns: int | None = None,
+    ) -> None:
+        time_ns = time.monotonic_ns() if time_ns is None else time_ns
+        self._tape.put(ReferenceEvent(event, number, fork, owner, parent, call, name, self._tape.moment, time_ns))
 
 
 def _numbers(reference: PyRRef[Any]) -> tuple[int, int]:

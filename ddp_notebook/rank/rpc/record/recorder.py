@@ -1,0 +1,241 @@
+"""Remote calls as rows: what the caller sees of each, and what its callee.
+
+The number of a call travels with its function, so that both sides tell the same one. Calls of operators and of
+TorchScript never reach Python on the callee: of these the caller alone tells. A call whose answer does not come soon
+has a row without it before. All of this runs in the user's calls; `tests/benchmarks/rpc.py` measures what it costs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import Future
+from torch._C._distributed_rpc import PyRRef
+from torch.distributed.rpc.internal import RemoteException
+
+from ddp_notebook.rank.record.remote import Ran, Sent
+from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.rpc.record.contexts import Contexts
+from ddp_notebook.rank.rpc.record.here import Here
+from ddp_notebook.rank.rpc.record.references import References
+from ddp_notebook.records.schema import RPC_KINDS
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.training.stretches import Training
+    from ddp_notebook.rank.rpc.face import Face
+
+_MOST_ERROR = 300
+_LONG_NS = 100_000_000  # a call that takes longer has a row while it does
+_KIND = {name: code for code, name in enumerate(RPC_KINDS)}
+_ASYNC, _TORCH, _TO_HERE, _REMOTE = _KIND["rpc_async"], _KIND["torch"], _KIND["to_here"], _KIND["remote"]
+_ERRORS = RemoteException, Exception
+_now_ns = time.monotonic_ns
+_to_here = "to_here"
+
+
+class Recorder:
+    """Records the remote calls of this rank.
+
+    Args:
+        face: whose workers they go to.
+        training: of the rank's recording.
+    """
+
+    def __init__(self, face: Face, training: Training) -> None:
+        self._face = face
+        self._tape: Tape = training.tape
+        self.here = Here(face.serving.innermost)
+        self._references = References(self._tape, face, self.here)
+        self._contexts = Contexts(training, face, self.here)
+        self._fetching: dict[int, Sent] = {}  # those of `to_here` that have not returned
+
+    def install(self) -> None:
+        """Begin to look."""
+        face = self._face
+        setattr(PyRRef, _to_here, self._around_to_here(getattr(PyRRef, _to_here)))
+        self._references.install()
+        self._contexts.install()
+        self._tape.collectors.append(self._tell_those_under_way)
+        face.calls.on_answer = self._on_answer
+        face.sending.recorder = face.serving.recorder = self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether something is recorded."""
+        return self._tape.level != OFF
+
+    # ---- the caller
+
+    def begin(self, call: Sent, is_torchs: bool = False) -> None:
+        """A call is about to be made. From here on it is recorded."""
+        call.is_recorded, call.is_told, call.moment = True, False, self._tape.moment
+        call.kind = _TORCH if is_torchs else -1
+        call.nbytes = call.nbytes_back = call.returned_ns = -1
+        call.reference, call.error = 0, ""
+        call.parent = self.here.inside_of(call.thread)
+
+    def sends(self, call: Sent, what: bytes | None, args: Any) -> set[int] | None:
+        """It is about to be sent, by the function that has called this one's caller. Returns what `sent_in_context` is
+        to be told; None: nothing.
+
+        Args:
+            what: a Python function and its arguments, as bytes; None: it is another one.
+            args: its tensors, first; or what is passed to it.
+        """
+        face, frame, depth = self._face, sys._getframe(2), 3  # `_invoke_rpc` below `rpc_sync` and `rpc_async`; `remote`
+        if frame.f_code.co_name == "_invoke_rpc" and frame.f_back is not None:
+            frame, depth = frame.f_back, 4
+        if call.kind != _TORCH:
+            call.kind = _KIND.get(frame.f_code.co_name, _ASYNC)
+        call.site = self._tape.site(depth)
+        call.src, call.dst = face.rank, face.rank_of(call.agent)
+        if what is None:
+            call.nbytes = _nbytes(args)
+        else:
+            call.nbytes = len(what)
+            for tensor in args[0] or ():
+                call.nbytes += tensor.nbytes
+        return self._contexts.before() if self.here.context_of(call.thread) else None
+
+    def failed(self, call: Sent, error: BaseException) -> None:
+        """It could not be sent."""
+        call.returned_ns, call.error = _now_ns(), _in_a_line(error)
+        self._tape.put(call)
+
+    def made(self, call: Sent, reference: PyRRef[Any]) -> None:
+        """It was sent by `remote`, which has made this."""
+        call.reference = self._references.made(reference, call)
+
+    def sent_in_context(self, call: Sent, before: set[int], future: Any) -> None:
+        """It was sent in a context of distributed autograd."""
+        self._contexts.sent(call, before)
+        # At once, before the next one's answer comes: in a thread of the agent's.
+        future.add_done_callback(functools.partial(self._in_context, call, self.here.context))
+
+    def _in_context(self, call: Sent, context: int, future: Any) -> None:
+        call.returned_ns = _now_ns()
+        self._look_at(call, None, future)
+        self._contexts.returned(call, context)
+
+    def _on_answer(self, call: Sent, time_ns: int, value: Any, future: Any = None) -> None:
+        if call.returned_ns < 0:
+            call.returned_ns = time_ns
+            self._look_at(call, value, future)
+        self._tape.put(call)
+
+    def _look_at(self, call: Sent, value: Any, future: Any) -> None:
+        """Keep what its answer says.
+
+        Args:
+            value: the answer, if there is no future.
+            future: that has it.
+        """
+        if future is not None:
+            try:
+                value = future.value()
+            except Exception as error:  # the user's call raises it
+                value = error
+        if isinstance(value, _ERRORS):
+            call.error = _in_a_line(value)
+        elif call.kind != _REMOTE:
+            call.nbytes_back = _nbytes((value,))
+
+    def _around_to_here(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fetch)
+        def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
+            if not self.is_on or reference.is_owner():
+                return fetch(reference, *args, **kwargs)
+            face, here = self._face, self.here
+            call = face.calls.new(_to_here)
+            self.begin(call)
+            call.kind, call.site = _TO_HERE, self._tape.site(2)
+            call.src, call.dst = face.rank, face.rank_of(reference.owner())
+            call.reference, context = self._references.number(reference), here.context
+            call.sent_ns = _now_ns()
+            self._fetching[call.number] = call
+            try:
+                with here.fetching(call.number):  # what torch asks for it
+                    value = fetch(reference, *args, **kwargs)
+                call.returned_ns = _now_ns()
+                call.nbytes_back = _nbytes((value,))
+            except BaseException as error:
+                self.failed(call, error)
+                raise
+            finally:
+                del self._fetching[call.number]
+            self._tape.put(call)
+            if context:
+                self._contexts.returned(call, context)
+            return value
+
+        return to_here
+
+    # ---- the callee
+
+    def came(self, context: int) -> None:
+        """A call has come in a context of distributed autograd, and is about to be executed."""
+        self._contexts.came(context)
+
+    def ran(self, ran: Ran, result: Any) -> None:
+        """One was executed."""
+        if not self.is_on:
+            return
+        ran.moment = self._tape.moment
+        if ran.ended_ns < 0:  # it was stopped
+            ran.ended_ns = _now_ns()
+        if isinstance(result, RemoteException):
+            ran.error = _in_a_line(result)
+        elif isinstance(result, Future) and not result.done():
+            result.add_done_callback(functools.partial(self._set, ran))
+            return
+        self._tape.put(ran)
+
+    def _set(self, ran: Ran, future: Any) -> None:
+        """The future is set that a function of `async_execution` has returned."""
+        ran.done_ns = _now_ns()
+        self._tape.put(ran)
+
+    # ---- any thread
+
+    def _tell_those_under_way(self) -> None:
+        """Leave, once, the calls whose answers do not come soon, and those that are executed for long."""
+        calls, since_ns = self._face.calls.under_way(), _now_ns() - _LONG_NS
+        if not self.is_on:
+            return
+        for call in (*calls, *list(self._fetching.values())):
+            if call.is_recorded and call.sent_ns < since_ns and not call.is_told:
+                call.is_told = True
+                now = copy.copy(call)  # else its answer may come before its row is made
+                now.returned_ns = now.nbytes_back = -1
+                self._tape.put(now)
+        for ran in self._face.serving.going():
+            if ran.number and ran.begun_ns < since_ns and not ran.is_told:
+                ran.is_told = True
+                self._tape.put(dataclasses.replace(ran, moment=self._tape.moment, ended_ns=-1))
+
+
+def _nbytes(values: Any) -> int:
+    """Of the tensors among some values, and in lists of them; -1: there is none."""
+    found = -1
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found = max(found, 0) + value.nbytes
+        elif isinstance(value, list | tuple):
+            found = max(found, _nbytes(value)) if found < 0 else found + max(0, _nbytes(value))
+    return found
+
+
+def _in_a_line(error: Any) -> str:
+    """What has failed, as the callee has it, without its name and the traceback."""
+    text = str(error.msg if isinstance(error, RemoteException) else error).strip()
+    lines = text.removeprefix(f"{type(error).__name__}: ").splitlines() or [""]
+    if len(lines) > 1 and lines[0].startswith("On "):
+        return lines[1][:_MOST_ERROR]
+    return (lines[0] if isinstance(error, RemoteException) else f"{type(error).__name__}: {lines[0]}")[:_MOST_ERROR]

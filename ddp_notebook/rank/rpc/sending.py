@@ -1,0 +1,99 @@
+"""The calls that this rank sends: known from here on until their answers have come, and recorded.
+
+A call of a Python function goes through two functions of torch's in one thread: `PythonUDF`, which has the function,
+and one of `INVOKES`, which has its bytes. Others go only through the second.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from torch._C._distributed_rpc import WorkerInfo
+
+from ddp_notebook.rank.record.remote import Sent
+from ddp_notebook.rank.rpc.calls import Calls, name_of
+from ddp_notebook.rank.rpc.serving import Serving, Travelling
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.rpc.record.recorder import Recorder
+
+_OPERATORS = "aten::"
+
+
+class Sending:
+    """Replaces torch's functions that send calls.
+
+    Args:
+        calls: that have not returned.
+        serving: knows the cell that a thread makes calls for.
+        described: tells a worker in words, as its agent is known.
+    """
+
+    def __init__(self, calls: Calls, serving: Serving, described: Callable[[str], str]) -> None:
+        self.recorder: Recorder | None = None
+        self._calls, self._serving, self._described = calls, serving, described
+        self._making: dict[int, Sent] = {}  # by thread: what it is about to send
+
+    def making(self) -> int:
+        """The number of the call that this thread is about to send; 0: none that is recorded."""
+        call = self._making.get(get_ident())
+        return call.number if call is not None and call.is_recorded else 0
+
+    def udf(self, function: Any, args: Any, kwargs: Any) -> Travelling:
+        """In place of torch's `PythonUDF`."""
+        name, is_torchs = name_of(function, args)
+        call = self._calls.new(name, self._serving.cell())
+        self._making[call.thread] = call
+        recorder = self.recorder
+        if recorder is None or not recorder.is_on:
+            return Travelling(function, args, kwargs, call.cell)
+        recorder.begin(call, is_torchs)
+        return Travelling(function, args, kwargs, call.cell, call.number, recorder.here.context_of(call.thread))
+
+    def around(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
+        """Around torch's function of this name."""
+        calls, is_python, is_rpc = self._calls, name.endswith("python_udf"), "_rpc_" in name
+
+        @functools.wraps(invoke)
+        def invoked(to: WorkerInfo | str, what: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = self.recorder
+            if is_python:
+                call = self._making.pop(get_ident())
+            else:
+                call = calls.new(_name_of_operator(name, what), self._serving.cell())
+                if recorder is not None and recorder.is_on:
+                    recorder.begin(call)
+            call.agent = agent = to if isinstance(to, str) else to.name
+            call.to = self._described(agent)
+            if call.is_recorded:
+                assert recorder is not None
+                before = recorder.sends(call, what if is_python else None, args)
+            call.sent_ns = monotonic_ns()
+            calls.begin(call)
+            try:
+                made = invoke(to, what, *args, **kwargs)
+            except BaseException as error:
+                calls.fail(call)
+                if call.is_recorded:
+                    assert recorder is not None
+                    recorder.failed(call, error)
+                raise
+            future = made if is_rpc else made._get_future()
+            if call.is_recorded:
+                assert recorder is not None
+                if not is_rpc:
+                    recorder.made(call, made)
+                if before is not None:
+                    recorder.sent_in_context(call, before, future)
+            calls.follow(call, future)
+            return made
+
+        return invoked
+
+
+def _name_of_operator(invoke: str, what: Any) -> str:
+    return str(what).rpartition(".")[2] if invoke.endswith("torchscript") else str(what).replace(_OPERATORS, "torch.")
