@@ -10,6 +10,8 @@ import pytest
 
 from ddp_notebook.errors import RankError, UsageError
 from ddp_notebook.launch import options
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.run.groups.preemption import Preemption
 from tests.test_survive import SETUP, STATE
 
 LOOP = """
@@ -103,3 +105,9 @@ def test_what_cannot_be_asked_for():
     with pytest.raises(UsageError, match=r"--on-preempt mail: what can be done is save DIR"):
         options.parse("2 --on-preempt mail x")
     assert options.parse("2 --on-preempt save x").on_preempt == "x"
+
+
+def test_a_folder_that_cannot_be_made_is_said_with_its_name():
+    preemption = Preemption("/proc/nothere", Cluster.__new__(Cluster), lambda: False)
+    with pytest.raises(UsageError, match=r"--on-preempt save /proc/nothere: .*; name a folder that can be written to"):
+        preemption.begin()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch, decode, encode
 from ddp_notebook.records.renumbering import Renumbered
 from ddp_notebook.records.schema import TABLES
+from ddp_notebook.records.units import size
 from ddp_notebook.run.output.text import Ordered, TextSplitter
 from ddp_notebook.wire.events import CellDone, Display, RunCell
 from ddp_notebook.wire.marks import CellEnd, Place
@@ -67,21 +70,23 @@ def test_a_cell_that_is_sent_again_to_a_new_rank_is_still_that_of_all():
 
 
 def test_of_a_flood_the_end_is_kept_and_the_rest_counted():
-    journal = Journal(TOKEN, 1000)
+    journal = Journal(TOKEN, 20_000)
     told(journal, 1, [0])
-    for number in range(500):
-        journal.on_text(0, 1, b"line %03d\n" % number)
+    for number in range(5000):
+        journal.on_text(0, 1, b"line %04d\n" % number)
     journal.on_message(0, CellDone(cell=1, status="error", duration_s=1.0, ename="E"))
     journal.on_text(0, 1, CellEnd(1).encode(TOKEN))
-    first, *lines, done, end = pieces(journal)
-    assert first == "... 3.5 kB before this were not kept ...\n"
-    assert (lines[0], lines[-1], len(lines)) == ("line 389\n", "line 499\n", 111)
+    first, *texts, done, end = pieces(journal)
+    lines = "".join(texts).splitlines()
+    assert first == f"... {size(50_000 - 10 * len(lines))} before this were not kept ...\n"
+    assert lines == [f"line {number:04d}" for number in range(5000)][-len(lines) :]
+    assert 14_000 < 10 * len(lines) < 20_000, "of which most is text, although it came in small pieces"
     assert done.ename == "E" and end == CellEnd(1)
     assert journal.running == []
 
 
 def test_text_does_not_wait_for_a_display_that_was_left_out():
-    journal = Journal(TOKEN, 1000)
+    journal = Journal(TOKEN, 4000)
     told(journal, 1, [0])
     for place in range(1, 6):
         journal.on_message(0, display(1, place, chars=400))
@@ -107,8 +112,25 @@ def test_a_cell_that_was_shown_is_forgotten_and_what_came_behind_it_is_not():
     assert list(journal.events()) == [] and journal.cells == {}, "rank 1's text was shown above the second cell"
 
 
-def test_what_is_kept_has_the_numbers_that_ranks_have_now():
+def test_small_displays_count_with_what_keeping_them_takes():
+    journal = Journal(TOKEN, 100_000)
+    told(journal, 1, [0])
+    for place in range(1, 1000):
+        journal.on_message(0, display(1, place))
+    assert 80 < sum(event[0] == "message" for event in journal.events()) <= 100
+
+
+def test_a_cell_for_a_rank_that_has_died_meanwhile_does_not_run_for_ever():
     journal = Journal(TOKEN, 1000)
+    journal.on_told(RunCell(cell=1, code="", execution_count=1), [0, 1], [1])
+    journal.on_text(0, 1, CellEnd(1, 0.1).encode(TOKEN))
+    assert journal.running == [] and not journal.went_well
+    journal.on_told(RunCell(cell=2, code="", execution_count=2), [1], [1])
+    assert journal.running == []
+
+
+def test_what_is_kept_has_the_numbers_that_ranks_have_now():
+    journal = Journal(TOKEN, 10_000)
     for rank in (0, 1):
         journal.on_text(rank, 1, b"of %d\n" % rank)
         journal.on_message(rank, display(9, 1))
@@ -146,6 +168,17 @@ def test_who_attaches_is_told_of_loops_that_survive_as_they_are_now():
     assert list(journal.events()) == []
 
 
+def test_a_loop_is_not_forgotten_when_the_cell_before_it_was_shown():
+    journal = Journal(TOKEN, 1000)
+    for cell in (1, 2):
+        told(journal, cell, [0])
+        journal.on_message(0, Survives(cell=cell, line=3))
+        if cell == 1:
+            journal.on_text(0, 1, CellEnd(1, 0.1).encode(TOKEN))
+    journal.on_shown(1)
+    assert journal.is_in_loop and [event[2] for event in journal.events()] == [Survives(cell=2, line=3)]
+
+
 def losses(first: int, count: int) -> Batch:
     rows = np.zeros(count, TABLES["metric"])
     rows["name"], rows["step"], rows["value"] = 1, range(first, first + count), 1.0
@@ -165,7 +198,7 @@ def test_of_a_long_recording_the_end_is_kept_with_its_names_and_the_rest_counted
     recorded = Recorded(str(tmp_path), limit_bytes=100_000)
     for number in range(500):
         recorded.put(0, encode(losses(10 * number, 10)))
-    assert 50_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) < 110_000
+    assert 50_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100_000
     recording = fed(recorded)
     kept = recording.metrics["loss"].values
     assert recording.dropped[0] + len(kept) == 5000 and len(kept) > 1000
@@ -179,6 +212,28 @@ def test_a_disk_that_takes_nothing_loses_rows_and_no_names(tmp_path):
     recorded.put(0, encode(losses(10, 10)))
     recording = fed(recorded)
     assert recording.dropped == {0: 10} and len(recording.metrics["loss"].values) == 10
+
+
+def test_a_disk_that_becomes_full_keeps_what_it_has(tmp_path):
+    recorded = Recorded(str(tmp_path), limit_bytes=10_000_000)
+    data = encode(losses(0, 100))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    default = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does at its start
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) + 100, before[1]))  # the second write is cut short
+        for _ in range(2):
+            recorded.put(0, data)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        for _ in range(50):
+            recorded.put(0, data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, default)
+    recorded.put(0, data)
+    recorded.close()
+    assert list(batches(recorded.parts())) == [(0, data)] * 2
+    [(_, left)] = recorded.left()
+    assert decode(left).dropped == 51 * 100
 
 
 def test_a_recording_has_the_numbers_of_its_time(tmp_path):

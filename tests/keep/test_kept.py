@@ -49,6 +49,9 @@ def test_an_idle_session_goes_on_in_another_kernel(notebook):
     assert second.run("%on_all_ranks x.sum().item()").stdout == "[0] 3\n[1] 6\n"
     reduced = second.run("%%on_all_ranks\nt = torch.ones(1) * rank; dist.all_reduce(t); t.item()")
     assert reduced.stdout == "[0-1] 1.0\n"
+    [entry] = entries.entries()
+    folders = Path(entry.folder)
+    wait_until(lambda: len(list(folders.glob("ddp_notebook-session-*"))) == 1, 5.0, "that of the first has gone")
     assert second.run("%ddp_stop").stdout == "stopped 2 ranks\n"
     assert entries.entries() == []
 

@@ -8,13 +8,20 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ddp_notebook import attaching
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch.keep import reach
+from ddp_notebook.launch.keep.channel import Channel
+from ddp_notebook.launch.keep.keeper import notebooks
+from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
+from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.registry import entries, finding
+from tests.conftest import wait_until
 from tests.keep.conftest import kill
 
 AS_OTHER_USER = """
@@ -32,6 +39,12 @@ try:
     print(stream.recv(100))
 except OSError as error:
     print(type(error).__name__)
+"""
+
+# As in a flood, of which it has more to show than it wants: what ranks write stays where they wait for it to be read.
+HOLDS = """
+import ddp_notebook, threading
+threading.Timer(0.6, ddp_notebook.current()._cluster.hold_text, [True]).start()
 """
 
 
@@ -53,6 +66,7 @@ def test_one_drives_and_the_other_looks(notebook):
 
 def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook):
     first = notebook("%ddp_start 2 --keep 1")
+    first.run(HOLDS)
     busy = first.start("%%on_all_ranks\nimport time\nfor i in range(400):\n    print('step', i); time.sleep(0.01)")
     first.wait_for_text("step 20")
     second = notebook()
@@ -103,6 +117,36 @@ def test_without_the_key_it_says_nothing(notebook):
         stream.sendall(b'{"want": "stop", "secret": "guessed"}\n')
         assert stream.recv(100) == b""
     assert entries.entries() == [entry]
+
+
+def test_one_that_reads_nothing_is_let_go_but_not_for_what_was_kept(monkeypatch):
+    monkeypatch.setattr(notebooks, "_MOST_WAITING", 10_000)
+    here, there = socket.socketpair()
+    for stream in (here, there):
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    notebook = Notebooks().add(here, os.getpid(), "this")
+    notebook.welcome([("text", 0, 1, bytes(1000))] * 500)
+    channel = Channel(there)
+    assert channel.receive() == ("text", 0, 1, bytes(1000))
+    for _ in range(600):
+        notebook.tell("text", 0, 1, bytes(1000))
+    left = list(iter(channel.receive, None))
+    assert len(left) < 1000
+    channel.close()
+    notebook.close()
+    wait_until(lambda: not notebook._thread.is_alive(), 5.0, "its thread has ended")
+
+
+def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    entries.folder().chmod(0o755)
+    try:
+        with pytest.raises(StartError, match="is not a folder of yours alone"):
+            reach.start(StartOptions(world_size=1, keep_h=1.0).with_defaults(), lambda: None, lambda _: None)
+    finally:
+        (runtime / "ddp_notebook").chmod(0o700)
+    assert list(tmp_path.iterdir()) == list(entries.folder().iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch import environment
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.process import Spec
@@ -119,9 +119,9 @@ def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, repo
             return Remote(talk, *rest)
         elif kind == "ended":
             why, failure = rest
-            if isinstance(failure, BaseException):
+            if isinstance(failure, DDPNotebookError):
                 raise failure
-            raise StartError(f"the session has ended: {why}")
+            raise StartError(f"the session has ended: {why if failure is None else failure}")
 
 
 def _last_words(entry: Entry) -> str:

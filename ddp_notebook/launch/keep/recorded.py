@@ -9,6 +9,7 @@ since later rows need them, and its rows are counted as dropped. So it is for wh
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -53,11 +54,13 @@ class Recorded:
 
     def _put(self, rank: int, data: bytes) -> None:
         try:
-            if self._file is None or self._written > self._part_bytes:
+            whole = _HEAD.pack(rank, len(data)) + data
+            if self._file is None or (self._written and self._written + len(whole) > self._part_bytes):
                 self._begin_file()
             assert self._file is not None
-            self._file.write(_HEAD.pack(rank, len(data)) + data)
-            self._written += _HEAD.size + len(data)
+            if self._file.write(whole) < len(whole):  # a disk that becomes full takes a part of it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._written += len(whole)
         except OSError as error:
             self._give_up_file()
             self.trouble = f"{self._folder}: {error.strerror}"
@@ -89,11 +92,14 @@ class Recorded:
         self._number += 1
 
     def _give_up_file(self) -> None:
-        """What was written of a batch that did not fit is no part of it."""
+        """What was written of a batch that did not fit is no part of it. An empty file is none, or those of a full disk
+        would take the places of what was kept before."""
         if self._file is not None:
             os.ftruncate(self._file.fileno(), self._written)
             self._file.close()
             self._file = None
+            if not self._written:
+                self._parts.pop().unlink()
 
     def _leave_out(self, rank: int, data: bytes) -> None:
         if rank == _NO_RANK:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -13,8 +14,10 @@ from typing import Any
 from ddp_notebook.errors import DDPNotebookError, HostError
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.state import Welcome
+from ddp_notebook.registry import finding
 
 _LOOK_S = 0.2
+_ENDS_S = 1.0  # until it is seen that a keeper which has closed has ended
 _log = logging.getLogger(__name__)
 
 
@@ -121,15 +124,22 @@ class Remote:
                 self.gone = f"the kept session {self.welcome.name} has ended: {rest[0]}; %ddp_start starts another"
             else:
                 self._hand_on(kind, rest)
+        why = self.gone or self._why_closed()
         with self._lock:
-            self.gone = self.gone or (
-                f"the keeper of {self.welcome.name} has ended, and all ranks with it; start afresh with %ddp_restart"
-            )
+            self.gone = self.gone or why
             for answer in self._pending.values():
                 answer.set_exception(HostError(self.gone))
             self._pending.clear()
         self.told_all.set()
         self._hand_on("gone", [])
+
+    def _why_closed(self) -> str:
+        name, until = self.welcome.name, time.monotonic() + _ENDS_S
+        while time.monotonic() < until:
+            if name not in (one.name for one in finding.everything()):
+                return f"the keeper of {name} has ended, and all ranks with it; start afresh with %ddp_restart"
+            time.sleep(_LOOK_S / 10)
+        return f"{name} goes on without this notebook, which took too long to read what ranks say: %ddp_attach {name}"
 
     def _hand_on(self, kind: str, rest: list[Any]) -> None:
         handler = self._on_gone if kind == "gone" else self._handlers.get(kind)

@@ -13,7 +13,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.remote import Remote
-from ddp_notebook.launch.keep.state import State, take
+from ddp_notebook.launch.keep.state import State, folder_of, take
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
@@ -34,7 +34,7 @@ class KeptCluster(Cluster):
     def __init__(self, remote: Remote, listener: Listener) -> None:  # no super().__init__: the keeper has all of that
         welcome = remote.welcome
         self.mark_token = welcome.mark_token
-        self.directory = folders.make("ddp_notebook-session-", welcome.folder)
+        self.directory = folders.make(folder_of(welcome.number), welcome.folder)
         self._remote = remote
         self._listener = listener
         self._hosts: dict[str, Host] = {}

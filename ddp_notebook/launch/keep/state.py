@@ -91,6 +91,11 @@ class Welcome:
     left: list[tuple[int, bytes]] = field(repr=False)
 
 
+def folder_of(number: int) -> str:
+    """How the name of a notebook's folder begins, which lies in that of the session."""
+    return f"ddp_notebook-session-{number}-"
+
+
 class OwnCluster(Cluster):
     """The keeper's own."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.wire.survival import Save
 
@@ -51,8 +52,13 @@ class Preemption:
 
     def begin(self) -> None:
         """The ranks are there. Signals are heard where this is called in the main thread, the file always."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / FILE).unlink(missing_ok=True)  # it was meant for an earlier session
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / FILE).unlink(missing_ok=True)  # it was meant for an earlier session
+        except OSError as error:
+            raise UsageError(
+                f"--on-preempt save {self._folder}: {error.strerror}; name a folder that can be written to"
+            ) from error
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         self._thread.start()

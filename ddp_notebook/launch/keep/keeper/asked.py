@@ -50,6 +50,7 @@ class Asked:
         self._changed = changed
         self._renumbered = renumbered
         self._end = end
+        self._holding = threading.Lock()
 
     def serve(self, notebook: Notebook) -> None:
         """Do what it asks until it is gone."""
@@ -62,6 +63,8 @@ class Asked:
                 notebook.cancelled.add(arguments[0])
             elif kind == "send":
                 self._send(notebook, *arguments)
+            elif kind == "hold":
+                self._hold(notebook, *arguments)
             elif notebook.drives:
                 getattr(self, f"_on_{kind}")(*arguments)
 
@@ -82,7 +85,7 @@ class Asked:
         ranks = [rank for rank in ranks if rank in self._cluster.ranks]
         with self._notebooks.lock:
             if isinstance(message, RunCell):
-                self._journal.on_told(message, ranks)
+                self._journal.on_told(message, ranks, self._cluster.gone)
                 self._queue.on_told(message)
         self._cluster.tell(message, ranks)
 
@@ -90,8 +93,20 @@ class Asked:
         with self._notebooks.lock:
             self._queue.waiting = waiting
 
-    def _on_hold(self, hold: bool) -> None:
-        self._cluster.hold_text(hold)
+    def _hold(self, notebook: Notebook, hold: bool) -> None:
+        with self._holding:
+            if notebook.drives:
+                self._cluster.hold_text(hold)
+
+    def let_flow(self, driver: Notebook | None) -> None:
+        """The one that drove has gone or was relieved, and does not read what it has held back.
+
+        Args:
+            driver: who drives now. Nothing is done if another one does: it may hold text itself.
+        """
+        with self._holding:
+            if self._notebooks.driver is driver:
+                self._cluster.hold_text(False)
 
     def _on_drop(self, rank: int, transfer: int) -> None:
         if rank in self._cluster.ranks:

@@ -6,14 +6,17 @@ import itertools
 import queue
 import socket
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.journal import Event
-from ddp_notebook.wire.events import Recorded
+from ddp_notebook.records.units import bundle_chars
+from ddp_notebook.wire.events import Display, Recorded
 
 _MOST_WAITING = 256 << 20  # bytes that a notebook has not taken, above which it counts as gone
+_EACH_BYTES = 220  # what an event takes besides, roughly
 
 
 class Notebook:
@@ -36,6 +39,7 @@ class Notebook:
         self._channel = Channel(stream)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._waiting = 0  # bytes
+        self._most_waiting = float("inf")
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._write, name="ddp-to-notebook", daemon=True)
         self._thread.start()
@@ -50,10 +54,22 @@ class Notebook:
         nbytes = _size(event)
         with self._lock:
             self._waiting += nbytes
-            too_much = self._waiting > _MOST_WAITING
+            too_much = self._waiting > self._most_waiting
         self._events.put(event)
         if too_much:
             self._channel.close()
+
+    def welcome(self, events: Iterable[Event]) -> None:
+        """Tell it how things are, and from now on what comes.
+
+        Args:
+            events: as large as the journal may be, so they are no sign that it takes nothing.
+        """
+        for event in events:
+            self.tell(*event)
+        with self._lock:
+            self._most_waiting = self._waiting + _MOST_WAITING
+        self.is_welcome = True
 
     def hear(self) -> Event | None:
         """Wait for what it says next. None: it is gone."""
@@ -61,8 +77,8 @@ class Notebook:
 
     def close(self, wait_s: float = 0.0) -> None:
         """End the stream, after what waits was sent or these seconds."""
+        self._events.put(None)
         if wait_s:
-            self._events.put(None)
             self._thread.join(wait_s)
         self._channel.close()
 
@@ -78,8 +94,11 @@ class Notebook:
 
 def _size(event: Event) -> int:
     if event[0] == "text":
-        return len(event[3])
-    return len(event[2].data) if event[0] == "message" and isinstance(event[2], Recorded) else 0
+        return _EACH_BYTES + len(event[3])
+    message = event[2] if event[0] == "message" else None
+    if isinstance(message, Display):
+        return _EACH_BYTES + bundle_chars(message.content.get("data") or {})
+    return _EACH_BYTES + (len(message.data) if isinstance(message, Recorded) else 0)
 
 
 class Notebooks:
@@ -88,6 +107,7 @@ class Notebooks:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.all: list[Notebook] = []
+        self._left: set[Notebook] = set()  # whose process may live
         self._numbers = itertools.count(1)
 
     @property
@@ -114,6 +134,7 @@ class Notebooks:
         with self.lock:
             if notebook in self.all:
                 self.all.remove(notebook)
+            self._left.add(notebook)
         notebook.drives = False
         notebook.close()
 
@@ -142,6 +163,13 @@ class Notebooks:
         with self.lock:
             for notebook in [one for one in self.all if not one.lives]:
                 self.remove(notebook)
+
+    def ended(self) -> list[int]:
+        """Numbers of those that are gone and whose process has ended since this was called last."""
+        with self.lock:
+            ended = {one for one in self._left if not one.lives}
+            self._left -= ended
+        return [one.number for one in ended]
 
     def close(self) -> None:
         """The session ends."""

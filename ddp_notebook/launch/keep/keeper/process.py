@@ -6,7 +6,9 @@ import contextlib
 import hmac
 import os
 import pickle
+import queue
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -27,7 +29,7 @@ from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded
-from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, silent, state_of
+from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, state_of
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.registry import doors, entries
@@ -64,7 +66,6 @@ class Keeper:
         self._keep = spec.options.keep
         self._notebooks = Notebooks()
         self._queue = Queue()
-        self._spool = tempfile.mkdtemp(prefix=entries.SPOOL)  # mode 700
         self._asked: Asked | None = None
         self._failure: BaseException | None = None
         self._cluster: OwnCluster | None = None
@@ -72,12 +73,20 @@ class Keeper:
         self._said: deque[str] = deque()  # that notebooks were not told
         self._state: State | None = None
         self._why = ""  # it ends
-        self._ending, self._ended = threading.Event(), threading.Event()
+        self._told_end: queue.SimpleQueue[str] = queue.SimpleQueue()  # an Event may not be set in a handler of signals
+        self._ended = threading.Event()
+        self._answering: list[threading.Thread] = []  # to who has asked for the end from a shell
         self._began_s = self._left_s = time.monotonic()  # the last notebook has gone
         self._secret = secrets.token_hex(32)  # whoever cannot read the entry says nothing here
         about = {"secret": self._secret, "directory": spec.cwd}
-        self._server = doors.listen(entries.door(SESSION))
-        self.entry = entries.enter_next(SESSION, "kept", about, folder_with_it=self._spool)
+        door = entries.door(SESSION)
+        with contextlib.ExitStack() as undo:  # of what cannot be entered nothing stays
+            self._spool = tempfile.mkdtemp(prefix=entries.SPOOL)  # mode 700
+            undo.callback(shutil.rmtree, self._spool)
+            self._server = doors.listen(door)
+            undo.callback(door.unlink)
+            self.entry = entries.enter_next(SESSION, "kept", about, folder_with_it=self._spool)
+            undo.pop_all()
         signal.signal(signal.SIGTERM, lambda *_: self.end("SIGTERM"))
 
     def run(self) -> None:
@@ -87,11 +96,11 @@ class Keeper:
         try:
             until = time.monotonic() + _FIRST_S
             while not self._notebooks.all and time.monotonic() < until:
-                self._ending.wait(0.01)
+                self._is_to_end(0.01)
             beginning = Beginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
             hosts = beginning.hosts
             self._start(beginning)
-            while not self._ending.wait(_LOOK_S):
+            while not self._is_to_end(_LOOK_S):
                 self._look(hosts)
         except BaseException as error:
             self._failure = error
@@ -126,7 +135,7 @@ class Keeper:
 
     def _check(self) -> None:
         """The start is in vain where nobody waits for it any more."""
-        if self._ending.is_set() or not self._notebooks.all:
+        if self._why or not self._notebooks.all:
             raise KeyboardInterrupt
 
     def _say_stage(self, line: str) -> None:
@@ -141,9 +150,14 @@ class Keeper:
             wait: for its end.
         """
         self._why = self._why or why
-        self._ending.set()
+        self._told_end.put(why)
         if wait:
             self._ended.wait(_ENDS_S)
+
+    def _is_to_end(self, wait_s: float) -> bool:
+        with contextlib.suppress(queue.Empty):
+            self._told_end.get(timeout=wait_s)
+        return bool(self._why)
 
     def _end(self, hosts: Hosts | None) -> None:
         healthy = True
@@ -163,7 +177,8 @@ class Keeper:
         with self._notebooks.lock:
             for notebook in self._notebooks.all:
                 notebook.tell("ended", self._why or "it failed", failure)
-        time.sleep(0.05)  # an answer to who has asked for the end is on its way
+        for thread in self._answering:
+            thread.join(_FIRST_WORD_S)
         self._notebooks.close()
 
     # ---- time
@@ -172,6 +187,9 @@ class Keeper:
         keep = self._keep
         assert self._cluster is not None
         self._notebooks.remove_dead()
+        for number in self._notebooks.ended():
+            for folder in Path(self._spool).glob(f"{folder_of(number)}*"):
+                shutil.rmtree(folder, ignore_errors=True)
         self._begin_waiting(self._cluster)
         now = time.monotonic()
         if self._notebooks.all:
@@ -230,6 +248,7 @@ class Keeper:
                 self._attach(stream, words)
             else:
                 if words.get("want") == "stop":
+                    self._answering.append(threading.current_thread())
                     self.end("python -m ddp_notebook stop", wait=True)
                 doors.say(stream, **self._in_words())
                 stream.close()
@@ -253,8 +272,8 @@ class Keeper:
             self._serve(notebook)
         finally:
             self._notebooks.remove(notebook)
-            if notebook.has_driven and self._notebooks.driver is None and self._cluster is not None:
-                self._cluster.hold_text(False)  # nobody reads what it has left
+            if notebook.has_driven and self._asked is not None:
+                self._asked.let_flow(None)
 
     def _serve(self, notebook: Notebook) -> None:
         while self._asked is None:
@@ -263,6 +282,8 @@ class Keeper:
             if self._ended.wait(0.01):
                 notebook.hear()  # until `_end` has told it why, and closes the stream
                 return
+        if notebook.drives:
+            self._asked.let_flow(notebook)
         self._asked.serve(notebook)
 
     def _welcome(self, notebook: Notebook) -> None:
@@ -288,11 +309,7 @@ class Keeper:
             recorded=self._recorded.parts(),
             left=self._recorded.left(),
         )
-        notebook.tell("welcome", welcome)
-        for event in journal.events():
-            notebook.tell(*event)
-        notebook.tell("told all")
-        notebook.is_welcome = True
+        notebook.welcome([("welcome", welcome), *journal.events(), ("told all",)])
 
     def _in_words(self) -> dict[str, Any]:
         """What `python -m ddp_notebook list` shows."""
