@@ -55,6 +55,8 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
         is_it = running.kept_as == name or not name
         if is_it and running.is_running and (running.drives or not take_over) and not look:
             return running
+        if running.is_running:
+            finding.find(name, SESSION)  # or its error, before this one is left
         running.detach()
         running.stop()
     remote = reach.attach(name, take_over=take_over, looks=look)

@@ -106,13 +106,13 @@ def _runs(process: psutil.Process) -> bool:
     return runs
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere this does nothing).
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent ends (Linux; elsewhere this does nothing).
 
     Source: prctl(2), PR_SET_PDEATHSIG
     """
     if _LINUX:
-        _prctl(1, int(signal.SIGKILL))
+        _prctl(1, int(by))
         if os.getppid() != parent:  # it ended before we could ask
             os._exit(1)
 

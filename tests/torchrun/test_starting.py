@@ -69,7 +69,8 @@ def test_one_that_fails_says_where(jobs):
         starting.run(starting.read("--nproc-per-node 2 train.py"))
 
 
-def test_nothing_outlives_a_killed_notebook(jobs):
+@pytest.mark.parametrize("killed", ["notebook", pytest.param("parent of agents", marks=pytest.mark.long)])
+def test_nothing_outlives_a_killed_notebook(jobs, killed):
     jobs.script("wait_for('never')")
     code = "from ddp_notebook.torchrun import starting; starting.run(starting.read('--nproc-per-node 2 train.py'))"
     notebook = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -77,6 +78,10 @@ def test_nothing_outlives_a_killed_notebook(jobs):
         wait_until(lambda: len(jobs.ranks()) == 2, 60)
         below = psutil.Process(notebook.pid).children(recursive=True)
         assert len(below) >= 4, "a keeper, an agent, two ranks"
+        if killed != "notebook":
+            [parent] = psutil.Process(notebook.pid).children()
+            parent.kill()
+            notebook.wait(20)
     finally:
         notebook.kill()
         notebook.wait()

@@ -9,6 +9,7 @@ kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.paren
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import psutil
 
@@ -36,7 +38,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: told.append("stop"))
     command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *options]
-    agents = [subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) for _ in range(count)]
+    # If this process is killed, agents end their workers as ever.
+    with_us = functools.partial(processes.die_with_parent, os.getpid(), signal.SIGTERM)
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": with_us}
+    agents = [subprocess.Popen(command, **how) for _ in range(count)]
     try:
         status = _wait(agents, told)
     finally:
