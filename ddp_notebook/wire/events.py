@@ -28,7 +28,6 @@ module; it imports neither.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,6 +44,8 @@ def _plain(value: Any) -> Any:
 
 
 _to_json = json.JSONEncoder(default=_plain).encode  # made once: `json.dumps` with an option makes an encoder per call
+_of_json = json.JSONDecoder().decode  # `json.loads` guesses the encoding first
+_AS_EVER = RecordOptions()  # mostly
 
 
 _KINDS: dict[str, type[Message]] = {}
@@ -81,16 +82,16 @@ def decode(frames: Sequence[bytes]) -> Message:
         Probe(request=3)
     """
     try:
-        name, small = json.loads(frames[0])
+        name, small = _of_json(str(frames[0], "utf-8"))
         kind = _KINDS[name]
-        buffers = iter(frames[1:])
-        for f in dataclasses.fields(kind):
-            if f.name not in small:
-                small[f.name] = next(buffers)
+        if len(small) < len(kind.__dataclass_fields__):
+            missing = [name for name in kind.__dataclass_fields__ if name not in small]
+            small.update(zip(missing, frames[1:], strict=True))
         if kind is RunCell:
-            small["record"] = RecordOptions.from_json(small["record"])
+            given = small["record"]
+            small["record"] = _AS_EVER if given == {} else RecordOptions.from_json(given)
         return kind(**small)
-    except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         begin = frames[0][:80] if frames else b""
         raise ValueError(f"not a message of version {VERSION}: {begin!r}") from error
 

@@ -29,6 +29,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MOST_LOOKED_AT = 100  # elements of a container
+_HOLDERS = torch.Tensor | torch.nn.Module | torch.optim.Optimizer
 _COMMAND_LINES = ("argparse", "click", "optparse")  # they end the process if its arguments are wrong
 ARGUMENTS = (
     "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
@@ -96,6 +97,8 @@ def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
 def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
     """Give names their values again if they were deleted, and `rank` and the like also if they were set: after
     `for rank in range(size)`, which tutorials contain, every rank would take itself for the last one."""
+    if all(namespace.get(name) is value for name, value in names.items()):
+        return
     deleted = [name for name in names if name not in namespace]
     changed = [
         name
@@ -184,7 +187,9 @@ def forget_tensors(shell: Any, execution_count: int) -> None:
 
 
 def _holds_tensor(value: Any, depth: int = 3) -> bool:
-    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+    if type(value) is str:  # mostly
+        return False
+    if isinstance(value, _HOLDERS):
         return True
     if depth == 0 or isinstance(value, str):
         return False

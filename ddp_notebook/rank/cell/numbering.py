@@ -6,12 +6,17 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Any
 
+from ddp_notebook.rank.cell.plain import Plain
+
 
 def install(shell: Any) -> None:
     """Let a shell's `transform_cell` keep the number of lines. `%%time` and `%%capture` use it too."""
     transform = shell.transform_cell
+    plain = Plain(shell)
 
     def transform_cell(raw_cell: str) -> str:
+        if plain.is_left(raw_cell):
+            return raw_cell if raw_cell[-1] == "\n" else f"{raw_cell}\n"
         lines = raw_cell.splitlines()
         empty = sum(1 for _ in takewhile(lambda line: not line.strip(), lines))
         return "\n" * (empty % max(1, len(lines))) + str(transform(raw_cell))
@@ -19,6 +24,7 @@ def install(shell: Any) -> None:
     shell.transform_cell = transform_cell
     manager = shell.input_transformer_manager
     manager.token_transformers = [_keeping_lines(kind) for kind in getattr(manager, "token_transformers", [])]
+    plain.accept()
 
 
 def _keeping_lines(kind: type) -> type:

@@ -173,7 +173,8 @@ class Runner:
         had_group = dist.is_initialized()  # 0.1 us
         shell, kernel = self._shell, self._kernel
         kernel.set_parent([], _parent_message(cell.cell))
-        shell.execution_count = cell.execution_count
+        if shell.execution_count != cell.execution_count:  # setting a trait takes longer than asking for it
+            shell.execution_count = cell.execution_count
         self._tracebacks.begin()
         self._uneventful = True
         self._file = cell.file

@@ -89,9 +89,13 @@ class Streams:
 
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""
-        for stream in {sys.stdout, sys.stderr, *self._writers}:
-            with contextlib.suppress(Exception):  # a closed or broken stream of the user's is not our failure
+        out, err = self._writers
+        is_ours = sys.stdout is out and sys.stderr is err
+        for stream in self._writers if is_ours else (sys.stdout, sys.stderr, out, err):
+            try:
                 stream.flush()
+            except Exception:  # a closed or broken stream of the user's is not our failure
+                pass
 
     def _show_partial_lines(self) -> None:
         """Woken by the first cell of a series alone: by each of them it took a twentieth of `pass` on 64 ranks."""

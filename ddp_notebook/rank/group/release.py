@@ -73,8 +73,8 @@ class Release:
         self._held: tuple[Any, float] = None, 0.0  # the main thread's wait, and since when
         self._taken_s = 0.0  # by a handler of the user's
         self._looking = threading.Lock()
-        self._ended = threading.Event()
-        self._ended.set()
+        self._has_ended = True  # the cell
+        self._wakes = threading.Event()  # the thread that frees it, since it has ended
         self._main = threading.main_thread().ident or 0
 
     def start(self) -> None:
@@ -93,15 +93,16 @@ class Release:
         self._taken_s = 0.0
         self._held = None, 0.0
         self._recorder.forget_failure()
-        self._ended.clear()
+        self._has_ended = False
 
     def end(self) -> None:
         """The cell has ended: operations may begin again, if there are connections for them."""
         with self._looking:  # from here on nothing may be cut: it may be needed
             if self._has_interrupted:
                 self._free_threads()
-            self._ended.set()
+            self._has_ended = True
             if self._recorder.refusal is _stop:
+                self._wakes.set()
                 self._recorder.refusal = self._lost or (_cut if self.was_cut else None)
 
     def _free_threads(self) -> None:
@@ -225,14 +226,15 @@ class Release:
     def go(self, cell: int) -> None:
         """Free this cell from whatever it waits in, again and again until it has ended. It may have ended already."""
         with self._looking:
-            if self._running() != cell or self._ended.is_set():
+            if self._running() != cell or self._has_ended:
                 return
+            self._wakes.clear()
             self._recorder.refusal = _stop
         began = time.monotonic()
         with quiet():
-            while not self._ended.wait(_LOOK_S):
+            while not self._wakes.wait(_LOOK_S):
                 with self._looking:
-                    if self._ended.is_set() or self._running() != cell:
+                    if self._has_ended or self._running() != cell:
                         break
                     self._look(time.monotonic() - began)
 
