@@ -42,6 +42,24 @@ def test_px_text_goes_to_its_client_and_ours_to_us(session):
     assert session.run("print('ours again')")[1].stdout == "ours again\n"
 
 
+def test_displays_are_our_cells_again_after_one_of_px(session):
+    """The kernel is told for each cell which message it answers, and more than that after a message of the client's."""
+    parents = """
+shell = get_ipython()
+headers = shell.kernel.get_parent()["header"], shell.displayhook.parent_header, shell.display_pub.parent_header
+ids = {header["msg_id"] for header in (*headers, shell.parent_header["header"])}
+"""
+    view, seen = session.client[:], []
+    for _ in range(2):
+        for _ in range(2):
+            session.run(parents)
+            assert all(len(ids) == 1 for ids in session["ids"].values())
+            seen.append(session["ids"][0].pop())
+        view.execute("ids = {get_ipython().display_pub.parent_header['msg_id']}", block=True)
+        assert not any("ddp-cell-" in "".join(ids) for ids in session["ids"].values())
+    assert len(set(seen)) == 4 and all(one.startswith("ddp-cell-") for one in seen)
+
+
 def test_a_client_hears_what_engines_publish_before_it_is_used(session, monkeypatch):
     """Or what its first call prints could be lost, and with it that call's end, for which ipyparallel waits."""
 

@@ -112,6 +112,15 @@ def test_ipython_tells_which_statement_it_compiles():
     assert where.of_frame(sys._getframe()) == ""
 
 
+def test_a_kernel_tells_these_which_message_it_answers():
+    """`kernel_api.Parents` sets for each cell what changes with it."""
+    told = set(re.findall(r"([\w.]+)\.set_parent\(", inspect.getsource(ZMQInteractiveShell.set_parent)))
+    assert {"self.displayhook", "self.display_pub"} <= told
+    assert told <= {"self.displayhook", "self.display_pub", "self.data_pub", "sys.stdout", "sys.stderr"}
+    told = set(re.findall(r"(\S+)\.set_parent\(", inspect.getsource(IPythonKernel.set_parent)))
+    assert told == {"super()", "self.shell"}
+
+
 def test_session_send_takes_what_we_pass_on():
     names = list(inspect.signature(Session.send).parameters)
     assert names[:5] == ["self", "stream", "msg_or_type", "content", "parent"]

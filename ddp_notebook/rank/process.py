@@ -195,10 +195,10 @@ class Rank:
             self._loop.remove_reader(self._inbox.fileno())
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Form):
-            self._take(message)
-        elif isinstance(message, RunCell) and self.runner is not None:
+        if isinstance(message, RunCell) and self.runner is not None:  # first: everybody feels its latency
             self.runner.submit(message)
+        elif isinstance(message, Form):
+            self._take(message)
         elif isinstance(message, Pull) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
         elif isinstance(message, Comm) and self.runner is not None:

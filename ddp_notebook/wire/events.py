@@ -44,7 +44,7 @@ def _plain(value: Any) -> Any:
 
 
 _to_json = json.JSONEncoder(default=_plain).encode  # made once: `json.dumps` with an option makes an encoder per call
-_of_json = json.JSONDecoder().decode  # `json.loads` guesses the encoding first
+_of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding first
 _AS_EVER = RecordOptions()  # mostly
 
 
@@ -82,7 +82,9 @@ def decode(frames: Sequence[bytes]) -> Message:
         Probe(request=3)
     """
     try:
-        name, small = _of_json(str(frames[0], "utf-8"))
+        (name, small), end = _of_json(text := str(frames[0], "utf-8"))
+        if end < len(text):
+            raise ValueError("there is more behind it")
         kind = _KINDS[name]
         if len(small) < len(kind.__dataclass_fields__):
             missing = [name for name in kind.__dataclass_fields__ if name not in small]
@@ -91,7 +93,7 @@ def decode(frames: Sequence[bytes]) -> Message:
             given = small["record"]
             small["record"] = _AS_EVER if given == {} else RecordOptions.from_json(given)
         return kind(**small)
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         begin = frames[0][:80] if frames else b""
         raise ValueError(f"not a message of version {VERSION}: {begin!r}") from error
 

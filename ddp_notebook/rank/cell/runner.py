@@ -31,6 +31,7 @@ _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
 _MOST_UNSEEN_CHARS = 8_000_000  # of displays that the notebook may have before it
 _LOOK_S = 0.005
+_WELL = {"status": "ok"}
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
@@ -77,6 +78,7 @@ class Runner:
         self._where = network.where
         self._asking = Asking(send, lambda: self.running[0] if self.running else None)
         self._comms = RankComms(kernel.comm_manager, send)
+        self._parents = kernel_api.Parents(kernel)
         kernel_api.intercept_sends(kernel.session, self._take)
         kernel.pre_handler_hook, kernel.post_handler_hook = self._begin_for_client, self._end_for_client
         hygiene.install(self._shell)
@@ -123,13 +125,14 @@ class Runner:
 
     def _end_for_client(self) -> None:
         self._is_for_client = False
+        self._parents.forget()
         self._handlers.put_back()
 
     async def _deliver(self, message: Comm) -> None:
         """Runs between two cells. An interrupt ends the widget's callback as it would end a cell."""
-        parent = _parent_message(self._comms.cell_of(message))
+        parent = kernel_api.request(f"{_PARENT}{self._comms.cell_of(message)}")
         parent["header"][_ASKED_BY] = message.asked_by
-        self._kernel.set_parent([], parent)
+        self._parents.set(parent)
         self._interrupted = False  # else the callback's errors are not shown
         try:
             try:
@@ -156,23 +159,23 @@ class Runner:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
-        if done.status == "error" and hygiene.has_lost_device(done.evalue):
+        if isinstance(done, CellDone) and done.status == "error" and hygiene.has_lost_device(done.evalue):
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
             os._exit(1)  # for the notebook this is a death, with these words, which it heals
         self.running = None  # before the notebook hears of the end: it may ask what runs
-        is_plain = done.has_group and not (done.payload or done.group or done.trains_apart)
-        if self._uneventful and done.status == "ok" and is_plain:
-            self._streams.end(cell.cell, done.duration_s)
-        else:
+        if isinstance(done, CellDone):
             self._streams.end(cell.cell)
             self._send(done)
+        else:
+            self._streams.end(cell.cell, done)
 
-    async def _run_guarded(self, cell: RunCell) -> CellDone:
+    async def _run_guarded(self, cell: RunCell) -> CellDone | float:
+        """How the cell ended. Its duration alone, if it ended well and nothing else is to be said."""
         started = time.perf_counter()
         had_group = dist.is_initialized()  # 0.1 us
-        shell, kernel = self._shell, self._kernel
-        kernel.set_parent([], _parent_message(cell.cell))
+        shell = self._shell
+        self._parents.set(kernel_api.request(f"{_PARENT}{cell.cell}"))
         if shell.execution_count != cell.execution_count:  # setting a trait takes longer than asking for it
             shell.execution_count = cell.execution_count
         self._tracebacks.begin()
@@ -201,14 +204,14 @@ class Runner:
             if result is not None:
                 failure = result.error_before_exec or result.error_in_exec
             failure = self._tracebacks.what_ended(failure)
-            done = CellDone(
-                cell=cell.cell,
-                duration_s=duration_s,
-                payload=self._take_payload(),
-                has_group=dist.is_initialized() or not had_group,
-                **self._network.end_cell(failure, before_stop=self._tracebacks.failure is not None),
-                **self._outcome(failure),
-            )
+            payload, has_group = self._take_payload(), dist.is_initialized() or not had_group
+            of_group = self._network.end_cell(failure, before_stop=self._tracebacks.failure is not None)
+            outcome = self._outcome(failure)
+            done: CellDone | float = duration_s
+            if not self._uneventful or payload or not has_group or of_group or outcome is not _WELL:
+                done = CellDone(
+                    cell=cell.cell, duration_s=duration_s, payload=payload, has_group=has_group, **of_group, **outcome
+                )
             if failure is not None:
                 hygiene.forget_failure(shell, failure)
             hygiene.forget_tensors(shell, cell.execution_count)
@@ -302,7 +305,7 @@ class Runner:
             name, message = shown.display_error
             return {"status": "error", "ename": name, "evalue": message, "traceback": shown.of_cell}
         if failure is None:
-            return {"status": "ok"}
+            return _WELL
         stopped = (
             isinstance(failure, KeyboardInterrupt | FormattingStopped)
             or (self._network.release.doing is not None and shown.failure is None)
@@ -375,17 +378,6 @@ class Runner:
         while self._streams.has_unread() or self._is_behind():
             time.sleep(_LOOK_S)
         self._unseen_chars = 0
-
-
-def _parent_message(cell: int) -> dict[str, Any]:
-    header = {
-        "msg_id": f"{_PARENT}{cell}",
-        "msg_type": "execute_request",
-        "session": "ddp_notebook",
-        "username": "",
-        "version": "5.3",
-    }
-    return {"header": header, "parent_header": {}, "metadata": {}, "content": {"code": "", "silent": False}}
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:
