@@ -36,12 +36,14 @@ def _join(rank):
 """
 
 
-def least(world_size: int, *, in_group: bool = False) -> str:
-    """A cell that makes `LEAST` one: it writes a byte to each of so many processes, in which IPython runs `pass`, and
-    reads their answers. No cell on ranks that have a shell each can be faster.
+def least(world_size: int, *, in_group: bool = False, is_bare: bool = False) -> str:
+    """A cell that makes `LEAST` one: it writes a byte to each of so many processes, in which IPython's `run_cell` runs
+    `pass`, and reads their answers. No cell on ranks that have a shell each can be faster, unless it leaves out a part of
+    what `run_cell` does.
 
     Args:
         in_group: they have torch, and are a group of gloo's, as ranks are. Their cells wait until it has formed.
+        is_bare: they answer without IPython.
     """
     return f"""
 import os, signal, sys
@@ -57,7 +59,7 @@ def _serve(rank, cells, done):
     sys.stdout = sys.stderr = open(os.devnull, "w")
     shell = InteractiveShell(config=Config(HistoryManager=dict(enabled=False)))  # the kernel's own has lost its threads
     while os.read(cells, 1):
-        shell.run_cell("pass", store_history=True)
+        {"pass" if is_bare else "shell.run_cell('pass', store_history=True)"}
         os.write(done, b".")
     os._exit(0)
 _least = []

@@ -2,7 +2,7 @@
 
 `%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all of them, seen by a Jupyter client. Beside
 each the least that it can take: 64 processes forked from one that has torch, which form a gloo group and do nothing
-else; and 64 that run `pass` in IPython at a byte from a pipe, alone and in such a group.
+else; and 64 that answer a byte from a pipe, at once, or when IPython's `run_cell` has run `pass`, alone and in such a group.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             front_end.set_up("%ddp_stop")
             gloo_s.append(bare_gloo_s())
             print(f"{WORLD_SIZE} ranks, round {number + 1}: {start_s[-1]:.2f} s, gloo {gloo_s[-1]:.2f} s", flush=True)
+        front_end.set_up(least(WORLD_SIZE, is_bare=True))
+        (bare_ms,) = front_end.alternate_ms({"bare": LEAST}, blocks=rounds, per_block=per_block).values()
         front_end.set_up(least(WORLD_SIZE))
         (least_ms,) = front_end.alternate_ms({"least": LEAST}, blocks=rounds, per_block=per_block).values()
         front_end.set_up(least(WORLD_SIZE, in_group=True))
@@ -100,7 +102,14 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             blocks=tuple(median(block) for block in cell_ms),
         ),
         Figure(
-            what=f"`pass` on {WORLD_SIZE} processes that run it in IPython at a byte from a pipe, the least possible",
+            what=f"{WORLD_SIZE} processes that answer a byte from a pipe",
+            value=median(chain(*bare_ms)),
+            unit="ms",
+            bar=BAR_CELL_MS,
+            blocks=tuple(median(block) for block in bare_ms),
+        ),
+        Figure(
+            what=f"`pass` on {WORLD_SIZE} that run it by IPython's `run_cell`, and do nothing of ours",
             value=median(chain(*least_ms)),
             unit="ms",
             bar=BAR_CELL_MS,

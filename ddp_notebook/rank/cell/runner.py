@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from ddp_notebook.rank.cell import hygiene, kernel_api, numbering
+from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
@@ -82,7 +82,7 @@ class Runner:
         kernel_api.intercept_sends(kernel.session, self._take)
         kernel.pre_handler_hook, kernel.post_handler_hook = self._begin_for_client, self._end_for_client
         hygiene.install(self._shell)
-        numbering.install(self._shell)
+        transforms.install(self._shell)
         self._name_files()
         self._tracebacks = Tracebacks(
             self._shell,

@@ -140,7 +140,7 @@ class Tape:
         self.level, self.thins = level, thins and level == VALUES
         self.thinning.begin_cell()
         self.modules.begin_cell()
-        self.moment = Moment(cell, title, 0, None, self._values_of(0))
+        self.moment = Moment(cell, title, 0, None, KEPT if level >= VALUES else NOT_ASKED_FOR)
 
     def _values_of(self, step: int) -> int:
         if self.level < VALUES:

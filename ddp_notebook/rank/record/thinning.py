@@ -34,16 +34,16 @@ class Thinning:
         self._of_line: dict[tuple[int, int], int] = {}
 
     def begin_cell(self) -> None:
-        """A cell begins."""
+        """A cell begins, whose first steps are kept."""
         self.stride = 1
         self._of_line.clear()
+        self._since_ns, self.calls = time.monotonic_ns(), 0
 
     def keeps(self, step: int) -> bool:
         """Whether the values of this step's calls are kept. Asked once, as it begins."""
-        if step % _WINDOW == 0:
+        if step and step % _WINDOW == 0:
             now_ns = time.monotonic_ns()
-            if step:
-                self._look((now_ns - self._since_ns) / 1e9)
+            self._look((now_ns - self._since_ns) / 1e9)
             self._since_ns, self.calls = now_ns, 0
         return step < FIRST_STEPS or step % (_RUN * self.stride) < _RUN
 

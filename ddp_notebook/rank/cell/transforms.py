@@ -1,9 +1,16 @@
-"""Cells that are Python as they stand. IPython looks for its own syntax with Python's tokenizer, which is written in
-Python: on each rank that takes longer than what most cells of a line do."""
+"""What IPython makes of a cell's text before it is compiled.
+
+Nothing, where nothing in it is IPython's: it looks for its own syntax with Python's tokenizer, which is written in
+Python, and on each rank that takes longer than what most cells of a line do.
+
+And lines keep the numbers that they have in the editor. IPython drops empty lines before the code, and joins the lines
+of a command that are continued by a backslash, so all lines below would have too small a number.
+"""
 
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import Any
 
 from IPython.core import prefilter
@@ -16,6 +23,35 @@ _COMMAND = re.compile(r"\n[^\S\n]*(?:[%!,;/]|\.\.\.)|\n[ \t]+(?:\n|\Z)")
 _ASSIGNED = re.compile(r"=\s*[%!]")  # `files = !ls`
 _FIRST_WORD = re.compile(r"[\w.*]*")
 _CALLED = IPyAutocall | Macro  # a line of nothing but its name, such as `exit`
+
+
+def install(shell: Any) -> None:
+    """Let a shell's `transform_cell` keep the number of lines. `%%time` and `%%capture` use it too."""
+    transform = shell.transform_cell
+    plain = Plain(shell)
+
+    def transform_cell(raw_cell: str) -> str:
+        if plain.is_left(raw_cell):
+            return raw_cell if raw_cell[-1] == "\n" else f"{raw_cell}\n"
+        lines = raw_cell.splitlines()
+        empty = sum(1 for _ in takewhile(lambda line: not line.strip(), lines))
+        return "\n" * (empty % max(1, len(lines))) + str(transform(raw_cell))
+
+    shell.transform_cell = transform_cell
+    manager = shell.input_transformer_manager
+    manager.token_transformers = [_keeping_lines(kind) for kind in getattr(manager, "token_transformers", [])]
+    plain.accept()
+
+
+def _keeping_lines(kind: type) -> type:
+    """A transformer of commands (`!ls`, `x = %magic`) that adds empty lines for those that it has joined."""
+
+    def transform(self: Any, lines: list[str]) -> list[str]:
+        changed: list[str] = kind.transform(self, lines)  # type: ignore[attr-defined]  # a `TokenTransformBase`
+        below = self.start_line + 1
+        return [*changed[:below], *["\n"] * (len(lines) - len(changed)), *changed[below:]]
+
+    return type(kind.__name__, (kind,), {"transform": transform})
 
 
 class Plain:

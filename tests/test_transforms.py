@@ -1,4 +1,4 @@
-"""Cells that IPython leaves as they are, and are not looked at by it."""
+"""Cells that IPython leaves as they are, and does not see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from IPython.core.macro import Macro
 from IPython.core.prefilter import PrefilterChecker, PrefilterTransformer
 from traitlets.config import Config
 
-from ddp_notebook.rank.cell import numbering
-from ddp_notebook.rank.cell.plain import Plain, may_have_commands
+from ddp_notebook.rank.cell.transforms import Plain, install, may_have_commands
 
 PLAIN = (
     "pass",
@@ -112,7 +111,7 @@ def test_a_shell_that_somebody_has_changed_before_is_asked(shell):
 
 
 def test_a_shell_asks_ipython_for_the_rest(shell):
-    numbering.install(shell)
+    install(shell)
 
     assert shell.transform_cell("pass") == "pass\n"
     assert shell.transform_cell("time x") == "get_ipython().run_line_magic('time', 'x')\n"
