@@ -38,8 +38,8 @@ def _join(rank):
 
 def least(world_size: int, *, in_group: bool = False, is_bare: bool = False) -> str:
     """A cell that makes `LEAST` one: it writes a byte to each of so many processes, in which IPython's `run_cell` runs
-    `pass`, and reads their answers. No cell on ranks that have a shell each can be faster, unless it leaves out a part of
-    what `run_cell` does.
+    `pass`, and reads their answers. No cell on ranks that have a shell each can be faster, unless it leaves out a part
+    of what `run_cell` does.
 
     Args:
         in_group: they have torch, and are a group of gloo's, as ranks are. Their cells wait until it has formed.

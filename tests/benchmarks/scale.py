@@ -2,7 +2,8 @@
 
 `%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all of them, seen by a Jupyter client. Beside
 each the least that it can take: 64 processes forked from one that has torch, which form a gloo group and do nothing
-else; and 64 that answer a byte from a pipe, at once, or when IPython's `run_cell` has run `pass`, alone and in such a group.
+else; and 64 that answer a byte from a pipe: at once, and when IPython's `run_cell` has run `pass`, alone and in such a
+group.
 """
 
 from __future__ import annotations
