@@ -163,11 +163,11 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 def unload_ipython_extension(_: InteractiveShell) -> None:
     """`%unload_ext ddp_notebook`: end the ranks and the host server."""
+    from ddp_notebook import having
     from ddp_notebook.launch import warm
     from ddp_notebook.session import current
 
     session = current()
     if session is not None:
-        session.stop()
-        print(f"stopped {session.world_size} ranks")
+        print(having.end(session))
     warm.drop()

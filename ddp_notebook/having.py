@@ -65,12 +65,18 @@ def stop() -> None:
     if _let_go_of_job():
         return
     session = of_session()
-    end(session)
-    print(f"stopped {session.world_size} rank{'' if session.world_size == 1 else 's'}")
+    print(end(session))
 
 
-def end(session: sessions.Session) -> None:
-    """End a session, and say what of it did not answer or run."""
+def end(session: sessions.Session) -> str:
+    """End a session, and say what of it did not answer or run. One that is another notebook's is only left.
+
+    Returns:
+        What was done.
+    """
+    if session.outlives_stop:
+        session.stop()
+        return f"{session.kept_as} is not looked at any more; its {_ranks(session)} go on"
     if session.is_running and session.trouble:
         pids = ", ".join(map(str, session.pids("host server")))
         print(f"the host server (pid {pids}) does not answer; its processes are ended all the same")
@@ -78,6 +84,11 @@ def end(session: sessions.Session) -> None:
     session.stop()
     for job in left:
         print(job)
+    return f"stopped {_ranks(session)}"
+
+
+def _ranks(session: sessions.Session) -> str:
+    return f"{session.world_size} rank{'' if session.world_size == 1 else 's'}"
 
 
 def shown() -> sessions.Session | TorchrunJob:

@@ -287,22 +287,34 @@ def test_a_closed_widget_is_closed_in_the_front_end(front_end):
     assert front_end.run("%%on_all_ranks\nrank").status == "ok"
 
 
-def test_a_page_that_is_loaded_again_finds_the_widgets(front_end):
+def load_again(front_end, sliders: list[str]) -> list[int]:
     """JupyterLab asks for all at once, and if that is refused asks each; it takes only what answers its question."""
-    front_end.run(SLIDERS)
-    control = "control-of-the-new-page"
+    control = f"control-of-new-page-{len(front_end.messages)}"
     front_end.say(control, {}, msg_type="comm_open", target_name="jupyter.widget.control")
     front_end.read_until(lambda: control in front_end.closed)
-    sliders = front_end.of("IntSliderModel")[-2:]
     front_end.messages.clear()
     asked = {front_end.say(slider, {"method": "request_state"}): slider for slider in sliders}
 
-    def answers() -> dict[str, str]:
+    def answers() -> dict[str, dict[str, Any]]:
         told = [m for m in front_end.messages if m["msg_type"] == "comm_msg"]
-        return {m["parent_header"]["msg_id"]: m["content"]["comm_id"] for m in told}
+        return {m["parent_header"]["msg_id"]: m["content"] for m in told if m["parent_header"]["msg_id"] in asked}
 
-    front_end.read_until(lambda: len(answers()) == 2)
-    assert answers() == asked
+    front_end.read_until(lambda: len(answers()) == len(sliders))
+    assert {asked_by: content["comm_id"] for asked_by, content in answers().items()} == asked
+    return [content["data"]["state"]["value"] for content in answers().values()]
+
+
+def test_a_page_that_is_loaded_again_finds_the_widgets(front_end):
+    """Although a rank cannot answer: the page shows none before all have."""
+    front_end.run(SLIDERS)
+    sliders = front_end.of("IntSliderModel")[-2:]
+    front_end.set(sliders[1], value=7)
+    front_end.run("%%on_all_ranks\nslider.max = 12")
+    value = sorted([7, front_end.models[sliders[0]]["value"]])
+    assert sorted(load_again(front_end, sliders)) == value
+    front_end.run("%%on_all_ranks --background\nimport time\nwhile True: time.sleep(0.1)")
+    assert sorted(load_again(front_end, sliders)) == value
+    front_end.run("%ddp_interrupt")
 
 
 def test_stop_leaves_widgets_on_the_page(front_end):
@@ -311,5 +323,6 @@ def test_stop_leaves_widgets_on_the_page(front_end):
     sliders = set(front_end.of("IntSliderModel"))
     assert front_end.run("%ddp_stop").stdout == "stopped 2 ranks\n"
     assert sliders and not sliders & front_end.closed
+    assert len(load_again(front_end, list(sliders))) == len(sliders)
     front_end.set(min(sliders), value=9)  # nobody is there any more
     assert front_end.run("print('on')").stdout == "on\n"

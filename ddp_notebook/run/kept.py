@@ -35,6 +35,11 @@ class KeptFace(CellFace):
         """Whether this notebook runs the cells, and does not only look on."""
         return self._remote is None or (self._remote.welcome.drives and not self._remote.gone)
 
+    @property
+    def outlives_stop(self) -> bool:
+        """Whether `stop` ends nothing: this notebook only looks on, has left, or another has taken the session over."""
+        return self._remote is not None and self._remote.goes_on
+
     def detach(self) -> None:
         """Let the ranks of a kept session live on without this notebook, whose `stop` then ends nothing any more."""
         if self._remote is not None:

@@ -59,7 +59,7 @@ class Asked:
     @property
     def most_agents(self) -> int:
         """That torchrun takes: 3 with `--nnodes 1:3`."""
-        for word, behind in zip(self.options, [*self.options[1:], ""], strict=True):
+        for word, behind in zip(self.options, [*self.options[1:], ""], strict=False):
             name, is_joined, value = word.partition("=")
             most = (value if is_joined else behind).rpartition(":")[2]
             if name == "--nnodes" and most.isdecimal():
@@ -83,16 +83,20 @@ def read(line: str) -> Asked:
     except ValueError as error:
         raise UsageError(f"{error}: {line!r}\nusage: {USAGE}") from None
     own = {"--agents": "1", "--name": ""}
-    while words and (words[0] in own or words[0].partition("=")[0] in own):
-        name, is_joined, value = words.pop(0).partition("=")
-        if not is_joined and not words:
+    script = 0
+    while script < len(words) and not words[script].endswith(".py") and words[script] not in ("-m", "--module"):
+        name, is_joined, value = words[script].partition("=")
+        if name not in own:
+            script += 1
+            continue
+        del words[script]
+        if not is_joined and script == len(words):
             raise UsageError(f"{name} needs a value\nusage: {USAGE}")
-        own[name] = value if is_joined else words.pop(0)
+        own[name] = value if is_joined else words.pop(script)
     agents = own["--agents"]
     if not agents.isdecimal() or not int(agents):
         raise UsageError(f"--agents is {agents!r}, which is no number of agents to start here\nusage: {USAGE}")
-    script = next((at for at, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), None)
-    if script is None:
+    if script == len(words):
         raise UsageError(f"there is no script in {line!r}\nusage: {USAGE}")
     options, program = words[:script], words[script:]
     for word in options:

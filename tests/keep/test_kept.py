@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.registry import entries
 from tests.conftest import marked_processes, wait_until
@@ -268,6 +269,20 @@ def test_bad_lines_say_what_to_write(runtime, line, words):
     with pytest.raises(UsageError) as caught:
         getattr(DDPMagics(), name)(rest)
     assert words in str(caught.value)
+
+
+def test_a_full_disk_is_told(runtime):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "full", runtime], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root can have a disk that is full")
+    try:
+        with contextlib.suppress(OSError):
+            (runtime / "fill").write_bytes(bytes(1 << 20))
+        with pytest.raises(StartError, match=r"the disk is full: free some of it \(.*/ddp_notebook or "):
+            DDPMagics().ddp_start("2 --keep")
+        assert list((runtime / "ddp_notebook").iterdir()) == [], "no socket stays"
+    finally:
+        subprocess.run(["umount", runtime], check=True)
 
 
 def test_idle_hours_that_are_no_number(runtime, monkeypatch):

@@ -44,7 +44,8 @@ def test_what_cannot_be(line, why):
 
 
 @pytest.mark.parametrize(
-    ("options", "most"), [("--nnodes 1:3", 3), ("--nproc-per-node 2 --nnodes=2", 2), ("--nproc-per-node 2", 1)]
+    ("options", "most"),
+    [("--nnodes 1:3", 3), ("--nproc-per-node 2 --nnodes=2", 2), ("--nproc-per-node 2", 1), ("", 1)],
 )
 def test_what_lets_one_more_agent_join(options, most):
     asked = starting.read(f"--name 'my job' {options} -m train")
@@ -52,6 +53,13 @@ def test_what_lets_one_more_agent_join(options, most):
     joins = asked.joins("localhost:1")
     assert joins.startswith("DDP_NOTEBOOK_NAME='my job' ") and f"--rdzv-id={asked.key}" in joins
     assert joins.endswith(f"{options} -m ddp_notebook.attach -m train")
+
+
+def test_options_of_the_notebooks_own_may_stand_among_torchruns():
+    asked = starting.read("--nnodes 1:3 --agents 2 --nproc-per-node=1 --name=mine -m train --agents 7")
+    assert (asked.agents, asked.name) == (2, "mine")
+    assert asked.options == ["--nnodes", "1:3", "--nproc-per-node=1"]
+    assert asked.program == ["-m", "train", "--agents", "7"]
 
 
 def test_a_job_is_started_shown_and_looked_at(jobs, capsys):

@@ -41,6 +41,7 @@ class Remote:
         self.told_all = threading.Event()
         self.renumbered: Callable[[Mapping[int, int]], object] = lambda _: None
         self.notices: list[str] = []
+        self._is_elsewhere = False  # this notebook has left, or lost it to another
         self._channel = channel
         self._numbers = itertools.count(1)
         self._pending: dict[int, Future[Any]] = {}
@@ -65,6 +66,11 @@ class Remote:
                 self._channel.send(*message)
             except OSError:
                 pass  # the reader sees the end of the stream
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the session goes on whatever this notebook does."""
+        return self._is_elsewhere or not (self.welcome.drives or self.gone)
 
     def ask(self, op: str, *, check: Callable[[], None] = lambda: None, **parameters: Any) -> Any:
         """Have the keeper do something, and wait for that.
@@ -101,6 +107,7 @@ class Remote:
 
     def close(self, why: str) -> None:
         """This notebook has no business there any more."""
+        self._is_elsewhere = self._is_elsewhere or not self.gone
         self.gone = self.gone or why
         self._channel.close()
 
@@ -116,6 +123,7 @@ class Remote:
             elif kind == "notice":
                 self.notices.append(*rest)
             elif kind == "taken over":
+                self._is_elsewhere = True
                 self.gone = (
                     f"{rest[0]} has taken the session over: it goes on there, and this notebook has no ranks any more. "
                     f"%ddp_attach {self.welcome.name} looks on, with --take-over it takes it back"
@@ -139,6 +147,7 @@ class Remote:
             if name not in (one.name for one in finding.everything()):
                 return f"the keeper of {name} has ended, and all ranks with it; start afresh with %ddp_restart"
             time.sleep(_LOOK_S / 10)
+        self._is_elsewhere = True
         return f"{name} goes on without this notebook, which took too long to read what ranks say: %ddp_attach {name}"
 
     def _hand_on(self, kind: str, rest: list[Any]) -> None:

@@ -15,6 +15,9 @@ _gathered: dict[str, Any] = {}  # by name of the variable; on rank 0 the whole s
 class CannotBuildError(Exception):
     """What is in shards cannot be had again: says why, and what to do."""
 
+    def _render_traceback_(self) -> list[str]:  # its frames are ours, below a line that no user has written
+        return [f"{type(self).__name__}: {self}"]
+
 
 def gather(namespace: Mapping[str, Any], build: str, names: Sequence[str]) -> None:
     """Bring models and their optimizers together, in the memory of rank 0's host. Nothing else is changed.

@@ -109,7 +109,8 @@ class Jobs:
         try:
             return self._jobs[number]
         except KeyError:
-            known = f"there are {in_words(list(self._jobs))}" if self._jobs else "there is none"
+            verb = "are" if len(self._jobs) > 1 else "is"
+            known = f"there {verb} {in_words(list(self._jobs))}" if self._jobs else "there is none"
             raise UsageError(f"there is no job {number}: {known}; of those that have ended {_KEPT} are kept") from None
 
     def __repr__(self) -> str:

@@ -11,4 +11,5 @@ outlet      the way to the front end: batches, and no more than Jupyter takes
 card        the hang card: who waits where, and why
 log         all that a rank wrote, on disk
 comms       widgets of ranks
+widget_state  what a page that is loaded again gets to know of them
 """

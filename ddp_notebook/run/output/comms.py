@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.run.kernel import kernel
+from ddp_notebook.run.output.widget_state import WidgetState
 from ddp_notebook.wire.events import Comm
 
 _CONTROL = "jupyter.widget.control"
@@ -21,8 +22,11 @@ class Comms:
     """Passes messages between widgets and the browser. Without a kernel, as in a terminal, it does nothing.
 
     A rank's message goes to the front end at once, in the I/O thread, so that a widget's model is there before its
-    view, which the main thread displays. An answer names the message that it answers, as a reloaded page expects;
-    everything else belongs to the cell that runs.
+    view, which the main thread displays. An answer names the message that it answers; everything else belongs to the
+    cell that runs.
+
+    A page that is loaded again asks each comm, and shows no widget before all have answered. So it is answered here: a
+    rank may be in a cell for hours, or be gone.
 
     Args:
         send: hands a message to a rank, in order with the cells; from any thread.
@@ -32,9 +36,10 @@ class Comms:
         self._send = send
         self._stand_ins: dict[str, Any] = {}  # by comm id, which is the same on both sides
         self._rank_of: dict[str, int] = {}  # by comm id
+        self._states: dict[str, WidgetState] = {}  # by comm id
         self._lock = threading.Lock()
         self._kernel = kernel()
-        self._control: Any = None  # the comm target that used to answer a page's request for all widgets
+        self._has_ended = False
         self._ahead = 0.0  # messages sent above `_PER_S`
         self._sent_s = time.monotonic()
 
@@ -42,18 +47,21 @@ class Comms:
         """A message of a rank's end of a comm."""
         comm_id = message.content["comm_id"]
         with self._lock:
-            if self._kernel is None:
+            if self._kernel is None or self._has_ended:
                 return
+            buffers = [base64.b64decode(buffer) for buffer in message.buffers]
             if message.msg_type == "comm_open":
                 self._rank_of[comm_id] = rank
                 self._stand_ins[comm_id] = self._make(message.content)
+                self._states[comm_id] = WidgetState()
             elif comm_id not in self._stand_ins:  # the browser has closed it
                 return
             if message.msg_type == "comm_close":
-                self._rank_of.pop(comm_id, None)
-                self._stand_ins.pop(comm_id).close(message.content.get("data"), message.metadata)
+                self._forget(comm_id).close(message.content.get("data"), message.metadata)
             else:
-                self._publish(self._stand_ins[comm_id], message)
+                self._states[comm_id].take(message.content.get("data") or {}, buffers)
+                parent = message.asked_by or self._kernel.get_parent()
+                self._publish(comm_id, message.msg_type, message.content, message.metadata, buffers, parent)
         self._keep_pace()
 
     def _keep_pace(self) -> None:
@@ -75,22 +83,34 @@ class Comms:
             self._rank_of = {comm_id: now[rank] for comm_id, rank in self._rank_of.items() if rank in now}
 
     def close(self) -> None:
-        """The ranks end. Their widgets stay on the page as they are, such as finished progress bars."""
+        """The ranks end. Their widgets stay as they are, such as finished bars, also if the page is loaded again."""
         with self._lock:
-            self._stand_ins.clear()  # the kernel keeps them: the page drops the widget of a collected comm
-            if self._control is not None:
-                self._kernel.comm_manager.register_target(_CONTROL, self._control)
-            self._kernel = None
+            self._has_ended = True
+            self._rank_of.clear()
+            self._send = lambda rank, message: None  # the kernel keeps the stand-ins, and they this
 
-    def _publish(self, stand_in: Any, message: Comm) -> None:
+    def _forget(self, comm_id: str) -> Any:
+        self._rank_of.pop(comm_id, None)
+        self._states.pop(comm_id, None)
+        return self._stand_ins.pop(comm_id, None)
+
+    def _publish(
+        self,
+        comm_id: str,
+        msg_type: str,
+        content: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        buffers: Sequence[Any],
+        parent: Mapping[str, Any],
+    ) -> None:
         self._kernel.session.send(
             self._kernel.iopub_socket,
-            message.msg_type,
-            message.content,
-            metadata=message.metadata,
-            parent=message.asked_by or self._kernel.get_parent(),
-            ident=stand_in.topic,
-            buffers=[base64.b64decode(buffer) for buffer in message.buffers],
+            msg_type,
+            content,
+            metadata=metadata,
+            parent=parent,
+            ident=self._stand_ins[comm_id].topic,
+            buffers=buffers,
         )
 
     def _make(self, content: dict[str, Any]) -> Any:
@@ -104,19 +124,23 @@ class Comms:
         stand_in.on_close(self._to_rank)
         manager = self._kernel.comm_manager
         manager.register_comm(stand_in)
-        if manager.targets.get(_CONTROL) is not _refuse:
-            self._control = manager.targets.get(_CONTROL)
-            manager.register_target(_CONTROL, _refuse)
+        manager.register_target(_CONTROL, _refuse)
         return stand_in
 
     def _to_rank(self, message: dict[str, Any]) -> None:
         """A message of the browser. The kernel calls this in the thread in which it reads comms."""
         header, content = message["header"], message["content"]
+        comm_id, data = content["comm_id"], content.get("data") or {}
         with self._lock:
-            rank = self._rank_of.get(content["comm_id"])
+            rank, state = self._rank_of.get(comm_id), self._states.get(comm_id)
             if header["msg_type"] == "comm_close":
-                self._stand_ins.pop(content["comm_id"], None)
-                self._rank_of.pop(content["comm_id"], None)
+                self._forget(comm_id)
+            elif state is not None and data.get("method") == "request_state" and state.is_known:
+                told, buffers = state.told()
+                self._publish(comm_id, "comm_msg", {"comm_id": comm_id, "data": told}, {}, buffers, header)
+                return
+            elif state is not None:
+                state.take(data, message.get("buffers") or ())
         if rank is None:  # it has left
             return
         self._send(
@@ -147,5 +171,5 @@ def _comm_maker() -> Callable[..., Any]:
 
 def _refuse(comm: Any, _: dict[str, Any]) -> None:
     """A reloaded page asks ipywidgets for the state of all widgets at once, but that knows only those of the kernel. If
-    refused, the page asks each comm, and so the ranks too."""
+    refused, the page asks each comm, and so those of ranks too."""
     comm.close()

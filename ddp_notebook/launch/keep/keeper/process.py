@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import pickle
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.errors import DDPNotebookError, StartError
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.heard import Heard
@@ -103,9 +104,10 @@ class Keeper:
             while not self._is_to_end(_LOOK_S):
                 self._look(hosts)
         except BaseException as error:
-            self._failure = error
+            self._failure = _told(error)
             if not isinstance(error, DDPNotebookError | KeyboardInterrupt):
-                traceback.print_exc()
+                with contextlib.suppress(OSError):  # the disk may be full
+                    traceback.print_exc()
         self._end(hosts)
 
     def _with_lease(self) -> StartOptions:
@@ -332,6 +334,14 @@ class Keeper:
             }
 
 
+def _told(error: BaseException) -> BaseException:
+    """The error as its user is told of it."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f"{entries.folder()} or {tempfile.gettempdir()}"
+        return StartError(f"a kept session needs files, and the disk is full: free some of it ({where})")
+    return error
+
+
 def main() -> None:
     """Be a keeper: first leave whoever has started this process, and tell it the name."""
     spec: Spec = pickle.load(sys.stdin.buffer)
@@ -348,7 +358,7 @@ def main() -> None:
     try:
         keeper = Keeper(spec)
     except Exception as error:
-        os.write(tells, f"\n{error}".encode())
+        os.write(tells, f"\n{_told(error)}".encode())
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)  # whoever has started this held them back
     null, log = os.open(os.devnull, os.O_RDWR), open(Path(keeper.entry.folder) / "keeper.log", "wb")  # noqa: SIM115
