@@ -10,6 +10,8 @@ import { abgr, paint } from "../../ddp_notebook/widgets/js/drawing/pixels.js";
 import { StepMarks, leftOut } from "../../ddp_notebook/widgets/js/data/stepmarks.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { EXECUTION, KINDS, REMOTE_CALL, makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
+import { nameOf } from "../../ddp_notebook/widgets/js/data/names.js";
+import { Chosen } from "../../ddp_notebook/widgets/js/panels/timeline_choice.js";
 import { timelineWords } from "../../ddp_notebook/widgets/js/panels/timeline_words.js";
 import { LEAST_MS, axis, follow, pan, seconds, zoom } from "../../ddp_notebook/widgets/js/drawing/timewindow.js";
 import { TEXTS, deliver, span } from "./messages.js";
@@ -353,7 +355,7 @@ function remoteScene(rows, { ranks = [0, 1, 2], view = { t0: 0, t1: 100 } } = {}
 
 test("arrows go from the caller's bar to where its callee begins, and from where that ends back", () => {
   const { scene, lanes, table } = remoteScene([...remote(7, 0, 2, [10, 20, 50, 60]), ...remote(8, 2, 1, [30, 35, 40, 45])]);
-  const found = arrowsIn(scene, lanes, table, null, 100);
+  const found = arrowsIn(scene, lanes, table, [], 100);
   assert.deepEqual(found.map(({ x0, x1 }) => [x0, x1]), [[100, 200], [500, 600], [300, 350], [400, 450]]);
   assert.ok(found.every(({ isLoose, isChosen }) => !isLoose && !isChosen));
   const [there, back, up, down] = found;
@@ -365,18 +367,18 @@ test("arrows go from the caller's bar to where its callee begins, and from where
 
 test("of an operator nobody knows when it ran, and a call of oneself or of a rank out of sight has no arrow", () => {
   const { scene, lanes, table } = remoteScene([...remote(1, 0, 1, [10, null, null, 30]), ...remote(2, 1, 1, [10, 12, 14, 16]), ...remote(3, 0, 2, [50, 55, 60, 65])], { ranks: [0, 1] });
-  const found = arrowsIn(scene, lanes, table, null, 100);
+  const found = arrowsIn(scene, lanes, table, [], 100);
   assert.deepEqual(found.map(({ x0, x1, isLoose }) => [x0, x1, isLoose]), [[100, 200, true], [200, 300, true]]);
 });
 
 test("where there are many only those of the call under the pointer are drawn, from either of its ends", () => {
   const rows = Array.from({ length: 60 }, (_, i) => remote(i + 1, 0, 1, [i, i + 0.2, i + 0.6, i + 0.8])).flat();
   const { scene, lanes, table } = remoteScene(rows);
-  assert.equal(arrowsIn(scene, lanes, table, null, 100).length, 0);
+  assert.equal(arrowsIn(scene, lanes, table, [], 100).length, 0);
   for (const [rank, which] of [[0, COMMUNICATION], [1, COMPUTE]]) {
     const lane = lanes.of(rank)[which];
     const ends = endsOf(lanes, table, scene.ranks, { rank, row: rank, lane, at: 41 });
-    assert.deepEqual(arrowsIn(scene, lanes, table, ends, 100).map((one) => [Math.round(one.x0), one.isChosen]), [[410, true], [416, true]]);
+    assert.deepEqual(arrowsIn(scene, lanes, table, [ends, null, ends], 100).map((one) => [Math.round(one.x0), one.isChosen]), [[410, true], [416, true]]);
   }
 });
 
@@ -391,6 +393,36 @@ test("a remote call is told from both ends: function, caller, callee, and what i
   assert.equal(wordsOf(lanes.of(0)[COMMUNICATION], 0)[0], "rpc_sync train → rank 2");
   assert.equal(wordsOf(lanes.of(2)[COMPUTE], 0)[0], "train for rank 0");
   assert.ok(rowsOf({ t0: 0, t1: 100 }).rows.some((row) => row[1] === "rpc_sync train → rank 2" && row[5] === "cell line 7"));
+});
+
+test("a call that is under way says for how long, and when it began", () => {
+  const { store, scene, lanes, table } = remoteScene(remote(7, 0, 2, [10, 20, NaN, NaN]).map((one) => ({ ...one, state: 0 })));
+  store.liveNow = 100;
+  const { about } = timelineWords(store, lanes);
+  for (const [rank, which] of [[0, COMMUNICATION], [2, COMPUTE]]) {
+    const one = { rank, row: rank, lane: lanes.of(rank)[which], at: 0, count: 1 };
+    assert.equal(about(one, endsOf(lanes, table, scene.ranks, one))[1], "under way for 90.0 ms: 10.0 ms until it began");
+  }
+});
+
+test("a remote call is chosen at either end, and keys go through calls and collectives by their time", () => {
+  const store = new Store();
+  const lanes = new Lanes();
+  const chosen = new Chosen(store, lanes);
+  const rows = [...remote(7, 0, 1, [10, 12, 18, 20]), ...remote(9, 1, 0, [60, 62, 68, 70])].map((one) => span(one.rank, one.kind, one.start, one.end, { ...one, site: 0 }));
+  deliver(store, { seq: 1, world_size: 2 }, { span: [...rows, ...[0, 1].map((rank) => span(rank, TRANSFER, 30 + rank, 40, { number: 3, group: 1, op: 1, call: 3, cell: 1 }))] });
+  lanes.sync(store.tables.span);
+  const at = (rank, which) => ({ rank, row: rank, lane: lanes.of(rank)[which], at: 0 });
+  assert.deepEqual([chosen.remoteAt(at(0, COMMUNICATION)), chosen.remoteAt(at(1, COMPUTE))], [{ rank: 0, call: 7 }, { rank: 0, call: 7 }]);
+  assert.equal(chosen.isAny, false);
+
+  const passed = [1, 1, 1, 1, -1, -1].map((by) => [chosen.next(by), store.choice.remote?.call ?? store.choice.collective?.number]);
+  assert.deepEqual(passed, [[10, 7], [30, 3], [60, 9], [60, 9], [30, 3], [10, 7]]);
+  assert.deepEqual([chosen.extent(100), chosen.ends().callee.rank], [{ t0: 10, t1: 20 }, 1]);
+  store.choose({ collective: nameOf(store.collectives()[0]) }); // in another panel
+  assert.deepEqual([store.choice.remote, chosen.extent(100)], [null, { t0: 30, t1: 40 }]);
+  chosen.choose(null);
+  assert.deepEqual([chosen.isAny, chosen.extent(100), chosen.next(-1)], [false, null, 60]);
 });
 
 test("an execution and a call of one number stay two, and a snapshot brings neither again", () => {

@@ -21,8 +21,15 @@ def fail(): raise ValueError('no such state')
 def double(x): return 2 * x
 def numbers(): return torch.arange(4.0)
 def box(): return [rpc.remote('worker0', numbers)]
-import threading
-may_end = threading.Event()
+import sys, threading
+may_end, as_before = threading.Event(), threading.Event()
+def while_another_thread_computes():
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.05)
+    def compute():
+        while not as_before.is_set(): pass
+        sys.setswitchinterval(usual_s)
+    threading.Thread(target=compute).start()
 def stays(): may_end.wait(20)
 @rpc.functions.async_execution
 def later(s):
@@ -92,8 +99,10 @@ def test_references_are_seen_from_their_making_until_they_are_deleted(session):
         session,
         "agent = rpc.RRef(Agent())\n"
         "rpc.rpc_sync('worker1', ask, args=(agent,))\n"
+        "while_another_thread_computes()\n"  # the callee makes its own before `remote` returns
         "its = rpc.remote('worker1', box)\n"
-        "print(its.to_here()[0].to_here().sum())",
+        "its.to_here()[0].to_here().sum()\n"
+        "as_before.set()",
     )
 
     _, outer, _ = references = session.recording.references(cell=cell)

@@ -70,7 +70,7 @@ class Face:
         self._place, self._running = place, running
         self._pid = os.getpid()
         self._agent: Agent | None = None
-        self._names: Names | None = None  # between `init_rpc` and `shutdown`
+        self.names: Names | None = None  # between `init_rpc` and `shutdown`
         self._meeting: Meeting | None = None
         self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
@@ -122,8 +122,8 @@ class Face:
             _init_rpc(*args, **kwargs)
             return
         cell = (self._running() or (0, 0.0))[0]
-        if self._names is not None and self._since_cell == cell:
-            raise RuntimeError(f"RPC is initialized already, as {self._names.mine.name!r}: call rpc.shutdown() first")
+        if self.names is not None and self._since_cell == cell:
+            raise RuntimeError(f"RPC is initialized already, as {self.names.mine.name!r}: call rpc.shutdown() first")
         asked = _signature.bind(*args, **kwargs).arguments
         options = asked.get("rpc_backend_options") or rpc.TensorPipeRpcBackendOptions()
         _check(asked, options)
@@ -155,9 +155,9 @@ class Face:
             stays = self._agent.adopt(mine, options)
         self._agent.learn(mine, workers, meeting.exchange(self._agent.address))
         self._losses.learn(workers)
-        was_open = self._names is not None
+        was_open = self.names is not None
         api._ALL_WORKER_NAMES = {*names.workers}
-        self._names, self._meeting, self._since_cell = names, meeting, cell
+        self.names, self._meeting, self._since_cell = names, meeting, cell
         meeting.exchange(None)  # nobody is called before it knows whom there is
         print(_what_it_did(names, stays, was_open))
 
@@ -166,16 +166,16 @@ class Face:
         if self._agent is None or os.getpid() != self._pid:
             _shutdown(graceful, timeout)
             return
-        if self._names is None or self._meeting is None:
+        if self.names is None or self._meeting is None:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
         self._is_leaving = True
         try:
-            others = [name for name in self._names.workers if name != self._names.mine.name]
+            others = [name for name in self.names.workers if name != self.names.mine.name]
             if graceful:
-                with self.calls.during("shutdown", " and ".join(others) or self._names.mine.name, is_call=False):
+                with self.calls.during("shutdown", " and ".join(others) or self.names.mine.name, is_call=False):
                     self._leave_together(self._meeting, timeout)
         finally:
-            self._names = self._meeting = None
+            self.names = self._meeting = None
             self._is_leaving = False
 
     def _leave_together(self, meeting: Meeting, timeout: float) -> None:
@@ -206,13 +206,13 @@ class Face:
 
     def rank_of(self, to: WorkerInfo | str | int) -> int:
         """The rank in the session of a worker, by what torch calls it or by the number of its agent; -1: not known."""
-        if self._names is None:
+        if self.names is None:
             return -1
         if isinstance(to, int):
-            found = self._names.by_number(to)
+            found = self.names.by_number(to)
         else:
             name = to if isinstance(to, str) else to.name
-            found = self._names.by_agent(name) or self._names.workers.get(name)
+            found = self.names.by_agent(name) or self.names.workers.get(name)
         return -1 if found is None else found.here
 
     # ---- what torch calls for them
@@ -245,20 +245,20 @@ class Face:
         TensorPipeAgent._get_device_map = device_map  # type: ignore[method-assign,assignment]
 
     def _is_set(self) -> bool:
-        return _is_set() if self._agent is None or os.getpid() != self._pid else self._names is not None
+        return _is_set() if self._agent is None or os.getpid() != self._pid else self.names is not None
 
     def _seen(self, info: WorkerInfo) -> WorkerInfo:
-        return info if self._names is None else self._names.of_agent(info)
+        return info if self.names is None else self.names.of_agent(info)
 
     def _me(self) -> str:
         here = self._place()
         assert here is not None
-        return f"rank {here.rank}" if self._names is None else f"{self._names.mine.name} (rank {here.rank})"
+        return f"rank {here.rank}" if self.names is None else f"{self.names.mine.name} (rank {here.rank})"
 
     def _initialized(self) -> Names:
-        if self._names is None:
+        if self.names is None:
             raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
-        return self._names
+        return self.names
 
     def _to_here(self) -> Callable[..., Any]:
         def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
@@ -311,13 +311,13 @@ class Face:
         return local_value
 
     def _calls(self) -> tuple[int, int]:
-        assert self._agent is not None and self._names is not None
-        not_awaited = self.calls.not_awaited(self._names.agents, self.serving.stopped) + self.serving.not_awaited()
+        assert self._agent is not None and self.names is not None
+        not_awaited = self.calls.not_awaited(self.names.agents, self.serving.stopped) + self.serving.not_awaited()
         return self.calls.made, self._agent.calls_under_way - not_awaited
 
     def _described(self, agent: str) -> str:
         """A worker, as its agent is known, in words."""
-        return agent if self._names is None else self._names.words.get(agent, agent)
+        return agent if self.names is None else self.names.words.get(agent, agent)
 
     def _came_of(self, future: Any) -> waiting.Came | None:
         call = self.calls.of(future)

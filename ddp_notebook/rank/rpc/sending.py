@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_rpc import WorkerInfo
 
-from ddp_notebook.rank.record.remote import Sent
+from ddp_notebook.rank.record.remote import TORCH, Sent
+from ddp_notebook.rank.record.tape import OFF
 from ddp_notebook.rank.rpc.calls import Calls, name_of
 from ddp_notebook.rank.rpc.serving import Serving, Travelling
 
@@ -49,10 +50,11 @@ class Sending:
         call = self._calls.new(name, self._serving.cell())
         self._making[call.thread] = call
         recorder = self.recorder
-        if recorder is None or not recorder.is_on:
+        if recorder is None or recorder.tape.level == OFF:
             return Travelling(function, args, kwargs, call.cell)
-        recorder.begin(call, is_torchs)
-        return Travelling(function, args, kwargs, call.cell, call.number, recorder.here.context_of(call.thread))
+        call.is_recorded, call.kind = True, TORCH if is_torchs else -1
+        call.parent, call.context = recorder.here.of(call.thread)
+        return Travelling(function, args, kwargs, call.cell, call.number, call.context)
 
     def around(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
         """Around torch's function of this name."""
@@ -65,13 +67,15 @@ class Sending:
                 call = self._making.pop(get_ident())
             else:
                 call = calls.new(_name_of_operator(name, what), self._serving.cell())
-                if recorder is not None and recorder.is_on:
-                    recorder.begin(call)
+                if recorder is not None and recorder.tape.level != OFF:
+                    call.is_recorded, call.kind = True, -1
+                    call.parent, call.context = recorder.here.of(call.thread)
             call.agent = agent = to if isinstance(to, str) else to.name
             call.to = self._described(agent)
             if call.is_recorded:
                 assert recorder is not None
-                before = recorder.sends(call, what if is_python else None, args)
+                recorder.sends(call, what if is_python else None, args)
+                before = recorder.before(call) if call.context else None
             call.sent_ns = monotonic_ns()
             calls.begin(call)
             try:

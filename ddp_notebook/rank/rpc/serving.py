@@ -58,7 +58,7 @@ class Serving:
         self.stopped: set[int] = set()  # cells
         self.threads = 0  # that the agent has; 0: there is none
         self._lock = threading.Lock()
-        self._running: dict[int, Ran] = {}  # by thread
+        self.running: dict[int, Ran] = {}  # by thread: the innermost one
         self._later: dict[Any, int] = {}  # cells, by what functions of `async_execution` have returned
 
     # ---- the thread that executes it
@@ -72,20 +72,20 @@ class Serving:
         with self._lock:
             if served.cell in self.stopped:
                 raise KeyboardInterrupt
-            served.outer = self._running.get(served.thread)
+            served.outer = self.running.get(served.thread)
             waiting.begin(served.thread)
-            self._running[served.thread] = served
+            self.running[served.thread] = served
 
     def end(self, served: Ran) -> None:
         """It is through with it, if it has begun. May be told again, where a stop came meanwhile."""
         with self._lock:
-            if self._running.get(served.thread) is not served:
+            if self.running.get(served.thread) is not served:
                 return
             if served.outer is None:
                 waiting.end(served.thread)
-                del self._running[served.thread]
+                del self.running[served.thread]
             else:
-                self._running[served.thread] = served.outer
+                self.running[served.thread] = served.outer
             if served.is_stopped:
                 _raise_in(ctypes.c_ulong(served.thread), None)  # if it was not raised yet
 
@@ -96,12 +96,8 @@ class Serving:
 
     def cell(self) -> int:
         """The cell that this thread makes calls for."""
-        served = self._running.get(threading.get_ident())
+        served = self.running.get(threading.get_ident())
         return self._running_cell() if served is None else served.cell
-
-    def innermost(self, thread: int) -> Ran | None:
-        """The call that a thread executes; None: none."""
-        return self._running.get(thread)
 
     # ---- any thread
 
@@ -109,7 +105,7 @@ class Serving:
         """Stop the calls of a cell. Waits for nothing."""
         with self._lock:
             self.stopped.add(cell)
-            for served in self._running.values():
+            for served in self.running.values():
                 if served.cell == cell and not served.is_stopped:
                     served.is_stopped = True
                     _raise_in(ctypes.c_ulong(served.thread), ctypes.py_object(KeyboardInterrupt))
@@ -156,7 +152,7 @@ class Serving:
 
     def going(self) -> list[Ran]:
         """The innermost calls that its threads execute."""
-        return list(self._running.values())
+        return list(self.running.values())
 
     def _exhausted(self) -> str:
         """Whether no thread is left to serve anybody, since all wait: `"all 16 threads of this rank wait for calls to

@@ -46,7 +46,7 @@
  *       index           the list of panels, and what a panel is
  *       loss            metrics
  *       sync            gradient synchronisation
- *       timeline        the timeline: timeline_controls, timeline_pointer, timeline_words
+ *       timeline        the timeline: timeline_choice, timeline_controls, timeline_pointer, timeline_words
  *       tensors         the tensors of a collective: tensors_words
  *       ranks           how each rank is
  *       calls           calls between ranks, one moment after the other

@@ -91,9 +91,9 @@ class Contexts:
 
     # ---- messages
 
-    def before(self) -> set[int]:
-        """The sends of this thread's context, before it makes a call."""
-        return set(_functions(self._here.context, "_send_functions"))
+    def before(self, context: int) -> set[int]:
+        """The sends of a context, before a call is made in it."""
+        return set(_functions(context, "_send_functions"))
 
     def sent(self, sent: Sent, before: set[int]) -> None:
         """A call was made in a context."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident as _thread
 
@@ -16,30 +16,23 @@ class Here:
     thrown away each time: 5 us.)
 
     Args:
-        innermost: tells the call that a thread executes.
+        running: the innermost calls that threads execute.
     """
 
-    def __init__(self, innermost: Callable[[int], Ran | None]) -> None:
-        self._innermost = innermost
+    def __init__(self, running: Mapping[int, Ran]) -> None:
+        self._running = running
         self._fetching: dict[int, int] = {}  # by thread: a call of its own, in which torch makes others
         self._contexts: dict[int, int] = {}  # that a thread has opened itself
 
     @property
     def inside(self) -> int:
         """The call that this thread executes; 0: none."""
-        return self.inside_of(_thread())
-
-    def inside_of(self, thread: int) -> int:
-        """The same, of a thread."""
-        if self._fetching and (fetch := self._fetching.get(thread)):
-            return fetch
-        ran = self._innermost(thread)
-        return 0 if ran is None else ran.number
+        return self.of(_thread())[0]
 
     @property
     def context(self) -> int:
         """Of distributed autograd, that the thread's calls belong to; 0: none."""
-        return self.context_of(_thread())
+        return self.of(_thread())[1]
 
     @context.setter
     def context(self, context: int) -> None:
@@ -48,12 +41,15 @@ class Here:
         else:
             self._contexts.pop(_thread(), None)
 
-    def context_of(self, thread: int) -> int:
-        """The same, of a thread."""
-        if self._contexts and (context := self._contexts.get(thread)):
-            return context
-        ran = self._innermost(thread)
-        return 0 if ran is None else ran.context
+    def of(self, thread: int) -> tuple[int, int]:
+        """Both, of a thread."""
+        ran = self._running.get(thread)
+        inside, context = (0, 0) if ran is None else (ran.number, ran.context)
+        if self._fetching:
+            inside = self._fetching.get(thread, inside)
+        if self._contexts:
+            context = self._contexts.get(thread, context)
+        return inside, context
 
     @contextmanager
     def fetching(self, number: int) -> Iterator[None]:

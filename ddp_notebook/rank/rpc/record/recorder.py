@@ -20,7 +20,7 @@ from torch._C import Future
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import RemoteException
 
-from ddp_notebook.rank.record.remote import Ran, Sent
+from ddp_notebook.rank.record.remote import TORCH, Ran, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.rpc.record.contexts import Contexts
 from ddp_notebook.rank.rpc.record.here import Here
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MOST_ERROR = 300
 _LONG_NS = 100_000_000  # a call that takes longer has a row while it does
 _KIND = {name: code for code, name in enumerate(RPC_KINDS)}
-_ASYNC, _TORCH, _TO_HERE, _REMOTE = _KIND["rpc_async"], _KIND["torch"], _KIND["to_here"], _KIND["remote"]
+_ASYNC, _TO_HERE, _REMOTE = (_KIND[kind] for kind in ("rpc_async", "to_here", "remote"))
 _ERRORS = RemoteException, Exception
 _now_ns = time.monotonic_ns
 _to_here = "to_here"
@@ -50,9 +50,9 @@ class Recorder:
 
     def __init__(self, face: Face, training: Training) -> None:
         self._face = face
-        self._tape: Tape = training.tape
-        self.here = Here(face.serving.innermost)
-        self._references = References(self._tape, face, self.here)
+        self.tape: Tape = training.tape
+        self.here = Here(face.serving.running)
+        self._references = References(self.tape, face, self.here)
         self._contexts = Contexts(training, face, self.here)
         self._fetching: dict[int, Sent] = {}  # those of `to_here` that have not returned
 
@@ -62,52 +62,43 @@ class Recorder:
         setattr(PyRRef, _to_here, self._around_to_here(getattr(PyRRef, _to_here)))
         self._references.install()
         self._contexts.install()
-        self._tape.collectors.append(self._tell_those_under_way)
+        self.tape.collectors.append(self._tell_those_under_way)
         face.calls.on_answer = self._on_answer
         face.sending.recorder = face.serving.recorder = self
 
-    @property
-    def is_on(self) -> bool:
-        """Whether something is recorded."""
-        return self._tape.level != OFF
-
     # ---- the caller
 
-    def begin(self, call: Sent, is_torchs: bool = False) -> None:
-        """A call is about to be made. From here on it is recorded."""
-        call.is_recorded, call.is_told, call.moment = True, False, self._tape.moment
-        call.kind = _TORCH if is_torchs else -1
-        call.nbytes = call.nbytes_back = call.returned_ns = -1
-        call.reference, call.error = 0, ""
-        call.parent = self.here.inside_of(call.thread)
-
-    def sends(self, call: Sent, what: bytes | None, args: Any) -> set[int] | None:
-        """It is about to be sent, by the function that has called this one's caller. Returns what `sent_in_context` is
-        to be told; None: nothing.
+    def sends(self, call: Sent, what: bytes | None, args: Any) -> None:
+        """A call is about to be sent, by the function that has called this one's caller.
 
         Args:
             what: a Python function and its arguments, as bytes; None: it is another one.
             args: its tensors, first; or what is passed to it.
         """
-        face, frame, depth = self._face, sys._getframe(2), 3  # `_invoke_rpc` below `rpc_sync` and `rpc_async`; `remote`
+        tape, frame, depth = self.tape, sys._getframe(2), 3  # `_invoke_rpc`, below `rpc_sync` and `rpc_async`; `remote`
         if frame.f_code.co_name == "_invoke_rpc" and frame.f_back is not None:
             frame, depth = frame.f_back, 4
-        if call.kind != _TORCH:
+        if call.kind != TORCH:
             call.kind = _KIND.get(frame.f_code.co_name, _ASYNC)
-        call.site = self._tape.site(depth)
-        call.src, call.dst = face.rank, face.rank_of(call.agent)
+        call.site, call.moment, call.is_told = tape.site(depth), tape.moment, False
+        call.nbytes_back, call.returned_ns, call.reference, call.error = -1, -1, 0, ""
+        names = self._face.names
+        call.src, call.dst = (-1, -1) if names is None else (names.mine.here, names.here.get(call.agent, -1))
         if what is None:
             call.nbytes = _nbytes(args)
         else:
             call.nbytes = len(what)
             for tensor in args[0] or ():
                 call.nbytes += tensor.nbytes
-        return self._contexts.before() if self.here.context_of(call.thread) else None
+
+    def before(self, call: Sent) -> set[int]:
+        """What `sent_in_context` is to be told."""
+        return self._contexts.before(call.context)
 
     def failed(self, call: Sent, error: BaseException) -> None:
         """It could not be sent."""
         call.returned_ns, call.error = _now_ns(), _in_a_line(error)
-        self._tape.put(call)
+        self.tape.put(call)
 
     def made(self, call: Sent, reference: PyRRef[Any]) -> None:
         """It was sent by `remote`, which has made this."""
@@ -117,7 +108,7 @@ class Recorder:
         """It was sent in a context of distributed autograd."""
         self._contexts.sent(call, before)
         # At once, before the next one's answer comes: in a thread of the agent's.
-        future.add_done_callback(functools.partial(self._in_context, call, self.here.context))
+        future.add_done_callback(functools.partial(self._in_context, call, call.context))
 
     def _in_context(self, call: Sent, context: int, future: Any) -> None:
         call.returned_ns = _now_ns()
@@ -127,8 +118,9 @@ class Recorder:
     def _on_answer(self, call: Sent, time_ns: int, value: Any, future: Any = None) -> None:
         if call.returned_ns < 0:
             call.returned_ns = time_ns
-            self._look_at(call, value, future)
-        self._tape.put(call)
+            if value is not None or future is not None:
+                self._look_at(call, value, future)
+        self.tape.put(call)
 
     def _look_at(self, call: Sent, value: Any, future: Any) -> None:
         """Keep what its answer says.
@@ -150,14 +142,16 @@ class Recorder:
     def _around_to_here(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fetch)
         def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
-            if not self.is_on or reference.is_owner():
+            tape, face, here = self.tape, self._face, self.here
+            if tape.level == OFF or reference.is_owner():
                 return fetch(reference, *args, **kwargs)
-            face, here = self._face, self.here
             call = face.calls.new(_to_here)
-            self.begin(call)
-            call.kind, call.site = _TO_HERE, self._tape.site(2)
+            call.is_recorded, call.is_told, call.kind = True, False, _TO_HERE
+            call.site, call.moment = tape.site(2), tape.moment
+            call.parent, call.context = here.of(call.thread)
             call.src, call.dst = face.rank, face.rank_of(reference.owner())
-            call.reference, context = self._references.number(reference), here.context
+            call.nbytes = call.nbytes_back = call.returned_ns = -1
+            call.reference, call.error = self._references.number(reference), ""
             call.sent_ns = _now_ns()
             self._fetching[call.number] = call
             try:
@@ -170,9 +164,9 @@ class Recorder:
                 raise
             finally:
                 del self._fetching[call.number]
-            self._tape.put(call)
-            if context:
-                self._contexts.returned(call, context)
+            self.tape.put(call)
+            if call.context:
+                self._contexts.returned(call, call.context)
             return value
 
         return to_here
@@ -185,9 +179,9 @@ class Recorder:
 
     def ran(self, ran: Ran, result: Any) -> None:
         """One was executed."""
-        if not self.is_on:
+        if self.tape.level == OFF:
             return
-        ran.moment = self._tape.moment
+        ran.moment = self.tape.moment
         if ran.ended_ns < 0:  # it was stopped
             ran.ended_ns = _now_ns()
         if isinstance(result, RemoteException):
@@ -195,30 +189,30 @@ class Recorder:
         elif isinstance(result, Future) and not result.done():
             result.add_done_callback(functools.partial(self._set, ran))
             return
-        self._tape.put(ran)
+        self.tape.put(ran)
 
     def _set(self, ran: Ran, future: Any) -> None:
         """The future is set that a function of `async_execution` has returned."""
         ran.done_ns = _now_ns()
-        self._tape.put(ran)
+        self.tape.put(ran)
 
     # ---- any thread
 
     def _tell_those_under_way(self) -> None:
         """Leave, once, the calls whose answers do not come soon, and those that are executed for long."""
         calls, since_ns = self._face.calls.under_way(), _now_ns() - _LONG_NS
-        if not self.is_on:
+        if self.tape.level == OFF:
             return
         for call in (*calls, *list(self._fetching.values())):
             if call.is_recorded and call.sent_ns < since_ns and not call.is_told:
                 call.is_told = True
                 now = copy.copy(call)  # else its answer may come before its row is made
                 now.returned_ns = now.nbytes_back = -1
-                self._tape.put(now)
+                self.tape.put(now)
         for ran in self._face.serving.going():
             if ran.number and ran.begun_ns < since_ns and not ran.is_told:
                 ran.is_told = True
-                self._tape.put(dataclasses.replace(ran, moment=self._tape.moment, ended_ns=-1))
+                self.tape.put(dataclasses.replace(ran, moment=self.tape.moment, ended_ns=-1))
 
 
 def _nbytes(values: Any) -> int:

@@ -52,6 +52,7 @@ export class Intake extends Run {
       smoothing: 0,
       /** @type {{cell: number, step: number}|null} */ step: null,
       /** @type {import("./names.js").Name|null} */ collective: null,
+      /** @type {{rank: number, call: number}|null} */ remote: null, // a call between ranks, and its caller
       paused: false,
       /** @type {[number, number]|null} */ window: null,
     };
@@ -108,7 +109,7 @@ export class Intake extends Run {
   /** Another run: nothing of the one before is shown; what was chosen stays where it can. @param {Record<string, any>} message */
   #startRun(message) {
     Object.assign(this, new Run(message.run));
-    this.choice.step = this.choice.collective = this.choice.window = null;
+    this.choice.step = this.choice.collective = this.choice.remote = this.choice.window = null;
     if (this.choice.paused) this.choice.paused = false;
     if (message.world_size && [...(this.choice.ranks ?? [])].some((rank) => rank >= message.world_size)) this.choice.ranks = null;
   }

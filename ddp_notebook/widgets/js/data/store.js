@@ -185,6 +185,7 @@ export class Store extends Intake {
   choose(partial) {
     const wasPaused = this.choice.paused;
     Object.assign(this.choice, partial);
+    if (partial.collective && !partial.remote) this.choice.remote = null; // one or the other
     if (this.choice.paused && !wasPaused) {
       const { step, bucket, span, value } = this.tables;
       const ends = { step: step.total, bucket: bucket.total, span: span.total, value: value.total };

@@ -16,7 +16,7 @@ import { COLLECTIVE, EXECUTION, REMOTE_CALL } from "../data/tables.js";
 export const MOST_RIBBONS = 16;
 
 const NEAR = 256; // spans to both sides among which the other end is sought
-const MOST_ARROWS = 48; // calls in sight, above which only the one under the pointer has arrows
+const MOST_ARROWS = 48; // calls in sight, above which only the chosen and the one under the pointer have arrows
 const LEAST_ROW_PX = 12; // the same in rows that are thinner
 const FAR_PX = 2000; // canvases lose precision far outside of the picture
 
@@ -167,15 +167,18 @@ function callsBetween(lanes, table, ranks, { t0, t1 }, most) {
  * @param {import("./timeline_draw.js").Scene} scene
  * @param {import("../data/lanes.js").Lanes} lanes
  * @param {import("../data/table.js").Table} table spans
- * @param {Ends|null} under of the call under the pointer
+ * @param {(Ends|null)[]} chosen calls that are told from the others, such as the one under the pointer
  * @param {number} now where what is under way ends
  * @returns {Arrow[]}
  */
-export function arrowsIn(scene, lanes, table, under, now) {
+export function arrowsIn(scene, lanes, table, chosen, now) {
   const all = scene.layout.row < LEAST_ROW_PX ? [] : callsBetween(lanes, table, scene.ranks, scene.view, MOST_ARROWS);
-  const isUnder = /** @param {Ends} one */ ({ caller }) => caller.lane === under?.caller.lane && caller.at === under.caller.at;
-  const others = all.filter((one) => !isUnder(one)).flatMap((one) => arrowsOf(scene, one, now, false));
-  return under ? [...others, ...arrowsOf(scene, under, now, true)] : others;
+  /** @type {Ends[]} */
+  const told = [];
+  const isIn = /** @param {Ends[]} some @param {Ends} one */ (some, { caller }) => some.some((other) => other.caller.lane === caller.lane && other.caller.at === caller.at);
+  for (const one of chosen) if (one && !isIn(told, one)) told.push(one);
+  const others = all.filter((one) => !isIn(told, one));
+  return [...others.flatMap((one) => arrowsOf(scene, one, now, false)), ...told.flatMap((one) => arrowsOf(scene, one, now, true))];
 }
 
 /**

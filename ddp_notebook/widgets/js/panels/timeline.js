@@ -12,12 +12,12 @@
  * | grey hatch over all rows | a step that was left out on the way to the browser |
  * | name above rows | the host of these ranks, where they are on several |
  * | ribbon from row to row | the same collective: left edge arrivals, right edge ends |
- * | arrows from row to row | a remote call: to where its callee begins, and back from where that ends |
+ * | arrows from row to row | a remote call: to where its callee begins, and back from where that ends; darker: chosen |
  */
 
 import { plural } from "../data/format.js";
 import { COMMUNICATION, COMPUTE, Lanes } from "../data/lanes.js";
-import { isSameName, keyOf, nameOf } from "../data/names.js";
+import { isSameName, nameOf } from "../data/names.js";
 import { StepMarks, leftOut } from "../data/stepmarks.js";
 import { HEADING, MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
 import { MOST_RIBBONS, arrowsIn, callsOf, collectivesIn, endsOf } from "../drawing/links.js";
@@ -25,6 +25,7 @@ import { drawScene, xOf } from "../drawing/timeline_draw.js";
 import { pan, zoom } from "../drawing/timewindow.js";
 import { collectiveControl, stepControl } from "../parts/controls.js";
 import { tooltip } from "../parts/tooltip.js";
+import { Chosen } from "./timeline_choice.js";
 import { Asking, Follow, GOING_ON, controls, legend } from "./timeline_controls.js";
 import { pointer as listen } from "./timeline_pointer.js";
 import { timelineWords } from "./timeline_words.js";
@@ -47,6 +48,7 @@ export function timelinePanel(el, store, env) {
   const lanes = new Lanes();
   const steps = new StepMarks();
   const rectangles = new Rectangles();
+  const chosen = new Chosen(store, lanes);
   const following = new Follow();
   const asking = new Asking(store, env);
   const { ownerDocument: document } = el;
@@ -66,7 +68,6 @@ export function timelinePanel(el, store, env) {
   /** @type {Found|null} */
   let found = null;
   let shownStep = store.choice.window && store.choice.step ? `${store.choice.step.cell}.${store.choice.step.step}` : "";
-  let chosenCalls = { key: "", calls: /** @type {import("../drawing/links.js").Call[]} */ ([]) };
 
   const { rowOf, wordsOf, about, describe, table } = timelineWords(store, lanes);
 
@@ -151,12 +152,26 @@ export function timelinePanel(el, store, env) {
     found = pointer.isInside ? find(scene, pointer.x, pointer.y) : null;
     const collectMs = performance.now() - begun;
     scene.ribbons = ribbons(scene, now);
-    scene.arrows = arrowsIn(scene, lanes, store.tables.span, found && remoteUnder(found), now);
+    scene.arrows = arrowsIn(scene, lanes, store.tables.span, [chosen.ends(), found && remoteUnder(found)], now);
     drawScene(scene);
     bar?.update(!store.choice.window);
     key.update(env.colours, lanes.kinds);
-    tip.show(found && about(found, remoteUnder(found)), pointer.x, canvas.offsetTop + pointer.y, width);
+    showTip(scene);
     drawn = { collectMs, drawMs: performance.now() - begun, draws: drawn.draws + 1 };
+  }
+
+  /** Beside the pointer, or of the chosen remote call below all rows. @param {Scene} scene */
+  function showTip(scene) {
+    const call = found ? null : chosen.remote();
+    const x = call && xOf(scene, call.lane.start[call.at]);
+    if (call && x !== null && x >= left - 1 && x <= width) tip.show(aboutChosen(), x, canvas.offsetTop + Math.min(TOP + scene.layout.total - scroll, height) - 8, width);
+    else tip.show(found && about(found, remoteUnder(found)), pointer.x, canvas.offsetTop + pointer.y, width);
+  }
+
+  /** The chosen remote call in words; null: none is. */
+  function aboutChosen() {
+    const call = chosen.remote();
+    return call && about({ ...call, count: 1 }, chosen.ends());
   }
 
   /** A step that was chosen elsewhere, or on the axis, fills the picture. */
@@ -208,7 +223,7 @@ export function timelinePanel(el, store, env) {
       if (isSameName(name, collective)) continue;
       add(callsOf(lanes, span, name, ranks, name.around), false);
     }
-    if (collective) add(callsOfChosen(ranks, collective), true);
+    if (collective) add(chosen.calls(), true);
     const under = found && nameUnder(found);
     if (found && under && !isSameName(under, collective)) add(callsOf(lanes, span, under, ranks, found.lane.start[found.at]), true);
     return made;
@@ -216,17 +231,6 @@ export function timelinePanel(el, store, env) {
 
   /** @param {Found} one */
   const remoteUnder = (one) => endsOf(lanes, store.tables.span, scene?.ranks ?? [], one);
-
-  /** @param {number[]} ranks @param {Name} collective */
-  function callsOfChosen(ranks, collective) {
-    const { span } = store.tables;
-    const name = `${keyOf(collective)}:${span.total}:${ranks.length}`;
-    if (chosenCalls.key !== name) {
-      const start = store.collectiveOf(collective)?.start;
-      chosenCalls = { key: name, calls: callsOf(lanes, span, collective, ranks, start) };
-    }
-    return chosenCalls.calls;
-  }
 
   // Canvases lose precision far outside of the picture.
   const clampX = /** @param {number} x */ (x) => Math.min(Math.max(x, -2000), width + 2000);
@@ -290,8 +294,7 @@ export function timelinePanel(el, store, env) {
     }
     const { x, y } = at;
     const one = find(scene, x, y);
-    const name = one && nameUnder(one);
-    store.choose({ collective: name || null });
+    chosen.choose((one && nameUnder(one)) || null, one && chosen.remoteAt(one));
   }
 
   /** @param {KeyboardEvent} event @returns {boolean} whether it was for the timeline */
@@ -310,9 +313,9 @@ export function timelinePanel(el, store, env) {
       ",": () => next(-1), ".": () => next(1), Enter: () => showChosen(),
     };
     const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!action || (event.key === "Enter" && !store.choice.collective)) {
-      if (event.key !== "Escape" || !store.choice.collective) return false;
-      store.choose({ collective: null });
+    if (!action || (event.key === "Enter" && !chosen.isAny)) {
+      if (event.key !== "Escape" || !chosen.isAny) return false;
+      chosen.choose(null);
       return true;
     }
     action();
@@ -325,25 +328,18 @@ export function timelinePanel(el, store, env) {
     scroll += rows * (scene?.layout.row ?? 0);
   }
 
-  /** The collective before or after the chosen one, brought into sight. @param {number} by */
+  /** The collective or remote call before or after the chosen one, brought into sight. @param {number} by */
   function next(by) {
-    const all = store.collectives().filter((one) => one.spans.size);
-    if (!all.length) return;
-    const { collective } = store.choice;
-    const at = collective ? all.findIndex((one) => isSameName(one, collective)) : by < 0 ? all.length : -1;
-    const one = all[Math.min(Math.max(at + by, 0), all.length - 1)];
-    store.choose({ collective: nameOf(one) });
+    const start = chosen.next(by);
     const seen = view();
-    if (one.start < seen.t0 || one.start > seen.t1) showChosen(seen.t1 - seen.t0);
+    if (start !== null && (start < seen.t0 || start > seen.t1)) showChosen(seen.t1 - seen.t0);
   }
 
-  /** Zooms to the chosen collective. @param {number} [length] ms of the window; else it fills a third of it */
+  /** Zooms to what is chosen. @param {number} [length] ms of the window; else it fills a third of it */
   function showChosen(length) {
-    const { collective } = store.choice;
-    const calls = collective ? callsOfChosen(store.shownRanks(), collective) : [];
-    if (!calls.length) return;
-    const t0 = Math.min(...calls.map(({ lane, at }) => lane.start[at]));
-    const t1 = Math.max(...calls.map(({ lane, at }) => Math.min(lane.end[at], store.now)));
+    const extent = chosen.extent(store.now);
+    if (!extent) return;
+    const { t0, t1 } = extent;
     const around = length ?? Math.max(3 * (t1 - t0), 0.01);
     setWindow({ t0: (t0 + t1 - around) / 2, t1: (t0 + t1 + around) / 2 });
   }
@@ -351,7 +347,7 @@ export function timelinePanel(el, store, env) {
   return {
     controls: env.compact ? [] : [stepControl(document, store), collectiveControl(document, store)],
     draw,
-    describe: () => describe(view(), note()),
+    describe: () => describe(view(), [note(), ...[aboutChosen()].flatMap((lines) => (lines ? [`chosen: ${lines.join("; ")}`] : []))].filter(Boolean).join(". ")),
     table: () => table(view()),
     onKey,
     notes: () => [note()].filter(Boolean),
@@ -370,7 +366,7 @@ export function timelinePanel(el, store, env) {
       return {
         window: scene && [scene.view.t0, scene.view.t1], isFollowing: !store.choice.window, rectangles: all.total, single: all.single, merged: all.merged, columns: all.columns,
         links: joined.length, linked: joined.map((one) => one.bars.length), missing: missing.map((one) => one.step), asking: asking.isWaiting, rows: ranks.length,
-        rowHeight: scene?.layout.row, rowTops: scene?.layout.tops, headings: scene?.layout.headings, scroll, spans: lanes.count, arrows: scene?.arrows ?? [], underPointer: found ? about(found, remoteUnder(found)) : null, chosen: store.choice.collective, note: note(), left, top: TOP, ...drawn,
+        rowHeight: scene?.layout.row, rowTops: scene?.layout.tops, headings: scene?.layout.headings, scroll, spans: lanes.count, arrows: scene?.arrows ?? [], underPointer: found ? about(found, remoteUnder(found)) : null, chosen: store.choice.collective, chosenCall: aboutChosen(), note: note(), left, top: TOP, ...drawn,
       };
     },
     destroy() {

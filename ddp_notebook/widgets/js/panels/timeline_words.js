@@ -64,7 +64,10 @@ export function timelineWords(store, lanes) {
     const sent = ends?.caller.lane.start[ends.caller.at], returned = ends?.caller.lane.end[ends.caller.at];
     const begun = ends?.callee?.lane.start[ends.callee.at], ended = ends?.callee?.lane.end[ends.callee.at];
     const failed = row.state === FAILED ? ", failed" : "";
-    if (sent !== undefined && returned !== undefined && begun !== undefined && ended !== undefined) {
+    if (one.lane.end[one.at] === Infinity || returned === Infinity) {
+      const since = sent ?? row.start;
+      lines.push(`under way for ${duration(store.now - since)}${begun === undefined ? "" : `: ${duration(Math.max(begun - since, 0))} until it began`}`);
+    } else if (sent !== undefined && returned !== undefined && begun !== undefined && ended !== undefined) {
       const parts = [[Math.max(begun - sent, 0), "until it began"], [ended - begun, "running"], [Math.max(returned - ended, 0), "back"]];
       lines.push(`${duration(returned - sent)}${failed}: ${parts.map(([ms, words]) => `${duration(Number(ms))} ${words}`).join(", ")}`);
     } else lines.push(`${duration(row.end - row.start)}${failed}${isCaller && callee !== caller ? "; when it ran is not known" : ""}`);
