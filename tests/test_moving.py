@@ -48,6 +48,7 @@ def test_without_gpus_ranks_go_where_least_is_to_be_done(hosts, lost, there, wen
     moved, left = move(placement(hosts), ranks, there)
     assert "".join(moved.hosts) == went and not left
     assert [moved.local_rank(rank) for rank in range(len(hosts))] == local
+    assert moved.threads == min(there[host].cores // went.count(host) for host in went), "an equal share of the cores"
     assert moved.group_world_size == len(set(went))
     assert moved.group_rank(0) == 0 and moved.local_world_size(0) == went.count(went[0])
 

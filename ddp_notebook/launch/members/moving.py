@@ -62,7 +62,7 @@ def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, Room]) 
         >>> moved.hosts, [moved.local_rank(rank) for rank in (0, 1)], left
         (('b', 'b'), [1, 0], [])
     """
-    left = []
+    before, left = placement, []
     for host in dict.fromkeys(placement.hosts[rank] for rank in ranks):
         moved: Placement | None = placement
         for rank in ranks:
@@ -72,6 +72,8 @@ def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, Room]) 
             left.append(host)
         else:
             placement = moved
+    if placement != before:
+        placement = replace(placement, threads=_threads(placement, rooms))
     return placement, left
 
 
@@ -124,11 +126,12 @@ def _threads(placement: Placement, rooms: Mapping[str, Room]) -> int:
         return placement.threads
     shares = []
     for host in dict.fromkeys(placement.hosts):
-        room = rooms[host]
+        if (room := rooms.get(host)) is None:  # lost, and its ranks have nowhere to go
+            continue
         is_bound = room.cores < room.machine_cores  # by its launcher, to what is its own
         count = placement.hosts.count(host) if is_bound else placement.machines.count(room.machine)
         shares.append(max(1, room.cores // count))
-    return min(shares)
+    return min(shares, default=placement.threads)
 
 
 def _moved(placement: Placement, rank: int, rooms: Mapping[str, Room]) -> Placement | None:
