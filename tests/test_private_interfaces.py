@@ -396,6 +396,14 @@ def test_torch_lets_training_be_seen():
     assert "_has_rebuilt_buckets" in inspect.getsource(DistributedDataParallel._pre_forward)
 
 
+def test_fsdp_keeps_its_shards_and_tells_which_dimensions_of_a_mesh_are_its_own():
+    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fully_shard
+
+    assert "self.sharded_param = nn.Parameter(" in inspect.getsource(_fsdp_param.FSDPParam)
+    if TORCH >= (2, 12):
+        assert "_get_mesh_info(mesh, dp_mesh_dims)" in inspect.getsource(_fully_shard)
+
+
 def test_torch_lets_a_model_begin_anew():
     from torch.distributed.fsdp import FSDPModule
     from torch.nn.parallel import DistributedDataParallel

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ddp_notebook.rank.group.operators import SPECS
 from ddp_notebook.rank.group.recorder import Recorder
@@ -46,6 +47,26 @@ def test_every_collective_is_counted_and_none_is_left(recorder):
         call()
     assert recorder.counts == {"0": {"collective": len(calls) + 1, "send": 0, "recv": 0, "sent": {}}}
     assert recorder.live == {} and recorder.by_work == {} and recorder.waiting == {}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_nothing_is_left_of_an_operation_on_a_tensor_made_of_two(recorder, is_async):
+    """It calls the operator for each of them, and its caller waits for one work."""
+
+    def two(value):
+        return TwoTensor(torch.full((4,), value), torch.full((4,), value))
+
+    tensor = two(0.0)
+    for call in (
+        lambda: dist.scatter(tensor, [two(1.0)], async_op=is_async),
+        lambda: dist.all_reduce(tensor, async_op=is_async),
+    ):
+        work = call()
+        if work is not None:
+            work.wait()
+        assert recorder.counts["0"]["collective"] % 2 == 0
+        assert recorder.operations() == [] and recorder.unwaited == {}
+    assert tensor.b.tolist() == [1.0] * 4
 
 
 def test_an_operation_is_described_when_somebody_asks(recorder):

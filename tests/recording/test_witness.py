@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ddp_notebook import starting
+from ddp_notebook.errors import RankError
 from ddp_notebook.observe.recording import Recording
 from tests.recording.witness import cell_of_last, expect_agreement, operations, operations_off, spans, spans_off
 
@@ -169,6 +170,27 @@ def test_buckets_are_what_a_comm_hook_is_given(session, layout):
     assert len({len(step) for step in theirs[0]}) == 1 + (
         layout in ("many buckets", "static_graph", "without views", "a parameter that is used twice")
     ), "they were rebuilt"
+
+
+def test_a_hook_that_returns_no_future_is_refused_in_torchs_words(session):
+    code = "model = make('Deep'); model.register_comm_hook(None, lambda state, bucket: 1); train([model], 1)"
+    with pytest.raises(RankError, match=r"callback must return a torch\.futures\.Future object"):
+        session.run(code, quiet=True)
+
+
+def test_a_hook_gets_sparse_gradients(session):
+    session.run(
+        "def sums(state, bucket):\n"
+        "    fut = dist.all_reduce(bucket.buffer(), async_op=True).get_future()\n"
+        "    return fut.then(lambda fut: fut.value()[0])\n"
+        "words = torch.nn.parallel.DistributedDataParallel(torch.nn.EmbeddingBag(4, 2, sparse=True))\n"
+        "words.register_comm_hook(None, sums)\n"
+        "words(torch.tensor([[rank, 3]])).sum().backward(); rows = words.module.weight.grad.to_dense()[:, 0].tolist()",
+        quiet=True,
+    )
+    assert session["rows"][0] == session["rows"][1] == [0.5, 0.5, 0.0, 1.0]
+    (bucket,) = [one for one in session.recording.collectives(rank=0) if one.op == "comm hook sums"]
+    assert bucket.nbytes == 2 * 8 + 2 * 2 * 4  # two rows' numbers, and two rows
 
 
 def test_a_hook_keeps_its_slot_and_can_be_registered_again(session):

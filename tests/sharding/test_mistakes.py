@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib.metadata import version
 
 import pytest
 
@@ -83,6 +84,9 @@ _RIGHT = {
     ),
     "another model, of another shape, that is gone": (
         "model = make(4, 8); fully_shard(model); optimizer = torch.optim.SGD(make(5, 5).parameters())"
+    ),
+    "the root is gathered still": (
+        f"model = make(4, 4, 4); fully_shard(model[0]); fully_shard(model); {_FIRST}y = model(x)"
     ),
     "one part frozen": "model = make(4, 8, 4); fully_shard(model); optimizer = torch.optim.SGD(model[1].parameters())",
 }
@@ -221,6 +225,19 @@ def test_the_same_inputs_of_a_tensor_parallel_module(ranks, inputs):
     assert mistakes(ranks, f"torch.manual_seed(0)\n{_TP}{inputs}") == ()
 
 
+@pytest.mark.skipif(version("torch").startswith("2.11."), reason="FSDP has meshes of its own before torch 2.12")
+def test_the_data_of_each_rank_where_fsdp_and_dtensor_share_a_mesh(ranks):
+    code = (
+        "from torch.distributed.fsdp import DataParallelMeshDims\n"
+        "from torch.distributed.tensor import distribute_module\n"
+        "mesh = init_device_mesh('cpu', (2, 1), mesh_dim_names=('dp', 'tp'))\n"
+        "model = distribute_module(make(4, 4), mesh)\n"
+        "fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard='dp')); torch.manual_seed(rank)\n"
+        "model(DTensor.from_local(torch.randn(2, 4), mesh, [Replicate()] * 2, run_check=False)).sum().backward()"
+    )
+    assert mistakes(ranks, code) == ()
+
+
 def test_other_layers_behind_a_tensor_parallel_module(ranks):
     code = (
         "model = make(4, 8, 4); {}\n"
@@ -327,6 +344,15 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
         (
             "distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0), Shard(1)])",
             r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
+        ),
+        (
+            "whole = distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0)])\n"
+            "whole.redistribute(placements=[Shard(5)])",
+            r"Shard\(5\) of a tensor of shape \(4, 3\): it has 2 dimensions, 0 to 1",
+        ),
+        (
+            "fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh('cpu', (1,)))",
+            r"rank 1 is not in the mesh of 1 = 1 ranks != world_size 2: its sizes have to multiply to 2, or only its",
         ),
     ],
 )

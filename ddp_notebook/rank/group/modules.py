@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 ROOT = "(root)"
-_CALL_IMPL = torch.nn.Module._call_impl.__code__
+CALL_IMPL = torch.nn.Module._call_impl.__code__  # of a module whose forward is on the stack
 _MARK = "_ddp_notebook_module"  # of an autograd function's context
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
 
@@ -56,6 +56,19 @@ class Modules:
         self._mark(_FromTorchTensor, is_on, _is_replicated)
         self._mark(Redistribute, is_on, _changes)
 
+    def noted(self, frame: FrameType) -> str | None:
+        """The module that was marked in this frame's context; None if it is no frame of a function with marks."""
+        return getattr(frame.f_locals["ctx"], _MARK, None) if id(frame.f_code) in self._marked else None
+
+    def of_context(self, ctx: Any, frame: FrameType) -> str:
+        """The module for which DTensor's autograd function of this context runs.
+
+        Args:
+            frame: the innermost one to look at, if there is no mark.
+        """
+        mark = getattr(ctx, _MARK, None)
+        return self.name(frame, None, 0) if mark is None else mark
+
     def _mark(self, function: Any, is_on: Callable[[], bool], may_communicate: Callable[[Any, Any], bool]) -> None:
         original = function.forward
         self._marked |= {id(original.__code__), id(function.backward.__code__)}
@@ -63,8 +76,14 @@ class Modules:
         @functools.wraps(original)
         def forward(ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any) -> Any:
             # torch.compile knows the first of these while it traces, and so traces nothing but the original.
-            if not torch.compiler.is_compiling() and is_on() and may_communicate(tensor, placements):
-                setattr(ctx, _MARK, self.name(sys._getframe(1), None, 0))
+            # Without a gradient there will be no backward, and a forward's own collectives find their module anyway.
+            if (
+                not torch.compiler.is_compiling()
+                and ctx.needs_input_grad[0]
+                and is_on()
+                and may_communicate(tensor, placements)
+            ):
+                setattr(ctx, _MARK, self._caller())
             return original(ctx, tensor, mesh, placements, *rest)
 
         function.forward = staticmethod(forward)
@@ -76,7 +95,7 @@ class Modules:
             frame: the innermost one to look at.
             code, instruction: the user's line. The same module may be called by two models.
         """
-        call_impl, marked = _CALL_IMPL, self._marked
+        call_impl, marked = CALL_IMPL, self._marked
         while frame is not None:
             above = frame.f_code
             if above is call_impl:
@@ -88,6 +107,22 @@ class Modules:
             frame = frame.f_back
         else:
             return ""
+        return self._name(frame, code, instruction)
+
+    def _caller(self) -> str:
+        """The module in whose forward DTensor's function runs that has an autograd function call our caller. Each frame
+        that is looked at is made for it first, so the three that are known are passed over."""
+        try:
+            frame: FrameType | None = sys._getframe(4)
+        except ValueError:  # in a thread that C++ has started
+            return ""
+        call_impl = CALL_IMPL
+        while frame is not None and (above := frame.f_code) is not call_impl:
+            frame = None if above.co_name == "<module>" else frame.f_back
+        return "" if frame is None else self._name(frame, None, 0)
+
+    def _name(self, frame: FrameType, code: CodeType | None, instruction: int) -> str:
+        """The name of a module, by the frame that calls its forward."""
         module = frame.f_locals["self"]
         key = id(module), id(code), instruction
         known = self._found.get(key)
@@ -98,7 +133,7 @@ class Modules:
     def _look_up(self, module: torch.nn.Module, frame: FrameType) -> str:
         outermost, above = frame, frame.f_back
         while above is not None and above.f_code.co_name != "<module>":
-            if above.f_code is _CALL_IMPL:
+            if above.f_code is CALL_IMPL:
                 outermost = above
             above = above.f_back
         model: torch.nn.Module = outermost.f_locals["self"]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ddp_notebook.rank.cell.where import OURS
-from ddp_notebook.rank.group.modules import ROOT, Modules
+from ddp_notebook.rank.group.modules import CALL_IMPL, ROOT, Modules
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 USER = "user"
@@ -106,7 +106,7 @@ class Sites:
         except ValueError:  # in a thread that C++ has started
             return REDUCER, None, None, 0, None, ""
         assert frame is not None
-        innermost, first, levels = frame, frame.f_code, 0
+        first, levels = frame.f_code, 0
         near = self._near.get(id(first))
         if near is not None:
             try:
@@ -119,6 +119,7 @@ class Sites:
         origin = module = ""
         api: CodeType | None = None
         is_always_so = True  # the frames between the first one and the user's
+        caller: FrameType | None = None  # that has called the innermost module's forward
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
@@ -130,7 +131,7 @@ class Sites:
                 if is_always_so and api is first and not origin and file in self._cells:
                     self._near[id(first)] = levels, first
                 if not module and origin in _FOR_MODULES:
-                    module = self._modules.name(innermost, code, frame.f_lasti)
+                    module = self._modules.name(caller or frame, code, frame.f_lasti)
                 return origin or USER, api, code, frame.f_lasti, cell, module
             if maker and maker is not _NOBODY:
                 if not origin or (origin is _FUNCTIONAL and maker is not REDUCER):  # DTensor calls those
@@ -138,13 +139,17 @@ class Sites:
                 if maker == "fsdp" and not module and file.endswith(_PARAM_GROUP):
                     name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
                     module = ROOT if name == "" else name or ""
+                elif maker == "dtensor" and not module and caller is None:
+                    module = self._modules.noted(frame) or ""
+            elif code is CALL_IMPL and caller is None:
+                caller = frame
             if code.co_name not in wrappers and maker is not _NOBODY:
                 api = code
             if levels and not (code.co_name == "wrapper" and file.startswith(_TORCH)):
                 is_always_so = False
             frame, levels = frame.f_back, levels + 1
         if not module and origin in _FOR_MODULES:
-            module = self._modules.name(innermost, None, 0)
+            module = self._modules.name(caller, None, 0)
         return origin or REDUCER, api, None, 0, None, module
 
     def is_of_cell(self, site: SiteFields) -> bool:

@@ -80,8 +80,7 @@ class Kernel(Operator):
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
             counts = group.counts
-            thread, tape = get_ident(), recorder.tape
-            key, call = 0, None
+            thread, tape, key, call = get_ident(), recorder.tape, 0, None
             try:
                 with group.locks[kind]:  # until it is compared: calls are compared in the order of their numbers
                     counts[kind] = number = counts[kind] + 1
@@ -124,6 +123,8 @@ class Kernel(Operator):
                 if tape is not None:
                     tape.ended(call, False, call.since_ns)
             elif at_async is not None and at_async < len(arguments) and not arguments[at_async]:
+                if (other := unwaited.get(thread)) is not None:  # of a tensor made of two, of which one is waited for
+                    recorder._forget(id(other), other)
                 unwaited[thread] = call  # the next thing that this thread does is to wait
             else:
                 work = unbox_work(work)
@@ -276,9 +277,8 @@ class Recorder:
         """The groups were formed anew: count from the beginning, and forget the operations of the old connections."""
         for group in list(self.groups.values()):
             group.reset_counts()
-        self.live.clear()
-        self.by_work.clear()
-        self.unwaited.clear()
+        for kept in (self.live, self.by_work, self.unwaited):
+            kept.clear()
         self.failed = None
 
     def leave(self, thread: int) -> None:

@@ -51,11 +51,11 @@ class RankRecording:
         self._profile: Profile | None = None
         self._prompt = ""
         self._began_ns = self._began_at = 0
-        self.training.install()
-        where.action = self.training.pipelines.words
-        recorder.meaning = self.training.pipelines.meaning
         self.mistakes = Mistakes(recorder, self.tape.modules)
         self.mistakes.watch()
+        self.training.install()  # which marks what the mistakes look at
+        where.action = self.training.pipelines.words
+        recorder.meaning = self.training.pipelines.meaning
         with contextlib.suppress(ImportError, AttributeError):  # a torch without: its own words stay
             equations.watch()
         self.drain.start()

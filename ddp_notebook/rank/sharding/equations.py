@@ -10,19 +10,28 @@ from typing import Any
 
 import torch.distributed as dist
 
-_HOLDERS = ("torch.distributed", "torch.distributed.device_mesh", "torch.distributed.tensor")  # of the functions' names
+_HOLDERS = (  # of the functions' names
+    *("torch.distributed", "torch.distributed.device_mesh", "torch.distributed.tensor"),
+    *("torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard"),
+)
 
 
 def watch() -> None:
-    """Say more where torch's `init_device_mesh` and `distribute_tensor` refuse something.
+    """Say more where torch's functions that make meshes, DTensors and shards refuse something.
 
     Raises:
         ImportError, AttributeError: this torch has no such functions.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
-    for original, say in ((init_device_mesh, _of_mesh), (distribute_tensor, _of_placements)):
+    DTensor.redistribute = _around(DTensor.redistribute, _of_redistribution)  # type: ignore[method-assign]
+    for original, say in (
+        (init_device_mesh, _of_mesh),
+        (distribute_tensor, _of_placements),
+        (fully_shard, _of_sharding),
+    ):
         around = _around(original, say)
         for holder in _HOLDERS:
             module = sys.modules.get(holder)
@@ -56,6 +65,20 @@ def _of_mesh(device_type: str, mesh_shape: Sequence[int], *_: Any, **__: Any) ->
         f"a mesh of {' * '.join(map(str, mesh_shape))} = {size} ranks != world_size {world_size}: its sizes have to "
         f"multiply to {world_size}"
     )
+
+
+def _of_sharding(_: Any, *, mesh: Any = None, **__: Any) -> str:
+    if mesh is None or mesh.get_coordinate() is not None:
+        return ""
+    world_size, size = dist.get_world_size(), mesh.size()
+    return (
+        f"rank {dist.get_rank()} is not in the mesh of {' * '.join(map(str, mesh.shape))} = {size} ranks != world_size "
+        f"{world_size}: its sizes have to multiply to {world_size}, or only its own ranks may call fully_shard"
+    )
+
+
+def _of_redistribution(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> str:
+    return _of_placements(tensor, device_mesh or tensor.device_mesh, placements)
 
 
 def _of_placements(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> str:

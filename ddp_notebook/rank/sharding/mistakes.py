@@ -30,7 +30,7 @@ class Mistakes:
             recorder.look = look
 
         self._scaling = Scaling(listen)
-        self._replicas = Replicas(lambda frame: modules.name(frame, None, 0))
+        self._replicas = Replicas(modules.of_context)
         self._saves = Saves()
 
     def watch(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+_KEEPER = "FSDPParam"  # FSDP's
+
 
 def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
     """Optimizers that hold what a model had before it was sharded: `fully_shard` and `parallelize_module` put other
@@ -44,12 +46,15 @@ def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
 
 
 def _is_in_a_module(parameters: list[torch.Tensor]) -> bool:
-    """Whether a module anywhere in this process has one of these, or a variable of the user's is one."""
+    """Whether a module anywhere in this process has one of these, or FSDP keeps it for one that is gathered just now:
+    behind a forward without a backward the root, or all of it, stays so."""
     parameters = [p for p in parameters if isinstance(p, torch.nn.Parameter)]
     if not parameters:
         return True  # tensors of the user's own
     wanted = {id(p) for p in parameters}
-    for module in gc.get_objects():
-        if issubclass(type(module), torch.nn.Module) and any(id(p) in wanted for p in module._parameters.values()):
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.nn.Module) and any(id(p) in wanted for p in one._parameters.values()):
+            return True
+        if type(one).__name__ == _KEEPER and id(getattr(one, "sharded_param", None)) in wanted:
             return True
     return False

@@ -8,6 +8,7 @@ from what is another tensor.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -17,12 +18,16 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.rank.imports import after_import
+from ddp_notebook.rank.sharding.wrapping import before
 from ddp_notebook.rank.unseen import unseen
 
 _CALLS = 4  # of each module, in each cell
 _LOOKS = 1000  # in each cell; a name takes 2 us
 _ELEMENTS = 1 << 16  # spread over a tensor
 _SIGNS = 4
+# Where FSDP is told which dimensions of a mesh are its own. (torch 2.11 has no such meshes.)
+_SHARDERS = ("torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.replicate_with_fsdp")
 _log = logging.getLogger(__name__)
 
 
@@ -30,14 +35,14 @@ class Replicas:
     """The inputs of this rank that are said to be equal on others.
 
     Args:
-        name: of the module whose forward is on the stack.
+        name: of the module that an autograd function runs for, by its context and a frame of its caller.
 
     Example:
-        >>> Replicas(lambda frame: "").told()
+        >>> Replicas(lambda ctx, frame: "").told()
         []
     """
 
-    def __init__(self, name: Callable[[FrameType], str]) -> None:
+    def __init__(self, name: Callable[[Any, FrameType], str]) -> None:
         self._name = name
         self._cell = 0
         self._left = 0  # looks
@@ -45,6 +50,7 @@ class Replicas:
         self._kept: list[tuple[dict[str, Any], torch.Tensor]] = []
         self._counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self._signs: torch.Tensor | None = None
+        self._of_data: dict[tuple[Any, ...], set[str]] = {}  # see `_note_mesh`
 
     def told(self) -> list[dict[str, Any]]:
         """The tensors of the last `cell` that has made such ones: `what` it is ("input", of a `module`, "gradient" of
@@ -71,15 +77,30 @@ class Replicas:
         def forward(ctx: Any, tensor: Any, mesh: Any, placements: Any, run_check: bool = False, *rest: Any) -> Any:
             if not torch.compiler.is_compiling() and self._left > 0 and not run_check:
                 try:
-                    self._look(tensor, mesh, placements, sys._getframe(1))
+                    self._look(ctx, tensor, mesh, placements, sys._getframe(1))
                 except Exception:  # the user's forward must go on
                     _log.info("a tensor was not looked at", exc_info=True)
             return original(ctx, tensor, mesh, placements, run_check, *rest)
 
         function.forward = staticmethod(forward)
+        for sharder in _SHARDERS:
+            after_import(sharder, functools.partial(self._watch_meshes, sharder))
 
-    def _look(self, tensor: Any, mesh: Any, placements: Any, frame: FrameType) -> None:
+    def _watch_meshes(self, sharder: str) -> None:
+        with contextlib.suppress(AttributeError):
+            before(sys.modules[sharder], "_get_mesh_info", self._note_mesh)
+
+    def _note_mesh(self, mesh: Any, dp_mesh_dims: Any = None, *_: Any, **__: Any) -> None:
+        """FSDP shares a mesh with DTensor: along its dimensions each rank has data of its own, which DTensor is told
+        to take for replicated, since FSDP looks after the gradients."""
+        if dp_mesh_dims is not None:
+            names = {*dp_mesh_dims.shard_names, *dp_mesh_dims.replicate_names}
+            self._of_data.setdefault(_names_and_sizes(mesh), set()).update(names)
+
+    def _look(self, ctx: Any, tensor: Any, mesh: Any, placements: Any, frame: FrameType) -> None:
         dims = [dim for dim, placement in enumerate(placements) if placement.is_replicate()]
+        if self._of_data and (of_data := self._of_data.get(_names_and_sizes(mesh))):
+            dims = [dim for dim in dims if mesh.mesh_dim_names[dim] not in of_data]
         if not dims or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type == "meta":
             return
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -91,7 +112,7 @@ class Replicas:
         ranks = unseen(ranks_along, mesh, dims)
         if len(ranks) < 2:
             return
-        module = self._name(frame)
+        module = self._name(ctx, frame)
         what = "input" if module else "gradient" if torch._C._current_graph_task_id() != -1 else "tensor"
         at = self._counts.get((module, what, ranks), 0)
         if at < _CALLS:
@@ -109,6 +130,10 @@ class Replicas:
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
         some = flat[:: max(1, -(-len(flat) // _ELEMENTS))].double()
         return torch.cat([some.norm().reshape(1), self._signs[:, : len(some)] @ some])
+
+
+def _names_and_sizes(mesh: Any) -> tuple[Any, ...]:
+    return mesh.mesh_dim_names, tuple(mesh.shape)
 
 
 def ranks_along(mesh: Any, dims: Sequence[int]) -> tuple[int, ...]:

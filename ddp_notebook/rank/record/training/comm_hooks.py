@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
@@ -53,7 +54,7 @@ class StandIn:
         tape, hook = self._tape, self._hook
         if tape.level == OFF:
             return hook(self._state, bucket)
-        moment, began_ns, index, nbytes = tape.moment, time.monotonic_ns(), bucket.index(), bucket.buffer().nbytes
+        moment, began_ns, index, nbytes = tape.moment, time.monotonic_ns(), bucket.index(), _nbytes(bucket.buffer())
         tape.bucket = self._model, index
         try:
             future = hook(self._state, bucket)
@@ -64,11 +65,19 @@ class StandIn:
         def ended(_: Any) -> None:
             tape.put(Hooked(self._model, index, self._name, nbytes, moment, backward, began_ns, time.monotonic_ns()))
 
+        if not hasattr(future, "add_done_callback"):  # no future: neither torch's in Python nor that in C++
+            return future  # torch refuses it
         if future.done():  # its callback would run here, where it swallows an interrupt
             ended(future)
         else:
             future.add_done_callback(ended)
         return future
+
+
+def _nbytes(buffer: torch.Tensor) -> int:
+    if buffer.layout is torch.strided:
+        return buffer.nbytes
+    return buffer._indices().nbytes + buffer._values().nbytes  # the one gradient of a bucket that is sparse
 
 
 class Hooks:

@@ -1,0 +1,248 @@
+"""torch's own test files of FSDP, tensor parallel, DTensor and DDP, which are not in its wheel, on ranks with CPUs.
+
+A test's body runs on ranks that exist: bare ones, which are forked for it, or those of a session. What asks for GPUs is
+let through where CPUs can do the same; the default group is the one that is there. `python -m
+tests.libraries.torchs_files FILE RANKS` runs all of a file on bare ranks and prints as JSON how each has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+import unittest
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PASSED, SKIPPED = "passed", "skipped"
+LIMIT_S = 60.0  # for one test
+_WAITS_S = 15  # a group's timeout
+_ONE_PROCESS = ("LocalTensor", "LocalDTensor", "fake")  # classes that play several ranks in one process
+
+
+def load(path: str) -> ModuleType:
+    """One of torch's test files as a module, which asks for no GPUs."""
+    _let_through()
+    file = Path(path)
+    for folder in (_root(file), file.parent):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    spec = importlib.util.spec_from_file_location(f"torchs_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _root(file: Path) -> Path:
+    """The folder `test/distributed`, whose modules import each other by name."""
+    return next(folder for folder in file.parents if folder.name == "distributed")
+
+
+@functools.cache
+def _let_through() -> None:
+    """Have torch's decorators that ask for GPUs let CPUs through, and its groups be the one that is there."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.testing._internal import common_device_type, common_distributed, common_fsdp
+
+    def always(*_: Any, **__: Any) -> Callable[[Any], Any]:
+        return lambda test: test
+
+    for name in ("skip_if_lt_x_gpu", "at_least_x_gpu", "requires_accelerator_dist_backend", "requires_world_size"):
+        if hasattr(common_distributed, name):
+            setattr(common_distributed, name, (lambda n: True) if name == "at_least_x_gpu" else always)
+    common_distributed.skip_if_no_gpu = lambda test: test
+    common_fsdp.DEVICE_COUNT = 4  # which FSDP's test classes take for the number of ranks
+    for_devices = common_device_type.instantiate_device_type_tests
+    common_device_type.instantiate_device_type_tests = functools.partial(_for_cpus, for_devices)
+    make: Any = DistributedDataParallel.__init__
+
+    @functools.wraps(make)
+    def on_cpus(model: Any, *args: Any, **named: Any) -> None:
+        make(model, *args, **{key: value for key, value in named.items() if key not in ("device_ids", "output_device")})
+
+    DistributedDataParallel.__init__ = on_cpus  # type: ignore[assignment, method-assign]
+
+    c10d = dist.distributed_c10d
+    init, destroy = c10d.init_process_group, c10d.destroy_process_group
+
+    def init_process_group(*args: Any, **named: Any) -> None:
+        backend = str(args[0] if args else named.get("backend") or "gloo")
+        if dist.is_initialized() and backend not in ("gloo", "cpu:gloo"):
+            raise unittest.SkipTest(f"a group of {backend}")
+        if not dist.is_initialized():
+            init(*args, **named)
+
+    def destroy_process_group(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    for holder in (dist, c10d):
+        holder.init_process_group = init_process_group  # type: ignore[attr-defined]
+        holder.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+
+
+def _for_cpus(make: Callable[..., None], case: type, scope: Any, except_for: Any = None, **_: Any) -> None:
+    make(case, scope, only_for=("cpu",))
+
+
+def names(module: ModuleType) -> Iterator[str]:
+    """`Class.test` of those that run in processes of their own or in threads, each of which is a rank."""
+    from torch.testing._internal.common_distributed import (
+        MultiProcContinuousTest,
+        MultiProcessTestCase,
+        MultiThreadedTestCase,
+    )
+
+    bases = (MultiProcessTestCase, MultiProcContinuousTest, MultiThreadedTestCase)
+    for key, case in vars(module).items():
+        if not (isinstance(case, type) and issubclass(case, bases) and case.__module__ == module.__name__):
+            continue
+        if not any(word in base.__name__ for base in case.__mro__ for word in _ONE_PROCESS):
+            yield from (f"{key}.{test}" for test in dir(case) if test.startswith("test"))
+
+
+def run(module: ModuleType, name: str, rank: int, world_size: int, directory: str) -> str:
+    """Run a test on this rank, which is in the default group.
+
+    Args:
+        module: what `load` gave.
+        name: one of `names`.
+        directory: the ranks meet there in files; empty, and the same on all ranks.
+
+    Returns:
+        how it has ended: `PASSED`, `SKIPPED` with a reason, or what has gone wrong.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    skips = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
+    key, method = name.split(".")
+    given = getattr(module, key)
+    # In place: test classes call `super` with their own names. A rank is one number in one process.
+    given.world_size, given.rank, given.pg = world_size, rank, torch.distributed.group.WORLD
+    given.file_name = given.rdvz_file = os.path.join(directory, "group")
+    os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank), LOCAL_RANK=str(rank))
+    torch._dynamo.reset()
+    common_utils.set_rng_seed()
+    test = given(method)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # DTensor has no rule for the one that CPUs take
+            getattr(test, method)()
+    except unittest.SkipTest as skip:
+        return f"{SKIPPED}: {skip}"
+    except SystemExit as end:
+        return f"{SKIPPED}: {skips[end.code]}" if end.code in skips else f"exit {end.code}"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {said[0][:200]} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+    finally:
+        torch._dynamo.reset()
+        torch.set_default_dtype(torch.float32)
+    return PASSED
+
+
+class Looks(logging.Handler):
+    """What of ours in this rank no question would tell: faults that the package has only logged, and what it would say
+    of optimizers that are no variables of a cell, but of a test's function."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.seen: list[str] = []
+        log = logging.getLogger("ddp_notebook")
+        log.setLevel(logging.INFO)
+        log.addHandler(self)
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(self._look)
+
+    def _look(self, optimizer: Any, *_: Any) -> None:
+        from ddp_notebook.rank.sharding.optimizers import of_optimizers
+
+        frame = sys._getframe(1)
+        while frame is not None and "/distributed/" not in frame.f_code.co_filename:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is not None and any(value is optimizer for value in frame.f_locals.values()):
+            self.seen += of_optimizers(frame.f_locals)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info or record.levelno >= logging.WARNING:
+            why = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+            self.seen.append(f"{record.getMessage()} {why}")
+
+
+def on_bare_ranks(module: ModuleType, name: str, world_size: int, directory: Path) -> list[str]:
+    """Run a test on processes that are forked for it.
+
+    Returns:
+        how it has ended on each rank.
+    """
+    forking = multiprocessing.get_context("fork")
+    pipes = [forking.Pipe(duplex=False) for _ in range(world_size)]
+    ranks = [
+        forking.Process(target=_bare_rank, args=(module, name, rank, world_size, str(directory), tell))
+        for rank, (_, tell) in enumerate(pipes)
+    ]
+    for process in ranks:
+        process.start()
+    until = time.monotonic() + LIMIT_S
+    said = []
+    for process, (hear, tell) in zip(ranks, pipes, strict=True):
+        tell.close()
+        try:
+            said.append(str(hear.recv()) if hear.poll(max(0.0, until - time.monotonic())) else "not in time")
+        except EOFError:
+            process.join()
+            said.append(f"ended {process.exitcode}")
+    for process in ranks:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+    return said
+
+
+def _bare_rank(module: ModuleType, name: str, rank: int, world_size: int, directory: str, tell: Any) -> None:
+    import torch.distributed as dist
+
+    with open(os.path.join(directory, f"log{rank}"), "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/first",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=_WAITS_S),
+    )
+    tell.send(run(module, name, rank, world_size, directory))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(1)
+    tests = load(sys.argv[1])
+    ranks = int(sys.argv[2])
+    ended = {}
+    for each in names(tests):
+        with tempfile.TemporaryDirectory() as directory:
+            ended[each] = on_bare_ranks(tests, each, ranks, Path(directory))
+    print(json.dumps(ended))
