@@ -287,6 +287,17 @@ def test_one_distributed_checkpoint_in_two_places(ranks, tmp_path):
         ranks.run(f"dcp.load(model.state_dict(), checkpoint_id='{tmp_path}/0')", quiet=True)
 
 
+def test_a_checkpoint_that_is_refused_was_saved_nowhere(ranks, tmp_path):
+    code = (
+        "import torch.distributed.checkpoint as dcp\nfrom torch.distributed.tensor import Partial\n"
+        "sums = DTensor.from_local(torch.ones(2), init_device_mesh('cpu', (2,)), [Partial()])\n"
+        f"try: dcp.save({{'sums': sums}}, checkpoint_id=f'{tmp_path}/{{rank}}')\n"
+        "except dcp.api.CheckpointException as error: refused = str(error)"
+    )
+    assert mistakes(ranks, code) == ()
+    assert "not supported" in ranks["refused"][0]
+
+
 def test_a_checkpoint_that_some_ranks_do_not_save(ranks, tmp_path):
     (found,) = mistakes(ranks, f"{_SHARDED}if rank == 0: torch.save(model.state_dict(), '{tmp_path}/model.pt')")
     assert found == (

@@ -52,7 +52,7 @@ def _around(original: Callable[..., Any], say: Callable[..., str]) -> Callable[.
                 raise error from None
             if not words:
                 raise
-            raise ValueError(words) from error
+            raise type(error)(f"{words} (torch: {error})") from error  # who catches it knows torch's kind and words
 
     return function
 

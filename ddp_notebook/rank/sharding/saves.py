@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.sharding.replicas import ranks_along
-from ddp_notebook.rank.sharding.wrapping import before
+from ddp_notebook.rank.sharding.wrapping import after
 
 _MOST = 100  # saves of a cell that are kept
 _MOST_TENSORS = 10_000
@@ -53,12 +53,12 @@ class Saves:
         Raises:
             AttributeError: this torch has no such functions.
         """
-        before(torch, "save", self._alone)
+        after(torch, "save", self._alone)
         after_import(_SAVER, self._watch_distributed)
 
     def _watch_distributed(self) -> None:
         for name in ("save", "async_save"):
-            before(sys.modules[_SAVER], name, self._distributed)
+            after(sys.modules[_SAVER], name, self._distributed)
 
     def _alone(self, obj: Any = None, f: Any = None, *_: Any, **__: Any) -> None:
         if isinstance(f, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""Functions of torch that somebody looks at before they run."""
+"""Functions of torch that somebody looks at before they run, or when they have returned."""
 
 from __future__ import annotations
 
@@ -27,5 +27,19 @@ def before(owner: Any, name: str, look: Callable[..., None]) -> None:
         if not torch.compiler.is_compiling():
             look(*args, **named)
         return original(*args, **named)
+
+    setattr(owner, name, function)
+
+
+def after(owner: Any, name: str, look: Callable[..., None]) -> None:
+    """The same as `before`, but when the function has returned: it may have refused what it was called with."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def function(*args: Any, **named: Any) -> Any:
+        out = original(*args, **named)
+        if not torch.compiler.is_compiling():
+            look(*args, **named)
+        return out
 
     setattr(owner, name, function)
