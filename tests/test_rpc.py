@@ -201,6 +201,10 @@ def test_a_lost_reference_is_not_sent_to_others(make_session):
         ),
         ("rpc.rpc_sync('worker0', add, args=(1, 2))", "RPC has not been initialized"),
         (INIT + "rpc.rpc_sync('nobody', add, args=(1, 2))", "no worker is called 'nobody': they are worker0, worker1"),
+        (
+            INIT + "rpc.rpc_sync(other, add, args=3)",
+            "args is a tuple of what the function gets, such as args=(3,), not 3",
+        ),
         (INIT + INIT, "RPC is initialized already, as 'worker0': call rpc.shutdown"),
         ("rpc.init_rpc('w', rank=rank, world_size=2)", "rank 0 and rank 1 are both named 'w'"),
         ("rpc.init_rpc('w', rank=2, world_size=2)", "rank=2, but of 2 workers the ranks are 0 to 1"),

@@ -26,6 +26,7 @@ may_end, as_before = threading.Event(), threading.Event()
 def while_another_thread_computes():
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(0.05)
+    as_before.clear()
     def compute():
         while not as_before.is_set(): pass
         sys.setswitchinterval(usual_s)

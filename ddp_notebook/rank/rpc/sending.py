@@ -7,7 +7,7 @@ and one of `INVOKES`, which has its bytes. Others go only through the second.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,13 @@ class Sending:
         return call.number if call is not None and call.is_recorded else 0
 
     def udf(self, function: Any, args: Any, kwargs: Any) -> Travelling:
-        """In place of torch's `PythonUDF`."""
+        """In place of torch's `PythonUDF`.
+
+        Raises:
+            TypeError: these are no arguments, which the callee would say in words of Python's.
+        """
+        if type(args) is not tuple and not isinstance(args, Iterable):
+            raise TypeError(f"args is a tuple of what the function gets, such as args=({args!r},), not {args!r}")
         name, is_torchs = name_of(function, args)
         call = self._calls.new(name, self._serving.cell())
         self._making[call.thread] = call
