@@ -220,11 +220,12 @@ class Face:
     def _to_worker_info(self, to: Any) -> WorkerInfo:
         if self._agent is None:
             return _to_worker_info(to)
-        if not isinstance(to, WorkerInfo | str | int):
+        if not isinstance(to, (WorkerInfo, str, int)):
             raise ValueError(f"a worker is named by its name, its rank or get_worker_info(...), not by {to!r}")
         if isinstance(to, WorkerInfo) and self._losses.is_lost(to.name):
             raise RuntimeError(self._losses.of_reference(to.name))
-        return self._initialized().find(to).of_agent
+        names = self._initialized()
+        return names.infos[names.find(to).agent]
 
     def _lie_over_agent(self) -> None:
         """Whoever asks the agent itself, as `RemoteModule` does, has workers by the names of cells too."""

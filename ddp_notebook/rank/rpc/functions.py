@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from torch._C._distributed_rpc import PyRRef
 
 _MAIN = "__main__"
+_KINDS = FunctionType, type  # a union would be made at each call
 _LOOK_S = 0.005
 _TO_BEGIN_S = 2.0  # what a rank gets to begin the cell that the caller is in
 _LOCAL = "<"  # in the qualified name of what has no name that could be looked up
@@ -50,7 +51,7 @@ class CellPickler(pickle.Pickler):
         if isinstance(obj, PyRRef):
             self.check(obj)  # else its receiver would wait for ever for the owner to know of it
             return NotImplemented
-        if not isinstance(obj, FunctionType | type) or obj.__module__ != _MAIN:
+        if not isinstance(obj, _KINDS) or obj.__module__ != _MAIN:
             return NotImplemented
         name = obj.__qualname__
         if _LOCAL in name:

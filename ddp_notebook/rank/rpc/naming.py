@@ -31,6 +31,7 @@ class Names:
         self._of_agents = {one.agent: one for one in workers}
         self.agents = self._of_agents.keys()
         self.words = {one.agent: f"{one.name} (rank {one.here})" for one in workers}  # by agent
+        self.infos = {one.agent: one.of_agent for one in workers}  # as agents know them, by agent
         self.here = {one.agent: one.here for one in workers}  # ranks in the session, by agent
         self._of_numbers = {one.number: one for one in workers}
         for one in workers:
