@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
+from statistics import median
+
 import numpy as np
 import pytest
 
 import ddp_notebook
+from ddp_notebook.rank.record.batches import BatchMaker
+from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.metrics import Logged
+from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.record.thinning import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
+from ddp_notebook.records.schema import SPANS
 from ddp_notebook.run.cells.options import FULL_BYTES
 from ddp_notebook.widgets.still import page
 from ddp_notebook.wire.record_options import RecordOptions
+from tests.conftest import wait_until
 
 STEPS = 200
 _TRAIN = """
@@ -149,3 +159,34 @@ def test_nothing_is_left_out(trained, code, options):
 
 def test_without_values_nothing_is_called_left_out(trained):
     assert not _calls(trained, f"train({STEPS})", level="meta").rows["left_out"].any()
+
+
+def test_a_loop_that_goes_on_is_told_of_once_a_second_and_what_is_logged_at_once():
+    told_s: list[float] = []
+    tape = Tape({})
+    drain = Drain(tape, BatchMaker(lambda: 0, lambda *_: ""), lambda _: told_s.append(time.time()), lambda: False)
+    with closing(drain):
+        for _ in range(FIRST_STEPS):
+            tape.count_step()
+        drain.start()
+        until_s = time.monotonic() + 1.1
+        while time.monotonic() < until_s:
+            tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
+            time.sleep(0.01)
+        assert len(told_s) in (1, 2) and all(at_s % 1 < 0.5 for at_s in told_s), "all ranks at the same moment"
+        tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment), hurries=True)
+        wait_until(lambda: len(tape) == 0, 0.6)
+
+
+def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
+    recording, took_s = trained.recording, []
+    for _ in range(3):
+        _, index, _ = recording.follow("span", 0)
+        trained.run(f"train({STEPS})", quiet=True)
+        ended_s, ranks = time.monotonic(), set()
+        while len(ranks) < 2 and time.monotonic() < ended_s + 5:
+            rows, index, _ = recording.follow("span", index)
+            ranks |= set(rows["rank"][rows["kind"] == SPANS.index("cell")].tolist())
+            time.sleep(0.005)
+        took_s.append(time.monotonic() - ended_s)
+    assert median(took_s) < 0.3

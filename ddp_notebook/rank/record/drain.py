@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.resources import Resources
@@ -18,10 +19,11 @@ from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.codec import encode
 
-# From the first record on, so that the next ones travel with it: each batch costs the same, 1.3 ms of the rank and the
-# notebook together. Where the notebook keeps up, what the user logs is to be there within 0.1 s.
-_PERIOD_S = 0.08
-_CALM_S = 0.12  # later, where nobody logs
+# Each batch costs the same, 2 ms of the rank and the notebook together where caches are cold, so what comes after a
+# record travels with it. Where the notebook keeps up, what the user logs is to be there within 0.1 s.
+_SOON_S = 0.08
+_CALM_S = 0.2  # where nobody logs
+_STEADY_S = 1.0  # in a training loop that goes on and on: five batches a second would take all that recording may
 _RESOURCES_S = 1.0
 _MOST_RECORDS = 2000  # of a batch
 
@@ -79,23 +81,26 @@ class Drain:
         while not self._closed.is_set():
             self._tape.filled.wait(_RESOURCES_S)
             try:
-                self._look_at_resources()
                 self._tape.collect()
                 # An interrupt may keep a caller of `put` from setting the event.
                 if self._tape.filled.is_set() or len(self._tape):
-                    self._tape.hurries.wait(_CALM_S)
-                    if self._closed.wait(_PERIOD_S):
+                    if self._tape.hurries.wait(self._pause_s()) and self._closed.wait(_SOON_S):
                         return
                     self._tape.hurries.clear()
                     self._tape.filled.clear()
                     self._tape.is_filled = False  # second: records that are put in between are taken below
-                    if not self._is_busy():
-                        self._pass_on()
-                    if len(self._tape):
-                        self._tape.filled.set()
-                        self._tape.hurries.set()
+                if not self._is_busy():
+                    self._pass_on()
+                if len(self._tape):
+                    self._tape.filled.set()
+                    self._tape.hurries.set()
             except Exception:  # must not end the thread
                 _log.info("a part of the recording was lost", exc_info=True)  # not in the user's cell
+
+    def _pause_s(self) -> float:
+        """How long the first record waits for others. In a steady loop until the next full second, so that the ranks of
+        a machine do it together: a rank that is held up holds up all, and each would be at another moment."""
+        return _STEADY_S - time.time() % _STEADY_S if self._tape.is_steady else _CALM_S
 
     def _pass_on(self) -> None:
         with self._lock:
@@ -104,7 +109,7 @@ class Drain:
             dropped, tape.dropped = tape.dropped, 0
             records = tape.take(_MOST_RECORDS)
             try:
-                batch = unseen(self._maker.batch, records, dropped)
+                batch = unseen(self._maker.batch, records, dropped, self._look_at_resources())
             except Exception:
                 tape.dropped += dropped + len(records)
                 raise
@@ -114,18 +119,12 @@ class Drain:
         if self._maker.has_late:
             tape.filled.set()
 
-    def _look_at_resources(self) -> None:
+    def _look_at_resources(self) -> dict[str, Any] | None:
+        """Memory and load, once a second."""
         now = time.monotonic()
-        if (
-            self._tape.level == OFF
-            or self._maker.rank < 0
-            or now - self._looked_s < _RESOURCES_S * 0.9
-            or self._is_busy()
-        ):
-            return
+        if self._tape.level == OFF or self._maker.rank < 0 or now - self._looked_s < _RESOURCES_S * 0.9:
+            return None
         self._looked_s = now
         if self._resources is None:
             self._resources = Resources()
-        with self._lock:
-            batch = self._maker.batch((), resources=self._resources.look(self._maker.rank))
-            self._send(encode(batch))
+        return self._resources.look(self._maker.rank)

@@ -98,6 +98,7 @@ class RankRecording:
         """The cell has ended. One that has recorded nothing leaves nothing."""
         if self.tape.puts != self._began_at:
             self.training.put(CELL, self._prompt, self._began_ns)
+            self.tape.hurries.set()  # in a training loop the recorder's thread sleeps for long
         solo, self._solo = self._solo, None
         if solo is not None:
             self._recorder.instead = None

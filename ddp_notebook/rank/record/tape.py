@@ -25,7 +25,7 @@ from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import REDUCER, SiteFields, Sites
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import Marks
-from ddp_notebook.rank.record.thinning import Thinning
+from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import SAMPLE
 
@@ -80,6 +80,11 @@ class Tape:
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
         self._spans = itertools.count(1)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether a training loop goes on and on, of whose steps nobody can look at each as it comes."""
+        return self.thins and self.moment.step >= FIRST_STEPS
 
     # ---- records
 

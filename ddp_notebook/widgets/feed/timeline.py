@@ -15,6 +15,7 @@ from ddp_notebook.widgets.feed.cutting import Cutter
 from ddp_notebook.widgets.feed.tables import empty
 
 _LATE_S = 0.3  # a call whose other ranks have not come by then travels without them
+_LATE_IN_LOOP_S = 1.5  # likewise where ranks tell once a second, see `rank.record.drain`
 _ROW_BYTES = 32.0  # of a span with its share of steps and buckets, measured by tests/benchmarks/monitor.py
 _MOST_KEPT = 1 << 13  # rows of a cell without steps that are kept for the first step
 _CELL = SPANS.index("cell")
@@ -105,7 +106,7 @@ class Timeline:
         self._waited = np.zeros(len(self._calls), np.int64)
         found = outgoing.spans(spans[spans["kind"] != _CELL], self._start_ns)
         if len(self._calls):
-            found = np.concatenate((found, self._matched(2 * _LATE_S)[1]))
+            found = np.concatenate((found, self._matched(2 * _LATE_IN_LOOP_S)[1]))
         return {"step": steps, "bucket": buckets, "span": found}
 
     def _thinned(self, spans: Rows, calls: Rows, now_s: float) -> tuple[Rows, Rows]:
@@ -117,7 +118,7 @@ class Timeline:
             of_calls = self._cutter.numbers(calls["rank"], calls["issue_ns"])
         else:
             of_spans, of_calls = spans["span"].astype(np.int64), calls["number"].astype(np.int64)
-        if self._is_bounded:
+        if self._is_bounded and len(spans) + len(calls):
             seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
             self._looked_s = now_s
             thin.adapt(np.concatenate((of_spans, of_calls)), _ROW_BYTES * (len(spans) + len(calls)), seconds)
@@ -143,7 +144,8 @@ class Timeline:
         matched = match_messages(self._recording, calls)
         waited[matched.index] = matched.waited_ns
         is_whole[matched.index] = True
-        goes = is_whole | (now_s - self._came_s[chosen] > _LATE_S)
+        late_s = _LATE_IN_LOOP_S if self._cutter.has_steps else _LATE_S
+        goes = is_whole | (now_s - self._came_s[chosen] > late_s)
         self._call_sent[chosen[goes]] = True
         self._waited[chosen[goes]] = waited[goes]
         return whole, outgoing.calls(self._recording, calls[goes], waited[goes], self._start_ns)

@@ -14,7 +14,7 @@ from ddp_notebook.widgets.feed.tables import empty
 
 VALUE_BYTES_PER_S = 5_000.0  # of the budget in `feed`
 _ROW_BYTES = 24.0  # and four for each first value
-_LOOKS = 6  # looks at values in which those of a call have come
+_LOOKS = 18  # looks at values in which those of a call have come, from all ranks: 2 s
 
 
 class ValueFeed:
