@@ -1,9 +1,10 @@
 """What recording costs the thread that trains, code that finds no cache warm: `python -m tests.benchmarks.cold`.
 
-A step of DDP on one rank, whose six buckets gloo reduces at once, with 12 MB of other memory written before each part.
-Only processor time of the training thread is counted, so what else the machine does hardly matters, and what takes part
-in it can be told apart: kernels in Python that do nothing, which is what torch takes to call Python and to come back
-from it; those that note when each operation begins and ends; ours without recording; recording.
+A step of DDP on one rank, whose buckets gloo reduces at once, with 12 MB of other memory written before each part: of a
+tiny MLP of six buckets, and of a transformer of two. Only processor time of the training thread is counted, so what
+else the machine does hardly matters, and what takes part in it can be told apart: kernels in Python that do nothing,
+which is what torch takes to call Python and to come back from it; those that note when each operation begins and ends;
+ours without recording; recording. Blocks of each come in another order each time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.recording import LEAST
+from tests.benchmarks.recording import LEAST, MODELS
 from tests.benchmarks.results import Figure, moment, table
 
 BAR = 1.03
+_STEPS = {"a tiny MLP of 6 buckets of 1 MB": 12, "a transformer of 1.1 M parameters": 3}  # of a block
 _WORDS = {
+    "again": "not recorded once more",
     "nothing": "with kernels in Python that do nothing",
     "least": "with kernels in Python that note when each operation begins and ends, the least possible",
     "off": "with `%ddp_record off`",
@@ -29,7 +32,7 @@ _WORDS = {
 _CODE = (
     LEAST
     + """
-import json, os, time, torch, torch.distributed as dist
+import json, os, random, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.recorder import Kernel, Recorder
@@ -42,10 +45,10 @@ dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 where, recorder = Where(), Recorder()
 where.enter(__file__, 1)
 recording = RankRecording(recorder, where, rank=lambda: 0, send=lambda data: None)
-model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)])
-model = DistributedDataParallel(model, bucket_cap_mb=1.0)
+model, shape, bucket_cap_mb = MODEL()
+model = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-x, other = torch.randn(32, 512), torch.randn(3_000_000)
+x, other = torch.randn(shape), torch.randn(3_000_000)
 
 def nothing(kernel):
     redispatch, after = kernel.redispatch, kernel._after
@@ -59,7 +62,7 @@ whole, is_installed = Kernel.make, False
 def switch(mode):
     global is_installed
     if is_installed: recorder.remove()
-    is_installed = mode != "bare"
+    is_installed = mode not in ("bare", "again")
     Kernel.make = kinds.get(mode, whole)
     if is_installed: recorder.install()
     tape = recording.tape
@@ -84,8 +87,7 @@ def step():
 recording.begin_cell(1, 1, RecordOptions(), {})
 modes, taken = ["bare", *MODES], {}
 for turn in range(BLOCKS):
-    first = turn % len(modes)
-    for mode in modes[first:] + modes[:first]:
+    for mode in random.Random(turn).sample(modes, len(modes)):
         switch(mode)
         for _ in range(3): step()
         taken.setdefault(mode, []).append([step() for _ in range(STEPS)])
@@ -95,9 +97,15 @@ os._exit(0)
 )
 
 
-def measure(blocks: int = 40, steps: int = 12) -> list[Figure]:
+def measure(blocks: int = 40) -> list[Figure]:
+    """Both models."""
+    return [figure for model, steps in _STEPS.items() for figure in _measure(model, blocks, steps)]
+
+
+def _measure(model: str, blocks: int, steps: int) -> list[Figure]:
     """Run blocks of steps of each kind in turn, in one process."""
-    code = f"BLOCKS, STEPS, MODES = {blocks}, {steps}, {list(_WORDS)}\n__file__ = 'benchmark.py'\n{_CODE}"
+    settings = f"BLOCKS, STEPS, MODES = {blocks}, {steps}, {list(_WORDS)}\nMODEL = lambda: ({MODELS[model]})"
+    code = f"{settings}\n__file__ = 'benchmark.py'\n{_CODE}"
     code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # of a file that is a cell's
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
@@ -106,7 +114,7 @@ def measure(blocks: int = 40, steps: int = 12) -> list[Figure]:
     bare_us = median(middle_us["bare"])
     return [
         Figure(
-            what=f"the thread that trains, caches cold: a step of 6 buckets on one rank, {words}; half of "
+            what=f"the thread that trains, caches cold: a step of {model} on one rank, {words}; half of "
             f"{blocks} blocks between {of_mode[blocks // 4]:.0f} and {of_mode[3 * blocks // 4]:.0f} us",
             value=median(of_mode),
             unit="us",

@@ -6,10 +6,12 @@ call       processor time that a collective of four floats takes longer, with th
 drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time and processor time of a step in DDP, with the recorder and without (its kernels taken away, nothing
-           recorded): blocks of 20 steps take turns on the same ranks. And with `%ddp_record off`, where its kernels
-           and the guard stay; with `%ddp_record all`; and with kernels that only note when each operation begins and
-           ends: the least that a recorder in Python can cost. What it costs is a matter of collectives and steps, not
-           of their size, so a tiny model, whose step takes some milliseconds, pays the largest share
+           recorded): blocks of a second take turns on the same ranks, in another order each time. And with
+           `%ddp_record off`, where its kernels and the guard stay; with `%ddp_record all`; with kernels that only note
+           when each operation begins and ends: the least that a recorder in Python can cost; and not recorded once
+           more, which says what the machine alone makes of two blocks that are the same. What it costs is a matter of
+           collectives and steps, not of their size, so a tiny model, whose step takes some milliseconds, pays the
+           largest share
 readable   from a `log()` on a rank until the notebook can read it
 
 Of processor times the least of the blocks counts: what else the machine does only adds.
@@ -23,6 +25,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -95,7 +98,8 @@ for _ in range(BLOCKS):
 print(json.dumps(taken), flush=True)
 os._exit(0)
 """
-_MODELS = {  # module, shape of the input, bucket_cap_mb
+OfRanks = list[list[dict[str, list[float]]]]  # by rank and turn: of each mode a step in ms, wall and processor time
+MODELS = {  # module, shape of the input, bucket_cap_mb
     "an MLP of 6 buckets of 26 MB, DDP's own size": (
         "torch.nn.Sequential(*[torch.nn.Linear(1480, 1480) for _ in range(16)]), (8, 1480), None"
     ),
@@ -126,7 +130,7 @@ def least(kernel):
 _STEPS = (
     LEAST
     + """
-import gc, json, time
+import json, random, time
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.engine import RankEngine
 _rank = RankEngine.instance()._rank
@@ -149,16 +153,17 @@ def _block(steps):
 def _switch(mode):
     _recorder.remove()
     Kernel.make = least if mode == "least" else _whole
-    if mode != "bare": _recorder.install()
+    if mode not in ("bare", "again"): _recorder.install()
     _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
-_block(20)
-_modes = ["recorded", "all", "off", "least", "bare"] if IS_TINY else ["recorded", "bare"]
+_step_ms = torch.tensor(_block(20)[0])
+dist.broadcast(_step_ms, 0)
+_steps = max(4, round(1000 / float(_step_ms)))
 for _turn in range(PAIRS):
-    _ms, _first = {}, _turn % len(_modes)
-    for _mode in _modes[_first:] + _modes[:_first]:
+    _ms = {}
+    for _mode in random.Random(SEED + _turn).sample(MODES, len(MODES)):
         _switch(_mode)
-        _block(3)
-        _ms[_mode] = _block(STEPS)
+        _block(2)
+        _ms[_mode] = _block(_steps)
     _taken.append(_ms)
 _switch("recorded")
 print(json.dumps(_taken))
@@ -169,6 +174,7 @@ _MODES = {
     "all": "recorded with `%ddp_record all`",
     "off": "with `%ddp_record off`",
     "least": "with kernels in Python that note when each operation begins and ends, the least possible",
+    "again": "not recorded once more: what two blocks of the same differ by",
 }
 _LOGS = """
 import random, time
@@ -184,7 +190,7 @@ def measure(blocks: int = 12, pairs: int = 30) -> list[Figure]:
     figures = _calls(blocks)
     for world_size in WORLD_SIZES:
         with ddp_notebook.start(world_size) as session:
-            figures += [figure for model in _MODELS for figure in _steps(session, model, pairs)]
+            figures += [figure for model in MODELS for figure in _steps(session, model, pairs)]
             if world_size == min(WORLD_SIZES):
                 figures.append(_readable(session))
     return figures
@@ -216,10 +222,24 @@ def _least(what: str, blocks: list[float], bar: float) -> Figure:
 
 
 def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
-    is_tiny = "tiny" in model
-    code = f"MODEL, PAIRS, STEPS, IS_TINY = ({_MODELS[model]}), {pairs}, 20, {is_tiny}\n{_STEPS}"
+    return figures_of(model, session.world_size, blocks_of(session, model, pairs))
+
+
+def blocks_of(session: Any, model: str, pairs: int, modes: Sequence[str] = (*_MODES, "bare"), seed: int = 0) -> OfRanks:
+    """Run a block of each mode so many times.
+
+    Args:
+        session: whose ranks train.
+        model: a key of `MODELS`.
+        seed: of the orders of the modes.
+    """
+    code = f"MODEL, PAIRS, MODES, SEED = ({MODELS[model]}), {pairs}, {list(modes)}, {seed}\n{_STEPS}"
     result = session.run(code, quiet=True, timeout=3600)
-    of_ranks: list[list[dict[str, list[float]]]] = [json.loads(result[rank].stdout) for rank in result.ranks]
+    return [json.loads(result[rank].stdout) for rank in result.ranks]
+
+
+def figures_of(model: str, world_size: int, of_ranks: OfRanks) -> list[Figure]:
+    """What the blocks say."""
     # Ranks wait for each other, so that one tells the time of all; what they compute is added up.
     wall_ms = [{mode: both[0] for mode, both in pair.items()} for pair in of_ranks[0]]
     processor_ms = [
@@ -227,7 +247,7 @@ def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
     ]
     bar = BAR_LONG_STEP if median(pair["bare"] for pair in wall_ms) > LONG_STEP_MS else BAR_STEP
     return [
-        _ratio(f"{what} of {model} on {session.world_size} ranks, {words}", pairs_ms, mode, bar)
+        _ratio(f"{what} of {model} on {world_size} ranks, {words}", pairs_ms, mode, bar)
         for mode, words in _MODES.items()
         if mode in wall_ms[0]
         for what, pairs_ms in (("a step", wall_ms), ("... processor time of all ranks for a step", processor_ms))
@@ -239,7 +259,7 @@ def _ratio(what: str, pairs_ms: list[dict[str, float]], mode: str, bar: float) -
     ratios = sorted(pair[mode] / pair["bare"] for pair in pairs_ms)
     middle = f"half of them between {ratios[len(ratios) // 4]:.3f} and {ratios[3 * len(ratios) // 4]:.3f}"
     return Figure(
-        what=f"{what}; median of {len(ratios)} ratios, each of two blocks of 20 steps, {middle}",
+        what=f"{what}; median of {len(ratios)} ratios, each of two blocks of a second, {middle}",
         value=bare_ms * median(ratios),
         unit="ms",
         bar=bar,
