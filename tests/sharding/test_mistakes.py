@@ -362,6 +362,11 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
             r"Shard\(5\) of a tensor of shape \(4, 3\): it has 2 dimensions, 0 to 1",
         ),
         (
+            "whole = distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0)])\n"
+            "whole.redistribute(placements=[Shard(0), Shard(1)])",
+            r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
+        ),
+        (
             "fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh('cpu', (1,)))",
             r"rank 1 is not in the mesh of 1 = 1 ranks != world_size 2: its sizes have to multiply to 2, or only its",
         ),

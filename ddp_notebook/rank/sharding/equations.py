@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _HOLDERS = (  # of the functions' names
@@ -26,7 +27,7 @@ def watch() -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    DTensor.redistribute = _around(DTensor.redistribute, _of_redistribution)  # type: ignore[method-assign]
+    DTensor.redistribute = _around(DTensor.redistribute, _of_redistribution, _check_count)  # type: ignore[method-assign]
     for original, say in (
         (init_device_mesh, _of_mesh),
         (distribute_tensor, _of_placements),
@@ -39,9 +40,13 @@ def watch() -> None:
                 setattr(module, original.__name__, around)
 
 
-def _around(original: Callable[..., Any], say: Callable[..., str]) -> Callable[..., Any]:
+def _around(
+    original: Callable[..., Any], say: Callable[..., str], check: Callable[..., None] | None = None
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def function(*args: Any, **named: Any) -> Any:
+        if check is not None and not torch.compiler.is_compiling():
+            check(*args, **named)
         try:
             return original(*args, **named)
         except (RuntimeError, ValueError, IndexError, AssertionError) as error:
@@ -78,7 +83,14 @@ def _of_sharding(_: Any, *, mesh: Any = None, **__: Any) -> str:
 
 
 def _of_redistribution(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> str:
-    return _of_placements(tensor, device_mesh or tensor.device_mesh, placements)
+    return _of_placements(tensor, tensor.device_mesh if device_mesh is None else device_mesh, placements)
+
+
+def _check_count(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> None:
+    """torch 2.13 takes any number of placements here, and makes a DTensor of which nothing is right."""
+    mesh = tensor.device_mesh if device_mesh is None else device_mesh
+    if placements is not None and len(placements) != mesh.ndim:
+        raise ValueError(_of_placements(tensor, mesh, placements))
 
 
 def _of_placements(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> str:
