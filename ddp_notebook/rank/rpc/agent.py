@@ -131,8 +131,9 @@ def _as_agents(
     """The options, for agents' names, and with a transport that sleeps while nothing comes.
 
     Torch's own choice between processes of a machine is shared memory, at which a thread looks all the time: 21 to 99 %
-    of a core of an idle rank, where sockets take 1 %. With nothing beside them sockets have 1.5 to 1.8 times its latency
-    and half its bandwidth, on a busy machine twice its bandwidth (two cores, torch 2.13, `tests/benchmarks/rpc.py`).
+    of a core of an idle rank, where sockets take 1 %. With nothing beside them sockets have 1.5 to 1.8 times its
+    latency and half its bandwidth, on a busy machine twice its bandwidth (two cores, torch 2.13,
+    `tests/benchmarks/rpc.py`).
     """
     agents = {one.name: one.agent for one in workers}
     return TensorPipeRpcBackendOptions(
