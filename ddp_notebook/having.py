@@ -63,6 +63,8 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
 def stop() -> None:
     """End the ranks, or look at a job no more."""
     if _let_go_of_job():
+        if sessions.current() is not None:
+            print("the session is still there: %ddp_stop once more is about its ranks")
         return
     session = of_session()
     print(end(session))
