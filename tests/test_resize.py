@@ -227,6 +227,27 @@ def test_a_loader_of_each_ranks_own_data_is_not_copied(make_session):
     assert ask(session, "len(shared), shared.sampler.rank") == [f"(2, {rank})" for rank in range(3)]
 
 
+def test_a_sampler_and_data_that_a_loader_has_too_are_variables_of_new_ranks(make_session):
+    session = make_session(2)
+    session.run(
+        "from torch.utils.data import DataLoader, TensorDataset, DistributedSampler\n"
+        "train_set = TensorDataset(torch.arange(12.0))\n"
+        "sampler = DistributedSampler(train_set)\n"
+        "loader = DataLoader(train_set, sampler=sampler)\n"
+        "shard = TensorDataset(torch.ones(12) * rank)\n"
+        "order = DistributedSampler(shard)\n"
+        "feed = DataLoader(shard, sampler=order)"
+    )
+    said = session.resize(3)
+    assert "not copied, since each rank has its own: feed, order, shard; define what you need on rank 2" in said
+    of_loader = ask(session, "loader.sampler is sampler, loader.dataset is train_set, sampler.rank")
+    assert of_loader == [f"(True, True, {rank})" for rank in range(3)]
+    session.run("del shard, order, feed", ranks=[0, 1], quiet=True)
+    session.run("again = sampler; del sampler; sampler = again; del again", ranks=[2], quiet=True)  # in another order
+    agreed = session.check()
+    assert agreed.agrees, agreed
+
+
 SHARDED = """
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh

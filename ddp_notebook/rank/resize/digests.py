@@ -9,7 +9,7 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_notebook.rank.variables.check import fingerprints
 
@@ -33,18 +33,24 @@ def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, s
         if asked:  # else all that has to agree would be meant
             facts |= fingerprints(variables, sorted(asked))
     facts |= {name: {"kind": "variable", "value": namespace[name].__name__} for name in modules}
+    for name in set(names) - {_variable(entry) for entry in facts}:  # a loader's sampler: its entries are the loader's
+        facts |= fingerprints(namespace, [name])
     by_variable: dict[str, list[Any]] = {}
     for entry, fact in facts.items():
         if fact["kind"] != "buffer":
-            by_variable.setdefault(re.split(r"[.\[]", entry, maxsplit=1)[0], []).append([entry, fact])
+            by_variable.setdefault(_variable(entry), []).append([entry, fact])
     return {
         name: hashlib.blake2b(json.dumps(of, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
         for name, of in by_variable.items()
     }
 
 
+def _variable(entry: str) -> str:
+    return re.split(r"[.\[]", entry, maxsplit=1)[0]
+
+
 def _contents(value: Any) -> dict[str, Any]:
-    """What a dataset holds, or that of a loader: of data `%ddp_check` compares the lengths alone."""
-    if issubclass(type(value), DataLoader):
+    """What a dataset holds, or that of a loader or sampler: of data `%ddp_check` compares the lengths alone."""
+    if issubclass(type(value), DataLoader | DistributedSampler):
         value = value.dataset
     return dict(getattr(value, "__dict__", {})) if issubclass(type(value), Dataset) else {}

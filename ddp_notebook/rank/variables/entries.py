@@ -59,6 +59,8 @@ def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]
     walk = _Walk(variables)
     if not names:
         own = {name: _kind(value) for name, value in variables.items() if not name.startswith("_")}
+        # Loaders before what they hold, which is theirs then: a new rank may have got them in another order.
+        own = dict(sorted(own.items(), key=lambda item: not issubclass(type(variables[item[0]]), DataLoader)))
         for kind in _KINDS:
             for name in [name for name in own if own[name] == kind]:
                 yield from walk.variable(name, variables[name], kind)
