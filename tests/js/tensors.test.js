@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { palette } from "../../ddp_notebook/widgets/js/drawing/colours.js";
 import { colourMap, gridOf, heatMap, markOf, placeOf, scaleOf } from "../../ddp_notebook/widgets/js/drawing/heat.js";
 import { TensorSource, wholeTensors } from "../../ddp_notebook/widgets/js/data/tensor_source.js";
-import { block, elementAt, indexOf, tilesAcross } from "../../ddp_notebook/widgets/js/drawing/tiles.js";
+import { block, elementAt, indexOf, inLines, tilesAcross } from "../../ddp_notebook/widgets/js/drawing/tiles.js";
 import { acrossRanks, differences, element, exactly, range, shapeOf, statistics } from "../../ddp_notebook/widgets/js/data/values.js";
 
 const tensor = (rank, data, more = {}) => {
@@ -153,6 +153,12 @@ test("tiles: all in a row where they are few, 8 by 8 at 64", () => {
   assert.equal(tilesAcross(64, 1000), 8);
   assert.equal(tilesAcross(16, 1000), 8);
   assert.ok(tilesAcross(64, 300) <= 3);
+});
+
+test("the words below a tensor stay in its tile", () => {
+  const words = "[25688] f32 n=25,688 x∈[-6.22e-4, 8.562e-4] μ=1.0e-5 (of a sample of 256) first 32 shown";
+  const lines = inLines(words, 34, (line) => line.length);
+  assert.deepEqual(lines, ["[25688] f32 n=25,688", "x∈[-6.22e-4, 8.562e-4] μ=1.0e-5", "(of a sample of 256) first 32", "shown"]);
 });
 
 // ---- whole tensors

@@ -10,7 +10,7 @@
 
 import { font } from "./canvas.js";
 import { heatMap, markOf, placeOf } from "./heat.js";
-import { LINE, NARROW } from "./tiles.js";
+import { inLines, LINE, MARGIN, NARROW } from "./tiles.js";
 import { element, range } from "../data/values.js";
 
 const SIDES = ["in", "out"];
@@ -57,7 +57,8 @@ function drawSide(pen, tile, tensor, side, how, counts) {
   pen.font = font(10);
   pen.textAlign = "left";
   pen.fillStyle = how.colours.soft;
-  wrap(pen, range(tensor), tile.width - 30, 3).forEach((line, at) => pen.fillText(line, block.x, block.y + Math.max(block.height, 16) + 9 + at * LINE));
+  const lines = inLines(range(tensor), tile.width - MARGIN, (words) => pen.measureText(words).width);
+  lines.forEach((line, at) => pen.fillText(line, block.x, block.y + Math.max(block.height, 16) + 9 + at * LINE));
 }
 
 /** Numbers in boxes, each on the colour of its value. @param {CanvasRenderingContext2D} pen @param {Placed} tensor @param {How} how @param {Counts} counts */
@@ -176,16 +177,4 @@ export function drawScale(pen, x, y, { map, limit, isClipped, colours, isSideByS
   pen.textAlign = "left";
   const more = [isSideBySide ? "left: input, right: output" : "", "X NaN", "I Inf", isClipped ? "+ - beyond 3σ" : "", "□ changed by it", "◥ not the same on all ranks"].filter(Boolean).join("   ");
   pen.fillText(more, x + width + 28, y + 4);
-}
-
-/** Words in lines that fit. @param {CanvasRenderingContext2D} pen @param {string} words @param {number} width @param {number} most lines */
-function wrap(pen, words, width, most) {
-  const lines = [""];
-  for (const word of words.split(/ (?![^[(]*[\])])/)) {
-    const line = lines[lines.length - 1];
-    const longer = line ? `${line} ${word}` : word;
-    if (line && pen.measureText(longer).width > width && lines.length < most) lines.push(word);
-    else lines[lines.length - 1] = longer;
-  }
-  return lines;
 }

@@ -15,6 +15,7 @@ export const NARROW = 150; // a tile that has its tensors side by side, without 
 export const MARGIN = 26; // for "in" and "out"
 const GAP = 12; // between tiles
 const LETTER = 5.7; // width of a letter in the words below a tensor
+const MOST_LINES = 4; // of them
 
 const DIGITS = 32; // elements up to which they are written as numbers
 const LEAST_DIGITS_PX = 30, DIGITS_HEIGHT = 20;
@@ -132,7 +133,19 @@ export function placeTiles(found, across, width) {
 }
 
 /** Lines of words below a tensor. @param {import("../data/tensor_source.js").Told} tensor @param {number} width */
-const linesOf = (tensor, width) => Math.min(3, Math.ceil((range(tensor).length * LETTER) / Math.max(width, 1)));
+const linesOf = (tensor, width) => inLines(range(tensor), width, (words) => words.length * LETTER).length;
+
+/** Words in lines that fit; what brackets hold stays together. @param {string} words @param {number} width @param {(words: string) => number} measure */
+export function inLines(words, width, measure) {
+  const lines = [""];
+  for (const word of words.split(/ (?![^[(]*[\])])/)) {
+    const line = lines[lines.length - 1];
+    const longer = line ? `${line} ${word}` : word;
+    if (line && measure(longer) > width && lines.length < MOST_LINES) lines.push(word);
+    else lines[lines.length - 1] = longer;
+  }
+  return lines;
+}
 
 /** The share of elements that are marked. @param {Uint8Array} marks */
 export const shareOf = (marks) => marks.reduce((sum, one) => sum + one, 0) / Math.max(marks.length, 1);
