@@ -192,6 +192,19 @@ def test_a_first_step_that_takes_much_longer_does_not_hide_the_others():
     assert words(below) == ["1,001 ms ↑"]
 
 
+def test_of_steps_beyond_the_axis_the_longest_have_words_that_do_not_lie_on_each_other():
+    run = Synthetic(1)
+    at = 0
+    for step in range(60):
+        took = {10: 30, 12: 400, 14: 200, 50: 300}.get(step, 10) * MS
+        run.span(0, "forward", "Net", at, at + took, step=step)
+        run.span(0, "optimizer", "SGD", at + took, at + took + MS, step=step)
+        at += took + MS
+    below = figures.steps(run).axes[1]
+
+    assert words(below) == ["401 ms ↑", "301 ms ↑"]
+
+
 def test_without_a_straggler_nobody_is_said_to_be_waited_for():
     figure = figures.steps(simulate(noise_ms=8, seed=3))
 

@@ -28,6 +28,7 @@ _WORDS = {"compute": "compute", "exposed": "exposed communication"} | {one: one 
 _LEAST_TOLD = 0.05  # of a step
 _MOST_COLUMNS = 160  # steps side by side; if there are more, several share a bar
 _MOST_BARS = 32  # if there are more, an area is drawn
+_MOST_CUT = 20  # bars beyond the axis, of which some have room for their words
 _MOST_NAMED = 32  # bars that get a label each
 _ROW = 0.27  # inches
 _NAME_LENGTH = 34
@@ -172,8 +173,12 @@ def draw_by_step(
     top = 1.15 * float(np.percentile(base, 90))
     if base.max() > 1.5 * top:  # the first step is often much longer than all others, which would not be seen
         axes.set_ylim(0, top)
-        for at in np.flatnonzero(base > top)[:3]:
-            _write(axes, x[at] + 0.6 * together, 0.93 * top, f"{base[at]:,.0f} ms ↑", INK, "left")
+        written: list[int] = []
+        for at in np.argsort(-base)[:_MOST_CUT].tolist():  # the largest first
+            if base[at] > top and all(abs(at - other) > 0.4 * len(x) for other in written):  # words need that room
+                written.append(at)
+                place, align = (0.6, "left") if at < len(x) / 2 else (-0.6, "right")
+                _write(axes, x[at] + place * together, 0.93 * top, f"{base[at]:,.0f} ms ↑", INK, align)
     axes.grid(visible=False, axis="x")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step" if together == 1 else f"step ({together} together)")
