@@ -278,8 +278,9 @@ def test_a_full_disk_is_told(runtime):
     try:
         with contextlib.suppress(OSError):
             (runtime / "fill").write_bytes(bytes(1 << 20))
+        magics: Any = DDPMagics()
         with pytest.raises(StartError, match=r"the disk is full: free some of it \(.*/ddp_notebook or "):
-            DDPMagics().ddp_start("2 --keep")
+            magics.ddp_start("2 --keep")
         assert list((runtime / "ddp_notebook").iterdir()) == [], "no socket stays"
     finally:
         subprocess.run(["umount", runtime], check=True)

@@ -183,7 +183,8 @@ def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
     for _ in range(3):
         _, index, _ = recording.follow("span", 0)
         trained.run(f"train({STEPS})", quiet=True)
-        ended_s, ranks = time.monotonic(), set()
+        ended_s = time.monotonic()
+        ranks: set[int] = set()
         while len(ranks) < 2 and time.monotonic() < ended_s + 5:
             rows, index, _ = recording.follow("span", index)
             ranks |= set(rows["rank"][rows["kind"] == SPANS.index("cell")].tolist())
