@@ -4,8 +4,9 @@ The hosts are network namespaces of this machine with an ssh server each, so bot
 import torch side by side, and so do the two processes that a cold start is compared with.
     cold      from the call to the end of the first all_reduce
     import    two processes that import torch and `torch._dynamo` at once
-    pass      `session.run("pass")`, on the hosts, on one machine, and in two host servers of this machine without ssh:
-              the least that two servers take on the same cores
+    pass      a cell of a notebook on the hosts and on one machine; and `session.run("pass")` on the hosts, on one
+              machine, and in two host servers of this machine without ssh: the least that two servers take on the
+              same cores
     freed     a ring of recv across hosts, from the cell's limit to its end
     healed    a rank of the far host that was killed, from `session.heal` to the end of an all_reduce
 """
@@ -30,7 +31,9 @@ from ddp_notebook.errors import CellTimeoutError, RankDiedError
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.ways.local import Local
 from ddp_notebook.session import Session
+from tests.benchmarks.frontend import FrontEnd
 from tests.benchmarks.results import Figure, moment, table
+from tests.kernels import NotebookKernel
 from tests.ssh import namespaces, sshd
 
 BAR_COLD, BAR_PASS = 1.2, 1.3  # ratios to two imports, and to one machine
@@ -86,6 +89,12 @@ def _measure(rounds: int, python: str) -> list[Figure]:
             note("local pass", _pass_ms(session))
         with _without_ssh(), start(",".join(_HOSTS)) as session:
             note("pass without ssh", _pass_ms(session))
+    with contextlib.closing(NotebookKernel()) as kernel:
+        front_end = FrontEnd(kernel)
+        front_end.set_up("%load_ext ddp_notebook")
+        for _ in range(rounds):
+            note("cell", _cell_ms(front_end, f"%ddp_start {_WORLD_SIZE} --hosts {','.join(_HOSTS)} --python {python}"))
+            note("local cell", _cell_ms(front_end, f"%ddp_start {_WORLD_SIZE}"))
     middle = {what: median(values) for what, values in times.items()}
     blocks = {what: tuple(values) for what, values in times.items()}
     return [
@@ -97,6 +106,15 @@ def _measure(rounds: int, python: str) -> list[Figure]:
             baseline=middle["import"],
             against="two imports of torch side by side",
             blocks=blocks["cold"],
+        ),
+        Figure(
+            what="`pass` on them, in a notebook",
+            value=middle["cell"],
+            unit="ms",
+            bar=BAR_PASS,
+            baseline=middle["local cell"],
+            against="4 ranks on one machine",
+            blocks=blocks["cell"],
         ),
         Figure(
             what="`pass` on them, from a script",
@@ -157,6 +175,13 @@ def _pass_ms(session: Session) -> float:
         began = time.perf_counter()
         run()
         each.append(time.perf_counter() - began)
+    return median(each) * 1e3
+
+
+def _cell_ms(front_end: FrontEnd, start: str) -> float:
+    front_end.set_up(start)
+    each = [front_end.run_s("%%on_all_ranks\npass") for _ in range(_CELLS + _CELLS // 5)][_CELLS // 5 :]
+    front_end.set_up("%ddp_stop")
     return median(each) * 1e3
 
 
