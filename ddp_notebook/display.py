@@ -20,7 +20,7 @@ from ddp_notebook.run.kernel import has_front_end
 from ddp_notebook.widgets.bundles import read as read_bundle
 
 if TYPE_CHECKING:
-    from ddp_notebook.observe.figures.drawing import FAINT, Picture, fill_style, key, picture, text_on
+    from ddp_notebook.observe.figures.drawing import FAINT, Picture, fill_style, key, paler, picture, text_on
     from ddp_notebook.observe.figures.palette import FILLS, INK, LINES
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "fill_style",
     "has_front_end",
     "key",
+    "paler",
     "picture",
     "read_bundle",
     "text_on",

@@ -121,8 +121,8 @@ def messages(scene: Scene) -> Picture:
         if event.what == "work":
             axes.add_patch(_bar(event.start_ms, row[event.rank] - 0.36, width, 0.22, LINES[2], "////"))
             continue
-        y = row[event.rank] - 0.1
-        axes.add_patch(_bar(event.start_ms, y, width, 0.22, LINES[event.rank % len(LINES)], alpha=0.35))
+        y, colour = row[event.rank] - 0.1, LINES[event.rank % len(LINES)]
+        axes.add_patch(_bar(event.start_ms, y, width, 0.22, colour, alpha=0.35, edge=colour))
         if event.blocked_ms > end / 300:
             axes.add_patch(_bar(event.end_ms - event.blocked_ms, y, event.blocked_ms, 0.22, "none", edge=INK))
         label = event.what + ("" if event.is_over else " (never comes back)")

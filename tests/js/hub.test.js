@@ -26,7 +26,7 @@ test("a kernel that hears it beside the cell is asked once", (context) => {
   const { hub, said, pass } = greeted(context, ({ kind }, its) => kind === "here" && its.receive({ kind: "heard", answers: "now" }));
   pass(5000);
   assert.equal(said().length, 1);
-  assert.equal(answersInWords(hub.store), "answers while a cell runs");
+  assert.equal(answersInWords(hub.store), "buttons here work while a cell runs");
 });
 
 test("what goes to the main thread at first is said again", (context) => {
@@ -43,7 +43,7 @@ test("a kernel that does not answer is busy with its cell", (context) => {
   assert.deepEqual(said().map(({ last }) => last), [false, false, false, true]);
   assert.equal(answersInWords(hub.store), "", "not known yet");
   pass(1000);
-  assert.match(answersInWords(hub.store), /^answers after the cell; while it runs, the notebook's stop button/);
+  assert.match(answersInWords(hub.store), /^buttons here work only after the cell; while it runs, the notebook's stop button/);
   hub.receive({ kind: "heard", answers: "now" });
   assert.equal(hub.store.answersWhen, "now", "a slow way is no deaf one");
 });

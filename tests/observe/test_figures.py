@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.image import imread
 from matplotlib.text import Text
 
@@ -337,6 +337,11 @@ def contrast(color, page):
     return (light + 0.05) / (dark + 0.05)
 
 
+def laid_on(color, page):
+    *parts, opacity = to_rgba(color)
+    return [opacity * part + (1 - opacity) * below for part, below in zip(parts, to_rgb(page), strict=True)]
+
+
 def luminance(color):
     parts = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
     return float(np.dot(parts, (0.2126, 0.7152, 0.0722)))
@@ -347,9 +352,11 @@ def test_colours_read_on_both_pages(page):
     assert contrast(palette.INK, page) > 3.9
     for line in palette.LINES:
         assert contrast(line, page) > 3, line
-    for fill in palette.FILLS.values():
-        shown = fill.edge if fill.hatch == "" and fill.edge != "none" else fill.face
-        assert contrast(shown, page) > 2.3, fill
+    for fill in (*palette.FILLS.values(), *palette.ACTIONS.values()):
+        is_hollow = fill.hatch == "" and fill.edge != "none"
+        assert contrast(fill.edge if is_hollow else fill.face, page) > (3.9 if is_hollow else 2), fill
+        if is_hollow:  # where nothing happens the page shows, of either colour
+            assert contrast(laid_on(fill.face, page), page) < 1.5, fill
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_figures_have_the_monitors_colours():
     """On a light page. Figures stand on pages of either kind, so what `waiting` and `rest` are there is their own."""
     light = in_javascript(r"const LIGHT = \{(.*?)\n\};")[1]
     monitor = dict(re.findall(r'"?\b(\w[\w ]*)"?: "(#\w+)"', light))
-    for meaning in ("input", "compute", "overlapped", "exposed", "optimizer"):
+    for meaning in ("input", "compute", "overlapped", "hidden", "exposed", "optimizer"):
         assert FILLS[meaning].face.lower() == monitor[meaning], meaning
     for kind in ("forward", "backward", "input gradient", "weight gradient"):
         assert ACTIONS[kind].face.lower() == monitor[kind], kind

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from ddp_notebook.display import FAINT, INK, LINES, Picture, fill_style, key, picture, text_on
+from ddp_notebook.display import FAINT, INK, LINES, Picture, fill_style, key, paler, picture, text_on
 from ddp_notebook.lessons.ddp.times import pieces
 from ddp_notebook.records.units import size
 
@@ -76,15 +75,10 @@ def _grid(axes: Axes, left: float, words: str, side: Numbers, largest: float) ->
         for column, value in enumerate(side[rank]):
             # Small ones would all look alike, hence the root.
             share = float(np.sqrt(abs(value) / largest))
-            color = _mixed(LINES[0] if value >= 0 else LINES[1], 0.08 + 0.55 * share)
+            color = paler(LINES[0] if value >= 0 else LINES[1], 0.08 + 0.55 * share)
             axes.barh(row, 0.94, left=left + column + 0.03, height=0.86, color=color)
             axes.text(left + column + 0.5, row, f"{value:.2g}", ha="center", va="center", fontsize=7.5, color="#202020")
     return left + width
-
-
-def _mixed(color: str, share: float) -> tuple[float, ...]:
-    """So much of a colour in white: light enough for dark numbers, on a page of any colour."""
-    return tuple(1 - share * (1 - part) for part in to_rgb(color))
 
 
 def _losses(found: Stage) -> Picture:

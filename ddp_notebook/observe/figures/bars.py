@@ -167,7 +167,7 @@ def draw_by_step(
         elif column.any():  # one area instead of many bars, which take ten times as long
             outline = np.append(x - together / 2, x[-1] + together / 2)
             low, high = (np.append(one, one[-1]) for one in (base, base + column))
-            axes.fill_between(outline, low, high, step="post", **style | {"linewidth": 0.0})
+            axes.fill_between(outline, low, high, step="post", **style)
         base += column
     axes.set_ylim(bottom=0)
     top = 1.15 * float(np.percentile(base, 90))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -90,8 +90,13 @@ def fill_style(meaning: str) -> dict[str, Any]:
         "facecolor": to_rgba(fill.face),
         "edgecolor": to_rgba(fill.edge),
         "hatch": fill.hatch or None,
-        "linewidth": 0.6 if meaning == "waiting" else 0.0,
+        "linewidth": 0.8 if fill.edge != "none" and not fill.hatch else 0.0,
     }
+
+
+def paler(color: Any, share: float) -> tuple[float, ...]:
+    """So much of a colour in white: light enough for dark numbers, on a page of any colour."""
+    return tuple(1 - share * (1 - part) for part in to_rgb(color))
 
 
 def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *, is_placed: bool = False) -> None:
@@ -116,7 +121,9 @@ def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *,
 
 def text_on(meaning: str) -> str:
     """A colour for words on an area with this meaning."""
-    red, green, blue, _ = to_rgba(_MEANINGS[meaning].face)
+    red, green, blue, opacity = to_rgba(_MEANINGS[meaning].face)
+    if opacity < 0.5:
+        return INK
     return "#202020" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.6 else "#FFFFFF"
 
 

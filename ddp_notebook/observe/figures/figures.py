@@ -10,7 +10,7 @@
 | `calls` | calls between ranks, one moment a line, and who has a reference to what |
 
 Colours of times mean the same in all of them (`drawing.FILLS`): blue computes, orange-red is communication that
-nothing hides, white waits for a slower rank. matplotlib is imported at the first picture.
+nothing hides, an outline waits for a slower rank. matplotlib is imported at the first picture.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddp_notebook.observe.figures.drawing import Picture, fill_style, key, picture, text_on
+from ddp_notebook.observe.figures.drawing import Picture, fill_style, key, paler, picture, text_on
 from ddp_notebook.observe.figures.palette import INK
 from ddp_notebook.observe.views import Action, Pipeline
 from ddp_notebook.records.units import ms, percent
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ROW = 0.3  # inches
-_PALER = 0.45  # opacity that each further stage of a rank loses, down to `_PALEST`
+_PALER = 0.45  # of the colour that each further stage of a rank loses, down to `_PALEST`
 _PALEST = 0.35
 _LEAST_NAMED = 0.012  # of the width: an action that has room for its number
 _ORDER = ("forward", "backward", "input gradient", "weight gradient", "bubble")
@@ -46,15 +46,17 @@ def _draw(axes: Axes, shown: Pipeline, actions: Sequence[Action], words: str, lo
     axes.barh([*row_of.values()], until / 1e6, height=0.8, **fill_style("bubble"))
     alike: dict[tuple[str, float], list[Action]] = {}
     for one in actions:
-        opacity = max(1 - _PALER * stages[one.rank].index(one.stage), _PALEST)
-        alike.setdefault((one.kind, opacity), []).append(one)
-    for (kind, opacity), some in alike.items():  # one call for many bars: each takes 3 ms
+        share = max(1 - _PALER * stages[one.rank].index(one.stage), _PALEST)
+        alike.setdefault((one.kind, share), []).append(one)
+    for (kind, share), some in alike.items():  # one call for many bars: each takes 3 ms
         lefts = [(one.start_ns - zero) / 1e6 for one in some]
         widths = [(one.end_ns - one.start_ns) / 1e6 for one in some]
         rows = [row_of[one.rank] for one in some]
-        style = fill_style(kind) | {"alpha": opacity, "edgecolor": "white", "linewidth": 0.5}
+        style = fill_style(kind)
+        # Mixed with white and not see-through: the number on it is dark, and so may be the page.
+        style |= {"facecolor": paler(style["facecolor"], share), "edgecolor": INK, "linewidth": 0.5}
         axes.barh(rows, widths, left=lefts, height=0.8, **style)
-        color = text_on(kind) if opacity > 0.8 else "#202020"
+        color = text_on(kind) if share > 0.8 else "#202020"
         for one, row, left, width in zip(some, rows, lefts, widths, strict=True):
             if width > _LEAST_NAMED * longest_ns / 1e6:
                 axes.text(left + width / 2, row, str(one.microbatch), color=color, ha="center", va="center", fontsize=8)

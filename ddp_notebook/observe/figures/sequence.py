@@ -7,7 +7,7 @@
 | dashed arrow | its answer |
 | dotted arrow | gradients in a backward, against the direction of the call |
 | box below | what a rank owns; circles: ranks that have a reference to it, arrows: from whom they have it |
-| dashed box or circle | let go since |
+| dashed box, circle or arrow below | let go since |
 
 A line is a moment at which something happened, not a length of time: calls take microseconds and milliseconds.
 """
@@ -32,6 +32,7 @@ _LINE_IN = 0.19  # height of a moment
 _ROW_IN = 0.36  # of a reference
 _BAR = 0.035  # width of what runs, in columns
 _STEP = 0.05  # from one bar to the next one beside it
+_REFERENCE = "#217FBF"  # 4.3:1 on white and on #111: thin lines
 _TO_HERE = "to_here"
 
 
@@ -149,7 +150,7 @@ class _Drawing:
             ms = (moment.time_ns - first) / 1e6
             if before is None or ms - before >= 0.05:
                 words = f"{ms:.1f} ms" if ms < 9.95 else f"{ms:.0f} ms"
-                axes.text(-0.6, row, words, fontsize=7.5, va="center", color=INK, alpha=0.75)
+                axes.text(-0.6, row, words, fontsize=7.5, va="center", color=INK)
             before = ms
 
     def calls_of(self) -> None:
@@ -231,8 +232,7 @@ class _Drawing:
         """Who owns what, and who has a reference from whom."""
         if not references:
             return
-        self.axes.text(-0.6, top, "references", fontsize=7.5, va="center", color=INK, alpha=0.75)
-        blue = LINES[0]
+        self.axes.text(-0.6, top, "references", fontsize=7.5, va="center", color=INK)
         for at, one in enumerate(references):
             y = top + 0.9 + at * _ROW_IN / _LINE_IN
             owner = self.column[one.owner]
@@ -241,20 +241,20 @@ class _Drawing:
                     continue
                 x = self.column[user.rank]
                 start = self.column.get(one.owner if user.parent is None else user.parent, owner)
-                gone = user.deleted_ns is not None
+                dashes = "-" if user.deleted_ns is None else "--"
                 side = 1 if x > start else -1
                 if start != x:
                     passes = "arc3" if abs(x - start) == 1 else f"arc3,rad={-side * 0.05}"  # what stands between
                     begin = (start + side * (0.19 if start == owner else 0.05), y)
                     arrow = FancyArrowPatch(begin, (x - side * 0.05, y), arrowstyle="-|>", mutation_scale=8, shrinkA=0,
-                                            shrinkB=0, color=blue, alpha=0.35 if gone else 1, lw=1.1,
+                                            shrinkB=0, color=_REFERENCE, ls=dashes, lw=1.1,
                                             connectionstyle=passes)  # fmt: skip
                     self.axes.add_patch(arrow)
-                self.axes.plot([x], [y], "o", ms=8, mfc="none", mec=blue, alpha=0.45 if gone else 1)
+                self.axes.scatter([x], [y], s=64, facecolors="none", edgecolors=_REFERENCE, linestyles=dashes)
             gone = one.deleted_ns is not None
             box = FancyBboxPatch((owner - 0.17, y - 0.5), 0.34, 1.0, boxstyle="round,pad=0.01,rounding_size=0.03",
-                                 mutation_aspect=8, facecolor="none", edgecolor=blue, ls="--" if gone else "-",
-                                 alpha=0.5 if gone else 1)  # fmt: skip
+                                 mutation_aspect=8, facecolor="none", edgecolor=_REFERENCE,
+                                 ls="--" if gone else "-")  # fmt: skip
             self.axes.add_patch(box)
             self.axes.text(owner, y, one.what or "a value", ha="center", va="center", fontsize=8, family="monospace",
-                           color=INK, alpha=0.6 if gone else 1)  # fmt: skip
+                           color=INK)  # fmt: skip

@@ -11,7 +11,7 @@
  * | input | purple |
  * | named block | grey blue |
  * | execution of a remote call | light blue; the call itself is communication |
- * | communication | vermillion; exposed darker; overlapped hatched with compute |
+ * | communication | vermillion; exposed darker; what compute hides of it light blue; overlapped hatched with compute |
  * | waiting | the page's own, with an outline: nothing happens |
  * | failed | the ink, crossed |
  */
@@ -27,7 +27,7 @@
  * @property {string} hover   behind what is pointed at or chosen
  * @property {string} focus
  * @property {string} alarm
- * @property {Record<string, string>} fill  by meaning: forward backward optimizer input compute communication exposed
+ * @property {Record<string, string>} fill  by meaning: forward backward optimizer input compute communication hidden exposed
  *   overlapped overlappedStripe waiting waitingLine failed failedLine cell rest
  * @property {string[]} ranks eight hues
  * @property {{low: string, zero: string, high: string}} diverging  heat maps, centred on zero
@@ -55,6 +55,7 @@ const LIGHT = {
     optimizer: "#009e73",
     input: "#a862a0",
     communication: "#d55e00",
+    hidden: "#56b4e9",
     exposed: "#b04a00",
     overlapped: "#0072b2",
     overlappedStripe: "#ffb27d",
@@ -91,6 +92,7 @@ const DARK = {
     optimizer: "#2bb98c",
     input: "#c58ac0",
     communication: "#ff8138",
+    hidden: "#a9d8f5",
     exposed: "#d9570b",
     overlapped: "#3a9bdc",
     overlappedStripe: "#ffb27d",

@@ -180,7 +180,7 @@ export function drawBuckets(brush, found, where, top) {
   found.buckets.forEach((one, index) => {
     const at = index + 1;
     bar("waiting", at, one.start, one.arrived);
-    bar("communication", at, one.arrived, one.hidden);
+    bar("hidden", at, one.arrived, one.hidden);
     bar("exposed", at, one.hidden, one.end);
     if (one.isOpen) surface.write("…", x(one.end) + 3, first + (at + 0.5) * row - 2, { colour: colours.ink, size: 12 });
     if (index % every === 0) {

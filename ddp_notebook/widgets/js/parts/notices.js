@@ -67,10 +67,10 @@ export function stateOf(store, interrupt) {
   return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };
 }
 
-/** When the kernel answers, in words; empty as long as that was not measured. @param {import("../data/store.js").Store} store */
+/** When the kernel answers what is clicked, in words; empty as long as that was not measured. @param {import("../data/store.js").Store} store */
 export function answersInWords({ answersWhen }) {
   if (!answersWhen) return "";
-  return answersWhen === LATE ? "answers after the cell; while it runs, the notebook's stop button (■) interrupts it" : "answers while a cell runs";
+  return answersWhen === LATE ? "buttons here work only after the cell; while it runs, the notebook's stop button (■) interrupts it" : "buttons here work while a cell runs";
 }
 
 /** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */
