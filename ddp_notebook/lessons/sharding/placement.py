@@ -85,7 +85,7 @@ def _tensor(axes: Axes, column: int, row: int, tensor: TensorPlacement, rank: in
             high * count / down,
             facecolor=colour,
             edgecolor=colour,
-            alpha=0.45 if tensor.is_partial else 0.9,
+            alpha=0.45 if tensor.is_partial else 1.0,
             hatch="///" if tensor.is_partial else None,
             linewidth=0.4,
             label="part",
