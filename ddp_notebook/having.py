@@ -11,6 +11,7 @@ from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run import progress
 from ddp_notebook.torchrun import current as jobs
 from ddp_notebook.torchrun.job import TorchrunJob
+from ddp_notebook.widgets.ended import Ended
 
 
 def start(asked: StartOptions) -> None:
@@ -102,6 +103,20 @@ def shown() -> sessions.Session | TorchrunJob:
     return jobs.current() or of_session()
 
 
+def recorded() -> sessions.Session | TorchrunJob | Ended:
+    """What has a recording: what is looked at, or else what is left of the session that was stopped last, of which a
+    line says so.
+
+    Raises:
+        NoSessionError: there was none.
+    """
+    ended = sessions.ended()
+    if ended is None or jobs.current() is not None or sessions.current() is not None:
+        return shown()
+    print(ended.words)
+    return ended
+
+
 def of_session() -> sessions.Session:
     """The session.
 
@@ -115,6 +130,11 @@ def of_session() -> sessions.Session:
         raise NoSessionError(
             f"{job.name} is a job of torchrun's, whose ranks run their script and no cells; %ddp_start 4 starts ranks "
             "of the notebook's own"
+        )
+    if sessions.ended() is not None:
+        raise NoSessionError(
+            "no ranks are running; start them with %ddp_start 4. What the last ones have recorded is still there: "
+            "%ddp_report, %ddp_monitor and %ddp_trace show it"
         )
     raise NoSessionError
 

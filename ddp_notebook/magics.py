@@ -146,7 +146,7 @@ class DDPMagics(Magics):
     def ddp_memory(self, line: str) -> None:
         """Say what parameters, gradients, optimizer state, activations and the rest take on each rank, now or while
         code runs, and what was measured before: %ddp_memory [CODE]"""
-        print(having.of_session().memory(line.strip()))
+        print(having.of_session().memory(line.strip(), execution_count=self._cell_number()))
 
     # ---- the recording
 
@@ -172,7 +172,7 @@ class DDPMagics(Magics):
         parser.add_argument("--baseline", action="store_true")
         if parser.parse_line(line).baseline:
             having.of_session().baseline()
-        print(having.shown().report())
+        print(having.recorded().report())
 
     @line_magic
     def ddp_monitor(self, line: str) -> None:
@@ -180,7 +180,7 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_monitor [CELL]")
         parser.add_argument("cell", metavar="CELL", nargs="?")
         cell = parser.parse_line(line).cell
-        having.shown().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
+        having.recorded().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
 
     @line_magic
     def ddp_trace(self, line: str) -> None:
@@ -188,7 +188,7 @@ class DDPMagics(Magics):
         parser = LineParser("%ddp_trace FILE")
         parser.add_argument("file", metavar="FILE")
         path = parser.parse_line(line).file
-        profiles, lost = having.shown().write_trace(path)
+        profiles, lost = having.recorded().write_trace(path)
         also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
         also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
         print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")

@@ -21,24 +21,32 @@ from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.face import FileFace
 from ddp_notebook.run.groups.face import GroupFace
 from ddp_notebook.run.kept import KeptFace
+from ddp_notebook.run.kernel import ipython
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.record import baseline
 from ddp_notebook.run.record.face import RecordFace
 from ddp_notebook.run.sharding.face import ShardingFace
 from ddp_notebook.run.values.face import ValueFace
+from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
-from ddp_notebook.wire.record_options import RecordOptions
+from ddp_notebook.wire.record_options import RecordOptions, profile_of
 
 Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 _current: Session | None = None
 _current_lock = threading.Lock()
+_ended: Ended | None = None  # what the magics show where there is no session
 
 
 def current() -> Session | None:
     """The running session, or None."""
     return _current
+
+
+def ended() -> Ended | None:
+    """What this notebook's last session has recorded, until there are ranks again. None: there was none."""
+    return _ended
 
 
 class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace, ViewFace):
@@ -106,9 +114,11 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         beginning.start(cluster)
         parts.on_started()
         live.prepare()
+        self.when_stopped(self._leave_recording)
         self.when_stopped(live.close)
         interrupts.check()
         self._ready = True
+        _forget_recording()
 
     # ---- what the user does
 
@@ -163,6 +173,19 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
             except Exception:
                 _log.exception("what was to be done at the end of the session has failed")
 
+    def _leave_recording(self) -> None:
+        """Let the magics show it when the ranks are gone."""
+        global _ended
+        if ipython() is None:  # nobody has magics here
+            return
+        recording = self._parts.observer.recording
+        if recording.catch_up is not None and not self._parts.cluster.unheard:
+            recording.catch_up()
+        whose = f"this notebook has left {self.kept_as}" if self.outlives_stop else "the ranks are gone"
+        title = f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}"
+        profiled = sorted({profile_of(file)[1] for file in self._parts.profiles()})
+        _ended = Ended(recording, whose, title, profiled, draws_html=self.views.draws_html)
+
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""
         global _current
@@ -203,3 +226,10 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         if cluster is not None:
             self._parts.jobs.join()
         self._hosts.end(healthy=ended)
+
+
+def _forget_recording() -> None:
+    global _ended
+    before, _ended = _ended, None
+    if before is not None:
+        before.close()

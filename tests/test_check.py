@@ -323,6 +323,13 @@ def test_a_name_that_a_rank_does_not_have():
     ]
 
 
+def test_ranks_do_not_differ_in_what_none_of_them_has():
+    assert repr(agreement_of({"x": 1}, {"x": 1}, names=["y"])) == "y is not defined on any rank"
+    assert repr(agreement_of({"x": 1}, {"x": 1}, names=["x", "y"])).startswith(
+        "y is not defined on any rank; 2 ranks agree: "
+    )
+
+
 def test_a_model_that_a_rank_does_not_have_is_one_line():
     assert lines_of({"net": nn.Linear(1, 1)}, {"net": None}, {}) == ["net is on rank 0 only"]
     assert lines_of(trained(), trained(), {})[0] == "net is missing on rank 2"

@@ -219,11 +219,13 @@ def test_a_loader_of_each_ranks_own_data_is_not_copied(make_session):
         "from torch.utils.data import DataLoader, TensorDataset, DistributedSampler\n"
         "own = DataLoader(TensorDataset(torch.ones(8) * rank))\n"
         "whole = TensorDataset(torch.arange(12.0))\n"
-        "shared = DataLoader(whole, batch_size=2, sampler=DistributedSampler(whole))"
+        "shared = DataLoader(whole, batch_size=2, sampler=DistributedSampler(whole))\n"
+        "of_own = DataLoader(own.dataset, batch_size=2, sampler=DistributedSampler(own.dataset))"
     )
     said = session.resize(3)
+    assert "of_own goes over 3 ranks now, but rank 2 lacks it: define it there too" in said, said
     assert "shared goes over 3 ranks now: with batches of 2 a step has 6 samples, and had 4" in said
-    assert "not copied, since each rank has its own: own; define what you need on rank 2" in said
+    assert "not copied, since each rank has its own: of_own, own; define what you need on rank 2" in said
     assert ask(session, "len(shared), shared.sampler.rank") == [f"(2, {rank})" for rank in range(3)]
 
 

@@ -152,6 +152,7 @@ class Parts:
         self.cells.close()
         self.arrivals.close()
         self.observer.close()
+        self.recordings.end()
 
     def _tell_widget(self, rank: int, message: Comm) -> None:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -28,6 +29,7 @@ _OURS = {
     f"--{name}"
     for name in ("rdzv-endpoint", "rdzv-id", "rdzv-backend", "standalone", "master-addr", "master-port", "node-rank")
 }
+_NPROC = ("auto", "cpu", "gpu", "xpu")  # beside numbers
 _NO_RANKS = {"--no-python", "--run-path"}
 # torch's own times are for clusters: 30 s for further agents, 15 s until one that is silent counts as gone.
 _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
@@ -97,8 +99,10 @@ def read(line: str) -> Asked:
     if not agents.isdecimal() or not int(agents):
         raise UsageError(f"--agents is {agents!r}, which is no number of agents to start here\nusage: {USAGE}")
     if script == len(words):
-        raise UsageError(f"there is no script in {line!r}\nusage: {USAGE}")
+        where = f" in {line!r}" if words else " to run"
+        raise UsageError(f"there is no script{where}\nusage: {USAGE}")
     options, program = words[:script], words[script:]
+    _check_numbers(options)
     for word in options:
         option = word.partition("=")[0].replace("_", "-")
         if option in _NO_RANKS:
@@ -119,6 +123,34 @@ def read(line: str) -> Asked:
         raise UsageError(f"there is no module behind {program[0]}\nusage: {USAGE}")
     name = own["--name"] or f"{stem}-{secrets.token_hex(2)}"
     return Asked(options=options, program=program, name=name, agents=int(agents))
+
+
+def _check_numbers(options: Sequence[str]) -> None:
+    """Torch would tell of them in a traceback of its own, once the job has begun."""
+    for word, behind in zip(options, [*options[1:], ""], strict=False):
+        name, is_joined, value = word.replace("_", "-").partition("=")
+        value = value if is_joined else behind
+        if name == "--nproc-per-node" and not (value in _NPROC or _is_count(value) or _is_device(value)):
+            raise UsageError(f"--nproc-per-node is {value!r}: it is a number of ranks, or one of {', '.join(_NPROC)}")
+        if name == "--nnodes":
+            least, _, most = value.partition(":")
+            most = most if ":" in value else least
+            if not (_is_count(least) and _is_count(most)) or int(most) < int(least):
+                raise UsageError(f"--nnodes is {value!r}: it is a number of agents, or the least and the most, as 1:3")
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
+
+
+def _is_device(text: str) -> bool:
+    """Torch also takes the name that an extension has given its kind of device."""
+    import torch
+
+    try:
+        return torch.device(text).type == text
+    except RuntimeError:
+        return False
 
 
 def _times() -> list[str]:

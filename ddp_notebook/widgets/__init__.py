@@ -3,6 +3,7 @@
 monitor    the widget
 face       the session's methods for looking on
 placing    where views appear: under a running cell, at %ddp_monitor
+ended      what a session has recorded, for the magics behind its end
 under_cell when one comes under a running cell
 views      what stands at a place: a widget, a picture
 answering  whether views answer, and whether while a cell runs

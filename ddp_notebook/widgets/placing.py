@@ -150,8 +150,7 @@ class Placing:
             UsageError: nothing was recorded of this cell.
             MissingBuildError: the JavaScript was not built.
         """
-        if cell is not None and not self._knows(cell):
-            raise UsageError(f"nothing is recorded of a cell {cell}; {self._known_cells()}")
+        check_cell(self._recording, cell)
         with self._lock:
             if self._shown is not None:
                 self._freeze(self._shown, self._shown.cell)
@@ -297,18 +296,23 @@ class Placing:
             self._flushed()
         return self._recording
 
-    def _knows(self, cell: int) -> bool:
-        return cell in self._cells_recorded()
 
-    def _cells_recorded(self) -> list[int]:
-        found = [np.unique(self._recording.rows(table)["cell"]) for table in ("call", "span", "metric")]
-        return [cell for cell in np.unique(np.concatenate(found)).tolist() if cell]
+def check_cell(recording: RecordedTables, cell: int | None) -> None:
+    """Something is recorded of this cell; None: of whichever.
 
-    def _known_cells(self) -> str:
-        known = self._cells_recorded()[-8:]
-        prompts = [prompt_of(self._recording, cell) for cell in known]
-        names = [f"{cell} ({prompt})" if prompt else str(cell) for cell, prompt in zip(known, prompts, strict=True)]
-        return f"there is something of {', '.join(names)}" if known else "nothing at all was"
+    Raises:
+        UsageError: nothing is; says of which cells there is something.
+    """
+    if cell is None:
+        return
+    found = [np.unique(recording.rows(table)["cell"]) for table in ("call", "span", "metric")]
+    known = [one for one in np.unique(np.concatenate(found)).tolist() if one]
+    if cell in known:
+        return
+    prompts = [(one, prompt_of(recording, one)) for one in known[-8:]]
+    names = [f"{one} ({prompt})" if prompt else str(one) for one, prompt in prompts]
+    there = f"there is something of {', '.join(names)}" if names else "nothing at all was"
+    raise UsageError(f"nothing is recorded of a cell {cell}; {there}")
 
 
 def _import() -> None:

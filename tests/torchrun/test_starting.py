@@ -26,7 +26,11 @@ def here(jobs, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("", "there is no script in ''"),
+        ("", "there is no script to run"),
+        ("--nproc-per-node x train.py", "--nproc-per-node is 'x': it is a number of ranks, or one of auto, "),
+        ("--nproc_per_node=0 train.py", "--nproc-per-node is '0'"),
+        ("--nnodes 3:1 train.py", "--nnodes is '3:1': it is a number of agents, or the least and the most, as 1:3"),
+        ("--nnodes 1: train.py", "--nnodes is '1:'"),
         ("--nproc-per-node 2", "there is no script"),
         ("nothing.py", "there is no file 'nothing.py'"),
         ("--agents x train.py", "--agents is 'x', which is no number"),

@@ -289,6 +289,31 @@ def test_stop_makes_the_last_view_static(browser):
     assert browser.told(comm_id)[-1][0]["state"] == "stopped"
 
 
+def test_what_was_recorded_is_there_behind_the_end_until_ranks_are_there_again(browser, tmp_path):
+    browser.run("import ddp_notebook\nsession = ddp_notebook.start(2, reuse=True)")
+    browser.run("%%on_all_ranks\nfor _ in range(30):\n    dist.all_reduce(torch.ones(4))")
+    browser.run("%ddp_stop")
+
+    def failed(code: str) -> str:
+        return finish(browser, browser.kernel.client.execute(code)).evalue
+
+    line = "the ranks are gone; this is what they have recorded (2 ranks, gloo)"
+    said = browser.run("%ddp_report").stdout.splitlines()
+    assert said[0] == line and "60 communication calls" in said[1], said
+    assert "nothing is recorded of a cell 77; there is something of 1" in failed("%ddp_monitor 77")
+    browser.messages.clear()
+    assert browser.run("%ddp_monitor").stdout == f"{line}\n"
+    [comm_id] = browser.monitors()
+    assert browser.told(comm_id)[0][0]["state"] == "recorded"
+    assert browser.run(f"%ddp_trace {tmp_path}/run.json").stdout.startswith(f"{line}\n{tmp_path}/run.json: ")
+    assert "start them with %ddp_start 4. What the last ones have recorded is still there" in failed("%ddp_status")
+
+    browser.run("%ddp_start 2")
+    assert comm_id in browser.closed
+    assert "the ranks are gone" not in browser.run("%ddp_report").stdout
+    browser.run("%ddp_stop")
+
+
 def make_subshell(client: Any) -> str | None:
     """As JupyterLab makes one for widgets; None where the kernel has none."""
     message = client.session.msg("create_subshell_request", {})
@@ -313,6 +338,7 @@ def finish(browser: Browser, asked: str) -> Reply:
             raise AssertionError("the cell has no reply") from None
         if answer["parent_header"].get("msg_id") == asked:
             reply.status, reply.ename = answer["content"]["status"], answer["content"].get("ename", "")
+            reply.evalue = answer["content"].get("evalue", "")
             return reply
 
 

@@ -263,8 +263,8 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
             return f"Nothing was recorded{where}: the last one that trained is cell {last}"
         return f"Nothing was recorded{where}: {how}; if you turned recording off, %ddp_record values turns it on"
     passes = int(np.isin(kinds, [*map(SPANS.index, _PASSES)]).sum())
-    seen = [f"{passes} forwards and backwards"] * bool(passes) + [f"{len(calls)} communication calls"] * bool(
-        len(calls)
+    seen = [f"{passes} forwards and backwards"] * bool(passes) + (
+        [f"{len(calls)} communication call{'s' * (len(calls) != 1)}"] if len(calls) else []
     )
     return f"No optimizer step was recorded{where}, only {' and '.join(seen) or 'the cell itself'}: {how}"
 

@@ -28,6 +28,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
     "cell": ("on_all_ranks", "on_ranks", "local"),
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+TOLD = "_ddp_told"  # what a cell of ours sets, see `run.sharding.face`
 _MOST_LOOKED_AT = 100  # elements of a container
 _HOLDERS = torch.Tensor | torch.nn.Module | torch.optim.Optimizer
 _COMMAND_LINES = ("argparse", "click", "optparse")  # they end the process if its arguments are wrong
@@ -137,7 +138,8 @@ def end_traceback_at_user(error: BaseException | None) -> None:
 
 
 def _is_ours(at: TracebackType) -> bool:
-    return at.tb_frame.f_code.co_filename.startswith(OURS)
+    code = at.tb_frame.f_code
+    return code.co_filename.startswith(OURS) or TOLD in code.co_names  # a cell of ours, with code of the user's below
 
 
 def has_lost_device(words: str) -> bool:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from IPython import get_ipython
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _HELD = ("Parameter", "Sharded Param", "Buffer", "Gradient", "Sharded Grad", "Optstate", "OptState")
-_FILE = "<memory>"
 _AROUND = ("ZeroRedundancyOptimizer",)  # has the state in another optimizer
 
 
@@ -42,13 +42,14 @@ def held(namespace: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def measure(namespace: dict[str, Any], code: str) -> dict[str, int]:
+def measure(namespace: dict[str, Any], code: str, number: int = 1) -> dict[str, int]:
     """Run code, and tell the memory that it took: `held` where an optimizer stepped last, the most of `activations` and
     `temporary`, and the `peak` of all together.
 
     Args:
         namespace: the variables.
         code: the user's, such as "step()". Empty: nothing runs, and what is held now is told.
+        number: in the `In [n]` of its cell.
 
     Raises:
         whatever the code raises.
@@ -56,7 +57,7 @@ def measure(namespace: dict[str, Any], code: str) -> dict[str, int]:
     if not code:
         now = held(namespace)
         return now | {"activations": 0, "temporary": 0, "peak": sum(now.values())}
-    compiled = compile(code, _FILE, "exec")
+    compiled = compile(code, _file_of(code, number), "exec")
     stepped: list[dict[str, int]] = []
     hook = register_optimizer_step_post_hook(lambda *_: stepped.append(held(namespace)))
     tracker = _tracker(namespace)
@@ -68,6 +69,12 @@ def measure(namespace: dict[str, Any], code: str) -> dict[str, int]:
     finally:
         hook.remove()
     return (stepped[-1] if stepped else held(namespace)) | most
+
+
+def _file_of(code: str, number: int) -> str:
+    """A name by which tracebacks find the code, and the number of its cell."""
+    shell = get_ipython()
+    return "<memory>" if shell is None else str(shell.compile.cache(code, number))
 
 
 def _look_often(tracker: Any, most: dict[str, int]) -> None:

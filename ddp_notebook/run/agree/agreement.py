@@ -75,7 +75,12 @@ class Agreement:
             return "1 rank: nothing to compare" if n else "no ranks: nothing to compare"
         if self.agrees:
             return "; ".join([f"{n} ranks agree: {self.same}", *self.notes])
-        lines = [f"{n} ranks differ in {len(self.differences)} of {self.compared} entries:"]
+        nowhere = [repr(one) for one in self.differences if one.is_nowhere]
+        differing = len(self.differences) - len(nowhere)
+        if not differing:
+            agreed = [f"{n} ranks agree: {self.same}"] if self.same else []
+            return "; ".join([*nowhere, *agreed, *self.notes])
+        lines = [f"{n} ranks differ in {differing} of {self.compared - len(nowhere)} entries:"]
         left_out: list[str] = []
         for name, (shown, more) in self._shown().items():
             lines += [f"  {difference}" for difference in shown]

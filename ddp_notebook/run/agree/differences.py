@@ -58,6 +58,11 @@ class Difference:
         return len(self.parts) > 1 and len({part.value for part in self.parts}) == 1
 
     @property
+    def is_nowhere(self) -> bool:
+        """Whether no rank has it: they do not differ in it."""
+        return all(part.value is None for part in self.parts)
+
+    @property
     def most(self) -> Part | None:
         """The part from which the others differ. None: no part has more ranks than any other."""
         first, *others = self.parts

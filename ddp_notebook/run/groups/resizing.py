@@ -210,7 +210,7 @@ class Resizing:
                 raise DDPNotebookError(f"{_now(plan)}. But rank {rank} failed: {answer.error}{_copy_later(plan)}")
         abouts = {rank: json.loads(answer.about) for rank, answer in answers.items()}
         copied = _copied(plan, abouts[0]) if new else []
-        return [*copied, *dict.fromkeys(note for about in abouts.values() for note in about["notes"])]
+        return [*copied, *_notes(plan, {rank: about["notes"] for rank, about in abouts.items()})]
 
 
 def _refuse(others: Sequence[str], sharded: Mapping[str, str], build: str | None) -> None:
@@ -257,6 +257,18 @@ def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
     if drawn := [name.removeprefix(_OF_RANDOM) for name in plan.own if name.startswith(_OF_RANDOM)]:
         lines.append(f"each rank has its own random state of {', '.join(drawn)}, and so {to}")
     return lines
+
+
+def _notes(plan: _Plan, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
+    """What became of samplers. New ranks may lack the one of which the others tell."""
+    told = []
+    for note in dict.fromkeys(note for notes in by_rank.values() for note in notes):
+        lacking = [rank for rank in plan.new if note not in by_rank[rank]]
+        if lacking and " goes over " in note:
+            verb = "lacks" if len(lacking) == 1 else "lack"
+            note = f"{note.partition(': ')[0]}, but {list_ranks(lacking)} {verb} it: define it there too"
+        told.append(note)
+    return told
 
 
 def _few(names: Sequence[str]) -> str:

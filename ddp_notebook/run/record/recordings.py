@@ -89,6 +89,10 @@ class Recordings:
         self._observer.flush()
         return self._observer.recording
 
+    def end(self) -> None:
+        """Nothing comes any more: whoever keeps the recording keeps nothing else of the session."""
+        self._observer.recording.catch_up = None
+
     def _catch_up(self) -> None:
         """A recording that is kept in a variable is asked again after a cell."""
         is_users = is_users_thread()

@@ -39,7 +39,7 @@ class ShardingFace(CellFace, ValueFace):
             raise UsageError(f'placement takes the name of what ranks have, placement("model"), not a {kind}')
         return placements_of(name, self._ask(f"parts.told(globals(), {name!r})", "parts"))
 
-    def memory(self, code: str = "") -> Memory:
+    def memory(self, code: str = "", *, execution_count: int = 1) -> Memory:
         """The memory of parameters, gradients, optimizer state, activations and temporary tensors on each rank. The
         result has what was measured before beside it.
 
@@ -48,6 +48,7 @@ class ShardingFace(CellFace, ValueFace):
 
         Args:
             code: runs on all ranks meanwhile, such as "step()"; empty: what is held now.
+            execution_count: the number in `In [n]` that tracebacks show.
 
         Raises:
             RankError: the code has failed, or torch's tracker cannot follow it.
@@ -58,7 +59,7 @@ class ShardingFace(CellFace, ValueFace):
             >>> session.memory()[0].activations
             0
         """
-        told = self._ask(f"memory.measure(globals(), {code!r})", "memory")
+        told = self._ask(f"memory.measure(globals(), {code!r}, {execution_count})", "memory")
         by_rank = {rank: RankMemory(**of) for rank, of in told.items()}
         before = None if self._memory is None else replace(self._memory, before=None)
         self._memory = found = Memory(code=code, by_rank=by_rank, before=before)

@@ -1,0 +1,65 @@
+"""What a session has recorded, once the notebook has its ranks no more: `%ddp_report`, `%ddp_monitor` and `%ddp_trace`
+show it until ranks are there again. The recording, whose memory is bounded, is all that is kept of the session."""
+
+from __future__ import annotations
+
+import os
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report.report import Report
+from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.run.record import trace
+from ddp_notebook.widgets.placing import check_cell
+from ddp_notebook.widgets.views import StillView, View, WidgetView
+
+
+class Ended:
+    """What is left of a session.
+
+    Args:
+        recording: its.
+        whose: that its ranks are gone, in words.
+        title: of the session.
+        profiled: the ranks whose profiles by torch went with the session.
+        draws_html: no widget has answered, or none was wanted.
+    """
+
+    def __init__(self, recording: Recording, whose: str, title: str, profiled: list[int], *, draws_html: bool) -> None:
+        self.recording = recording
+        self.words = f"{whose}; this is what they have recorded ({title})"
+        self._title = title
+        self._profiled = profiled
+        self._draws_html = draws_html
+        self._shown: View | None = None
+
+    def report(self) -> Report:
+        """See `Session.report`."""
+        return self.recording.report()
+
+    def monitor(self, cell: int | None = None) -> None:
+        """See `Session.monitor`."""
+        check_cell(self.recording, cell)
+        self.close()
+        self._shown = self._view(cell)
+
+    def write_trace(self, path: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
+        """See `Session.write_trace`. There are no profiles of torch's any more."""
+        trace.write(self.recording, path, None, ())
+        return [], self._profiled
+
+    def close(self) -> None:
+        """What is shown becomes a picture."""
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            shown.freeze(self.recording, shown.cell)
+
+    def _view(self, cell: int | None) -> View:
+        if not has_front_end():
+            return StillView(self.recording, cell)
+        if self._draws_html:
+            from ddp_notebook.widgets.html.view import HtmlView
+
+            return HtmlView(self.recording, cell, self._title, None)
+        from ddp_notebook.widgets.monitor import Monitor
+
+        return WidgetView(Monitor(self.recording, cell), cell, is_live=False)
