@@ -120,6 +120,7 @@ class Parts:
         if told.drives:
             self.cells.begin_behind(told.last_cell)
             self.adopted.take(told.cells)
+            self.jobs.before = self.adopted.ended
             self.adopted.waiting = list(told.waiting)
             self.jobs.on_queue = lambda waiting: remote.tell("queue", [*self.adopted.waiting, *waiting])
             self.cells.before_turn = self.adopted.notes

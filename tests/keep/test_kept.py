@@ -118,6 +118,7 @@ def test_how_a_cell_ended_unattended_is_told(notebook):
     assert "ZeroDivisionError" in told.traceback and "1 / (1 - rank)" in told.traceback
     assert "] late" in told.stdout
     assert second.run("%ddp_attach").stdout.count("late") == 0, "once"
+    assert " of the earlier notebook has failed, and was shown here\n" in second.run("%ddp_jobs").stdout
     assert second.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 

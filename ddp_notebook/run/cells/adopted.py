@@ -30,6 +30,7 @@ class Adopted:
 
     Attributes:
         jobs: numbers of those in which cells are followed that were let go.
+        ended: how those have ended that were shown, in words.
         waiting: jobs that have not begun, and that nobody has in a queue here yet.
     """
 
@@ -37,6 +38,7 @@ class Adopted:
         self._cluster = cluster
         self._cells = cells
         self.jobs: set[int] = set()
+        self.ended: list[str] = []
         self.waiting: list[Waiting] = []
         self._left: list[tuple[CellRun, RunCell]] = []
 
@@ -59,8 +61,16 @@ class Adopted:
             what `Cells.run` raises: of the first one that did not end well.
         """
         while self._left and (wait or self._left[0][0].is_over):
-            run, _ = self._left.pop(0)
-            self.follow(run, Here() if is_users_thread() else None, Place(self._cells.turn))
+            run, cell = self._left.pop(0)
+            how = "was stopped"
+            try:
+                self.follow(run, Here() if is_users_thread() else None, Place(self._cells.turn))
+                how = "is done"
+            except DDPNotebookError:
+                how = "has failed"
+                raise
+            finally:
+                self.ended.append(f"cell [{cell.execution_count}] of the earlier notebook {how}, and was shown here")
 
     def notes(self) -> list[str]:
         """Show those that have ended. Returns how, where one has failed, no fault of the next cell."""

@@ -45,6 +45,7 @@ class Jobs:
         self._jobs: dict[int, Job] = {}
         self.ranks_live_on = False  # when this process ends
         self.on_queue: Callable[[list[Waiting]], object] = lambda _: None  # told which jobs wait
+        self.before: list[str] = []  # how cells of an earlier notebook have ended, in words
         self._telling = threading.Lock()
         self._last = 0
         self._waited_for: set[int] = set()
@@ -115,11 +116,12 @@ class Jobs:
 
     def __repr__(self) -> str:
         if not self._jobs:
-            return "no cell was run in the background: %%on_all_ranks --background runs one"
+            none = "no cell was run in the background: %%on_all_ranks --background runs one"
+            return "\n".join(self.before or [none])
         table = [("job", "cell", "ranks", "state", "s", "code"), *map(_row, self)]
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join([*self.before, *(line.rstrip() for line in lines)])
 
     @property
     def unended(self) -> list[Job]:
