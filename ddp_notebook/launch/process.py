@@ -106,8 +106,8 @@ class Processes:
 
     @property
     def gone(self) -> list[int]:
-        """Ranks whose process has ended."""
-        return sorted([rank for rank, process in self.by_rank.items() if not process.is_alive])
+        """Ranks whose process has ended. Asked several times in each cell, so it asks no property of each."""
+        return sorted([rank for rank, one in self.by_rank.items() if one.status is not None or one.lost])
 
     @property
     def current(self) -> list[Process]:

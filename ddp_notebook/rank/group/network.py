@@ -168,10 +168,11 @@ class Network:
         failed_call = None if failure is None else recorder.first_failed()
         recorder.compact(threading.get_ident())
         failed = recorder.failed
-        errors = [*chain(failure), *([] if failed is None else [failed.error])]
-        self._is_broken |= any(
-            isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
-        )
+        if failure is not None or failed is not None:
+            errors = [*chain(failure), *([] if failed is None else [failed.error])]
+            self._is_broken |= any(
+                isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
+            )
         self._is_broken |= recorder.is_cut
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
             return apart

@@ -1,7 +1,7 @@
 """The recorder's own thread: takes what the tape holds, makes batches of it, and passes them on.
 
-It sleeps as long as nothing is recorded, except for a look at memory and load once a second. If the receiver cannot
-keep up, records stay on the tape, which drops and counts the oldest.
+It sleeps as long as nothing is recorded, except for a look at memory and load once a second, more rarely where many
+ranks share a core. If the receiver cannot keep up, records stay on the tape, which drops and counts the oldest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.resources import Resources
+from ddp_notebook.rank.record.resources import Resources, cores, idle_s
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.codec import encode
@@ -50,6 +50,7 @@ class Drain:
         self._lock = threading.Lock()
         self._resources: Resources | None = None
         self._looked_s = 0.0
+        self._cores = cores()
         self._pid = os.getpid()
         self._closed = threading.Event()
 
@@ -79,7 +80,7 @@ class Drain:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._tape.filled.wait(_RESOURCES_S)
+            self._tape.filled.wait(self._idle_s())
             try:
                 self._tape.collect()
                 # An interrupt may keep a caller of `put` from setting the event.
@@ -109,7 +110,7 @@ class Drain:
             dropped, tape.dropped = tape.dropped, 0
             records = tape.take(_MOST_RECORDS)
             try:
-                batch = unseen(self._maker.batch, records, dropped, self._look_at_resources())
+                batch = unseen(self._maker.batch, records, dropped, self._look_at_resources(bool(records)))
             except Exception:
                 tape.dropped += dropped + len(records)
                 raise
@@ -119,12 +120,18 @@ class Drain:
         if self._maker.has_late:
             tape.filled.set()
 
-    def _look_at_resources(self) -> dict[str, Any] | None:
-        """Memory and load, once a second."""
+    def _look_at_resources(self, records: bool) -> dict[str, Any] | None:
+        """Memory and load: once a second with records, which are sent anyway, and else as often as `idle_s` says."""
         now = time.monotonic()
-        if self._tape.level == OFF or self._maker.rank < 0 or now - self._looked_s < _RESOURCES_S * 0.9:
+        if self._tape.level == OFF or self._maker.rank < 0:
+            return None
+        if now - self._looked_s < 0.9 * (_RESOURCES_S if records else self._idle_s()):
             return None
         self._looked_s = now
         if self._resources is None:
             self._resources = Resources()
         return self._resources.look(self._maker.rank)
+
+    def _idle_s(self) -> float:
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # asked again: there may be more ranks or fewer by now
+        return idle_s(int(ranks) if ranks.isdecimal() else 1, self._cores)

@@ -11,6 +11,24 @@ from typing import Any
 import psutil
 import torch
 
+# Of a core, that look while they are idle: 64 on two cores took a fiftieth of `pass` when each looked once a second.
+_RANKS_A_SECOND = 8
+
+
+def cores() -> int:
+    """Those that this process may use; 0: unknown."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+
+
+def idle_s(local_world_size: int, cores: int) -> float:
+    """Seconds between two looks of a rank that records nothing: more than one where many ranks share a core.
+
+    Example:
+        >>> idle_s(local_world_size=4, cores=2), idle_s(local_world_size=64, cores=2)
+        (1.0, 4.0)
+    """
+    return max(1.0, local_world_size / max(1, cores) / _RANKS_A_SECOND)
+
 
 class Resources:
     """The resources of the process that makes it. Each `look` reads them once."""
@@ -18,7 +36,7 @@ class Resources:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first value means nothing
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+        self._cores = cores()
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
 

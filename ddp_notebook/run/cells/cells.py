@@ -139,10 +139,9 @@ class Cells:
                 if self._closed:
                     self.close()
                 self._cluster.tell(cell, ranks)
-                for rank in ranks:  # who died since they were chosen has not been told to this cell
+                for rank in self._cluster.gone:  # who died since they were chosen has not been told to this cell
                     process = self._cluster.process(rank)
-                    if not process.is_alive:
-                        run.on_died(rank, process.how, process.last_words)
+                    run.on_died(rank, process.how, process.last_words)
                 pending, notes = self.see_through(run, watch, interrupts, beside)
             return self.tell_end(run, watch, interrupts, screen, pending, notes, timeout_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -102,7 +102,7 @@ class RankResult:
 
     status: str = "running"  # then "ok", "error", "interrupted" or "died"
     duration_s: float = 0.0
-    text: dict[str, Text] = field(default_factory=lambda: {"stdout": Text(), "stderr": Text()})
+    text: dict[str, Text] = field(default_factory=lambda: defaultdict(Text))  # by stream; most cells write to none
     displays: Displays = field(default_factory=Displays)
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"
@@ -148,11 +148,11 @@ class RankResult:
 
     @property
     def stdout(self) -> str:
-        return str(self.text["stdout"])
+        return str(self.text.get("stdout", ""))  # it may be coming: nobody else makes one
 
     @property
     def stderr(self) -> str:
-        return str(self.text["stderr"])
+        return str(self.text.get("stderr", ""))
 
 
 @dataclass(slots=True)
