@@ -10,7 +10,7 @@ from 1 as it meets new ones; 0 is the empty text. Ranks (`rank`, `peer`) are ran
 | `VALUE` | what was in a tensor: the first elements, and the range of all or of a sample |
 | `SPAN` | a stretch of a step: forward, backward, optimizer, input; what a stage of a pipeline does; a block; a cell |
 | `METRIC` | one number that the user logged, or that was read from the cell's variables |
-| `RESOURCE` | memory and load of a rank, its GPU and its host, once a second; see `rank.record.resources` for many idle ranks |
+| `RESOURCE` | memory and load of a rank, its GPU and its host, once a second, of many idle ranks more rarely |
 | `LAYOUT` | how a DDP model has its parameters in buckets, each time that changes |
 | `RPC` | one side of a remote call: what its caller saw of it, or its callee |
 | `REFERENCE` | what has happened to a remote reference: made, forked, taken, deleted |
