@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -53,6 +54,27 @@ def test_what_was_asked_for_is_forgotten(session):
     session.fault("kill", 1, after_s=0.0)
     session.fault("off", 1)
     session.run("import time; time.sleep(0.2)")
+
+
+@pytest.mark.parametrize("kind", ["kill", "raise"])
+def test_a_cell_that_ends_before_is_not_struck_and_nor_is_the_next_one(session, capsys, kind):
+    before = session.pids()
+    session.fault(kind, 1, after_s=0.2)
+    session.run("x = 1")
+    said = f"[1] %ddp_fault {kind} 0.2 s into it: the cell ended before, and nothing happens"
+    assert said in capsys.readouterr().err
+    time.sleep(0.3)
+    session.run(LOOP[: LOOP.index("2000")] + "20): time.sleep(0.005)")
+    assert session.pids() == before
+
+
+def test_at_once_however_short_the_cell_is(session):
+    session.fault("raise", 1)
+    with pytest.raises(RankError, match=r"InjectedFaultError") as raised:
+        session.run("1 + 1", timeout=20)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(raised.value.tracebacks[1]))
+    assert re.search(r", line 1\n-+> 1 1 ?\+ ?1\n", plain), plain
+    session.run("1 + 1")
 
 
 def test_in_a_cell_that_runs(session):

@@ -172,6 +172,9 @@ class Cluster:
         """
         return self._members.resize(stay, placement, deadline, check, renumbered)
 
+    def note_supplied(self) -> None:
+        """New ranks have got what they get: nobody who comes later has to be told that they lack it."""
+
     # ---- the ranks
 
     @property

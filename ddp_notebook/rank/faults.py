@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -41,7 +44,7 @@ class Faults:
         self._where = where
         self._lock = threading.Lock()
         self._waiting: list[Fault] = []  # for a cell
-        self._clocks: list[threading.Timer] = []
+        self._clocks: dict[Fault, threading.Timer] = {}  # of the cell that runs
         self._runs = False  # a cell does
         self._due: Fault | None = None  # for the main thread, as soon as it is in a cell
         self._by_s = 0.0  # what each step takes longer
@@ -62,16 +65,19 @@ class Faults:
                 self._waiting.append(fault)
 
     def _forget(self) -> None:
-        for clock in self._clocks:
+        self._end_clocks()
+        self._waiting.clear()
+        self._by_s, self._recorder.pause = 0.0, None
+
+    def _end_clocks(self) -> None:
+        for clock in self._clocks.values():
             clock.cancel()
         self._clocks.clear()
-        self._waiting.clear()
-        self._due, self._by_s, self._recorder.pause = None, 0.0, None
+        self._due = None
 
     def _start_clock(self, fault: Fault) -> None:
-        clock = threading.Timer(fault.after_s, self._strike, [fault])
+        self._clocks[fault] = clock = threading.Timer(fault.after_s, self._strike, [fault])
         clock.daemon = True
-        self._clocks.append(clock)
         clock.start()
 
     # ---- the main thread
@@ -83,11 +89,39 @@ class Faults:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
                 for fault in waiting:
-                    self._start_clock(fault)
+                    if fault.after_s:
+                        self._start_clock(fault)
+                    else:
+                        self._strike_at_once(fault)
 
     def end(self) -> None:
-        """It has ended."""
-        self._runs = False
+        """It has ended, and with it what was to happen in it."""
+        with self._lock:
+            self._runs = False
+            missed = [*self._clocks, *([] if self._due is None else [self._due])]
+            if not missed:
+                return
+            self._end_clocks()
+        sys.settrace(None)
+        for fault in missed:
+            when = f" {fault.after_s:g} s into it" if fault.after_s else ""
+            print(f"%ddp_fault {fault.kind}{when}: the cell ended before, and nothing happens", file=sys.stderr)
+
+    def _strike_at_once(self, fault: Fault) -> None:
+        """However short the cell is."""
+        if fault.kind in ("kill", "slow"):
+            self._happen_to_process(fault)
+        else:
+            self._due = fault
+            sys.settrace(self._on_call)
+
+    def _on_call(self, frame: FrameType, *_: object) -> Callable[..., Any] | None:
+        """A function begins, or a statement of the cell's."""
+        return self._on_line if frame.f_code.co_filename in self._where.cells else None
+
+    def _on_line(self, *_: object) -> None:
+        sys.settrace(None)
+        self._happen()
 
     def _sleep(self) -> None:
         if self._by_s and threading.get_ident() == self._main:
@@ -99,10 +133,13 @@ class Faults:
             self._sleep()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
-        fault = self._due
-        if fault is None or not self._is_in_cell(frame):
-            return  # it comes again
-        self._due = None
+        if self._is_in_cell(frame):  # else it comes again
+            self._happen()
+
+    def _happen(self) -> None:
+        fault, self._due = self._due, None
+        if fault is None:
+            return
         if fault.kind == "raise":
             raise InjectedFaultError(f"rank {os.environ.get('RANK', '?')} fails, as %ddp_fault has asked for")
         while True:  # until a stop raises here, or a grace ends
@@ -121,13 +158,18 @@ class Faults:
     # ---- a thread of each fault
 
     def _strike(self, fault: Fault) -> None:
+        with self._lock:
+            if self._clocks.pop(fault, None) is None:
+                return  # its cell has ended meanwhile
+            if fault.kind in ("kill", "slow"):
+                self._happen_to_process(fault)
+                return
+            self._due = fault
+        while self._due is fault:
+            signal.pthread_kill(self._main, FAULT)
+            time.sleep(_LOOK_S)
+
+    def _happen_to_process(self, fault: Fault) -> None:
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif fault.kind == "slow":
-            self._by_s, self._recorder.pause = fault.by_s, self._before_operation
-        else:
-            self._due = fault
-            while self._due is fault:
-                if self._runs:
-                    signal.pthread_kill(self._main, FAULT)
-                time.sleep(_LOOK_S)
+        self._by_s, self._recorder.pause = fault.by_s, self._before_operation

@@ -119,6 +119,7 @@ class Parts:
         remote.renumbered = self._on_renumbered_elsewhere
         if told.drives:
             self.cells.begin_behind(told.last_cell)
+            self.cells.mend.replaced = told.lacking
             self.adopted.take(told.cells)
             self.jobs.before = self.adopted.ended
             self.adopted.waiting = list(told.waiting)

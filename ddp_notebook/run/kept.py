@@ -6,6 +6,7 @@ import sys
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.launch.keep.remote import Remote
+from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.face import CellFace
 from ddp_notebook.run.cells.result import CellResult
@@ -55,7 +56,7 @@ class KeptFace(CellFace):
             timeout_s: how long what was kept may take to come.
 
         Returns:
-            A line about each that runs or waits.
+            A line about each that runs or waits, and about ranks that the earlier notebook has left without variables.
 
         Raises:
             what `run` raises: of the first one that has not ended well.
@@ -74,7 +75,7 @@ class KeptFace(CellFace):
             adopted.show_ended(wait=wait)
         except (DDPNotebookError, KeyboardInterrupt) as error:
             failed = error
-        said = []
+        said = _lacking_in_words(self._remote.welcome.lacking)
         for run, cell in adopted.let_go():
             job = self._in_background(run, cell)
             adopted.jobs.add(job.number)
@@ -122,3 +123,15 @@ class KeptFace(CellFace):
             return self._parts.adopted.follow(run, sink, job.place, job.waiter, beside, job.on_begin)
 
         return self._parts.jobs.start(run.result.ranks, cell.code, cell.execution_count, sink, follow)
+
+
+def _lacking_in_words(ranks: list[int]) -> list[str]:
+    """The notebook that has resized the session ended before these had what they get."""
+    if not ranks:
+        return []
+    given = next(rank for rank in range(len(ranks) + 1) if rank not in ranks)
+    new = f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} new"
+    return [
+        f"{new}, and the earlier notebook ended while it resized the session: variables may be missing there. "
+        f"%ddp_heal --from {given} copies those of rank {given}"
+    ]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.keep.conftest import kill
 
 COUNT = "import ddp_notebook; [len(ddp_notebook.current().recording.collectives(rank=r)) for r in range(3)]"
@@ -46,6 +47,36 @@ def test_the_next_notebook_has_as_many_ranks(notebook):
     logs = subprocess.run([sys.executable, "-m", "ddp_notebook", "logs", "kept-1"], capture_output=True, text=True)
     assert logs.stdout.startswith("---- rank 0\nI am 1\n") and "still 1\n" in logs.stdout, logs.stdout
     assert third.run("%ddp_stop").stdout == "stopped 2 ranks\n"
+
+
+DIES_BEFORE_THE_COPIES = """
+import os, signal
+from ddp_notebook.run.groups.resizing import Resizing
+Resizing._settle = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+%ddp_resize 3
+"""
+
+
+@pytest.mark.long
+def test_the_next_notebook_is_told_of_ranks_that_got_no_variables(notebook):
+    first = notebook("%ddp_start 2 --keep 1")
+    first.run("%%on_all_ranks\nx = 5")
+    first.start(DIES_BEFORE_THE_COPIES)
+    assert first.manager is not None
+    wait_until(lambda: not first.manager.is_alive(), 30, what="the kernel is gone")
+    told = "rank 2 is new, and the earlier notebook ended while it resized the session: variables may be missing there."
+
+    second = notebook()
+    attached = second.run("%ddp_attach").stdout
+    assert "kept-1: <Session: 3 ranks" in attached and f"{told} %ddp_heal --from 0 copies" in attached, attached
+    assert second.run("%on_all_ranks rank, world_size, 'x' in globals()").stdout == (
+        "[0] (0, 3, True)\n[1] (1, 3, True)\n[2] (2, 3, False)\n"
+    )
+    assert second.run("%ddp_heal --from 0").stdout == "1 variable of rank 0 copied to rank 2: x\n"
+    assert second.run(SUM.format(1)).stdout == "[0] (0, 3, 5)\n[1] (1, 3, 5)\n[2] (2, 3, 5)\n"
+    kill(second)
+
+    assert told not in notebook("%ddp_attach").run("%ddp_attach").stdout
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(notebook):

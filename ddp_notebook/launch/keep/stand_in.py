@@ -93,6 +93,9 @@ class KeptCluster(Cluster):
             self._renumbered = before
         return notes
 
+    def note_supplied(self) -> None:
+        self._remote.tell("supplied")
+
     def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
         self._renumbered(stayed)
 

@@ -86,6 +86,7 @@ class Welcome:
     folder: str
     cells: list[tuple[RunCell, list[int], float]]  # that were not shown: with their ranks, and for how many seconds
     last_cell: int
+    lacking: list[int]  # new ranks that may lack variables: a notebook ended while it resized the session
     waiting: list[Waiting]  # jobs of the notebook that drove before
     recorded: list[tuple[str, int]]  # see `recorded`
     left: list[tuple[int, bytes]] = field(repr=False)

@@ -87,7 +87,9 @@ class Healing:
                 replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
                 not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
                 done = ", ".join([*replaced, not_all])
-                return [*replaced, *notes, *self._copy(from_rank, read, new, interrupts.check)]
+                copied = self._copy(from_rank, read, new, interrupts.check)
+                self._cluster.note_supplied()
+                return [*replaced, *notes, *copied]
             except KeyboardInterrupt:
                 pass  # told below, without our frames behind it
         raise keyboard_interrupt(f"the healing was interrupted: {done}")

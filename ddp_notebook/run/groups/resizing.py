@@ -176,7 +176,9 @@ class Resizing:
                 self._flush()
                 notes = self._cells.mend.resize(plan.stay, plan.placement, interrupts.check, renumbered)
                 done = _now(plan) + _copy_later(plan)
-                return [_now(plan), *notes, *self._settle(plan, interrupts.check)]
+                settled = self._settle(plan, interrupts.check)
+                self._cluster.note_supplied()
+                return [_now(plan), *notes, *settled]
             except StartError as error:
                 raise StartError(f"{error}. {done[0].upper()}{done[1:]}") from error
             except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.errors import HostError, SessionBrokenError
@@ -51,6 +51,7 @@ class Asked:
         self._renumbered = renumbered
         self._end = end
         self._holding = threading.Lock()
+        self.lacking: list[int] = []  # new ranks that have not been told what the others have
 
     def serve(self, notebook: Notebook) -> None:
         """Do what it asks until it is gone."""
@@ -112,6 +113,9 @@ class Asked:
         if rank in self._cluster.ranks:
             self._cluster.drop(rank, transfer)
 
+    def _on_supplied(self) -> None:
+        self.lacking = []
+
     def _on_shown(self, cell: int) -> None:
         with self._notebooks.lock:
             self._journal.on_shown(cell)
@@ -153,8 +157,13 @@ class Asked:
     def _do_resize(
         self, check: Callable[[], None], stay: list[int], placement: Placement, deadline: float
     ) -> list[str]:
+        def renumbered(stayed: Mapping[int, int]) -> None:
+            still = [now for now, was in stayed.items() if was in self.lacking]
+            self.lacking = sorted({*still, *range(len(stay), placement.world_size)})
+            self._renumbered(stayed)
+
         try:
-            return self._cluster.resize(stay, placement, deadline, check, self._renumbered)
+            return self._cluster.resize(stay, placement, deadline, check, renumbered)
         finally:
             self._changed()
 

@@ -291,7 +291,7 @@ class Keeper:
     def _welcome(self, notebook: Notebook) -> None:
         """Tell it how things are, what was not shown, and from now on what comes. With the lock."""
         cluster, journal, options = self._cluster, self._journal, self._spec.options
-        assert cluster is not None
+        assert cluster is not None and self._asked is not None
         now = time.monotonic()
         driver = self._notebooks.driver
         self._state = state_of(cluster, self._hosts)
@@ -307,6 +307,7 @@ class Keeper:
             folder=self._spool,
             cells=[(cell.told, cell.ranks, now - cell.began_s) for cell in journal.cells.values()],
             last_cell=journal.last_cell,
+            lacking=self._asked.lacking,
             waiting=list(self._queue.waiting) if notebook.drives else [],
             recorded=self._recorded.parts(),
             left=self._recorded.left(),
