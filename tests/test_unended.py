@@ -221,7 +221,7 @@ def interrupt_in_a_hook():
     [
         "interrupt_at_the_end_of(runner._network, 'begin_cell')",
         "interrupt_at_the_end_of(runner._streams, 'begin')",
-        "interrupt_at_the_end_of(runner._kernel, 'set_parent')",
+        "interrupt_at_the_end_of(runner._parents, 'set')",
         "interrupt_at_the_end_of(runner._tracebacks, 'begin')",
         "interrupt_at_the_end_of(runner._recording, 'begin_cell')",
         "interrupt_at_the_end_of(runner._shell, 'transform_cell')",
