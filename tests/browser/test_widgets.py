@@ -60,3 +60,38 @@ def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):
         expect(sliders.filter(has_text="now 15")).to_have_count(1, timeout=30_000)
         lab.run_cell(STOP)
         lab.wait_until_done(STOP)
+
+
+JOB, KILL = range(2, 4)
+
+RELOADED = [
+    *CELLS[: SLIDERS + 1],
+    "%%on_all_ranks --background\nimport time\nfor _ in range(1200): time.sleep(0.1)",
+    "import os, signal, ddp_notebook\nos.kill(ddp_notebook.current().pids()[1], signal.SIGKILL)",
+    "%ddp_stop",
+]
+
+
+@pytest.mark.browser
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_page_is_loaded_again_while_ranks_are_busy_or_dead_or_gone(tmp_path):
+    path = tmp_path / "widgets.ipynb"
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    cells = [new_code_cell(source) for source in RELOADED]
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+    with open_notebook(path) as lab:
+        sliders = lab.page.locator(".widget-slider")
+        for cell, what in enumerate(("", "sliders", "busy ranks", "a dead rank", "ended ranks")):
+            lab.run_cell(cell)
+            if cell != JOB:
+                lab.wait_until_done(cell)
+            if not what:
+                continue
+            if cell >= JOB:
+                lab.page.keyboard.press("Control+s")
+                expect(lab.page.locator(".lm-DockPanel-tabBar .jp-mod-dirty")).to_have_count(0)
+                lab.page.reload()
+            for rank in range(2):
+                expect(sliders.filter(has_text=f"rank {rank}"), what).to_have_count(1, timeout=30_000)
