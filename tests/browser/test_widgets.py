@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -12,6 +13,7 @@ from playwright.sync_api import expect
 from tests.browser.jupyterlab import SCREENSHOTS, open_notebook
 
 LOAD, SLIDERS, VALUES, BARS, STOP = range(5)
+JOB = 2  # of RELOADED
 
 CELLS = [
     "%load_ext ddp_notebook\n%ddp_start 2 --backend gloo",
@@ -25,16 +27,25 @@ CELLS = [
     "%ddp_stop",
 ]
 
+RELOADED = [
+    *CELLS[: SLIDERS + 1],
+    "%%on_all_ranks --background\nimport time\nfor _ in range(1200): time.sleep(0.1)",
+    "import os, signal, ddp_notebook\nos.kill(ddp_notebook.current().pids()[1], signal.SIGKILL)",
+    "%ddp_stop",
+]
+
+
+def _notebook(folder: Path, sources: list[str]) -> Path:
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    cells = [new_code_cell(source) for source in sources]
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "widgets.ipynb")
+    return folder / "widgets.ipynb"
+
 
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
 def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):
-    path = tmp_path / "widgets.ipynb"
-    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    cells = [new_code_cell(source) for source in CELLS]
-    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
-
-    with open_notebook(path) as lab:
+    with open_notebook(_notebook(tmp_path, CELLS)) as lab:
         for cell in (LOAD, SLIDERS):
             lab.run_cell(cell)
             lab.wait_until_done(cell)
@@ -62,26 +73,11 @@ def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):
         lab.wait_until_done(STOP)
 
 
-JOB, KILL = range(2, 4)
-
-RELOADED = [
-    *CELLS[: SLIDERS + 1],
-    "%%on_all_ranks --background\nimport time\nfor _ in range(1200): time.sleep(0.1)",
-    "import os, signal, ddp_notebook\nos.kill(ddp_notebook.current().pids()[1], signal.SIGKILL)",
-    "%ddp_stop",
-]
-
-
 @pytest.mark.browser
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_page_is_loaded_again_while_ranks_are_busy_or_dead_or_gone(tmp_path):
-    path = tmp_path / "widgets.ipynb"
-    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    cells = [new_code_cell(source) for source in RELOADED]
-    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
-
-    with open_notebook(path) as lab:
+    with open_notebook(_notebook(tmp_path, RELOADED)) as lab:
         sliders = lab.page.locator(".widget-slider")
         for cell, what in enumerate(("", "sliders", "busy ranks", "a dead rank", "ended ranks")):
             lab.run_cell(cell)
