@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.libraries import torchs_own
+from tests.libraries.bare_ranks import LIMIT_S
 
 pytest.importorskip("expecttest", reason="expecttest is missing; `make test-long` installs it")
 pytestmark = pytest.mark.long
@@ -54,9 +55,7 @@ def _in_a_cell(session, name: str, directory: Path) -> list[str]:
     from ddp_notebook.errors import DDPNotebookError
 
     try:
-        session.run(
-            f"ended = torchs_own.run({name!r}, rank, {str(directory)!r})", quiet=True, timeout=torchs_own.LIMIT_S
-        )
+        session.run(f"ended = torchs_own.run({name!r}, rank, {str(directory)!r})", quiet=True, timeout=LIMIT_S)
     except DDPNotebookError as error:
         return [f"the cell: {error}"] * _WORLD_SIZE
     return list(session["ended"].values())

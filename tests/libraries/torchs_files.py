@@ -11,21 +11,19 @@ import functools
 import importlib.util
 import json
 import logging
-import multiprocessing
 import os
 import sys
 import tempfile
-import time
 import traceback
 import unittest
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.libraries.bare_ranks import on_bare_ranks
+
 PASSED, SKIPPED = "passed", "skipped"
-LIMIT_S = 60.0  # for one test
 _WAITS_S = 15  # a group's timeout
 _ONE_PROCESS = ("LocalTensor", "LocalDTensor", "fake")  # classes that play several ranks in one process
 
@@ -186,53 +184,8 @@ class Looks(logging.Handler):
             self.seen.append(f"{record.getMessage()} {why}")
 
 
-def on_bare_ranks(module: ModuleType, name: str, world_size: int, directory: Path) -> list[str]:
-    """Run a test on processes that are forked for it.
-
-    Returns:
-        how it has ended on each rank.
-    """
-    forking = multiprocessing.get_context("fork")
-    pipes = [forking.Pipe(duplex=False) for _ in range(world_size)]
-    ranks = [
-        forking.Process(target=_bare_rank, args=(module, name, rank, world_size, str(directory), tell))
-        for rank, (_, tell) in enumerate(pipes)
-    ]
-    for process in ranks:
-        process.start()
-    until = time.monotonic() + LIMIT_S
-    said = []
-    for process, (hear, tell) in zip(ranks, pipes, strict=True):
-        tell.close()
-        try:
-            said.append(str(hear.recv()) if hear.poll(max(0.0, until - time.monotonic())) else "not in time")
-        except EOFError:
-            process.join()
-            said.append(f"ended {process.exitcode}")
-    for process in ranks:
-        process.join(max(0.0, until - time.monotonic()))
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-    return said
-
-
-def _bare_rank(module: ModuleType, name: str, rank: int, world_size: int, directory: str, tell: Any) -> None:
-    import torch.distributed as dist
-
-    with open(os.path.join(directory, f"log{rank}"), "w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/first",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=_WAITS_S),
-    )
-    tell.send(run(module, name, rank, world_size, directory))
-    sys.stdout.flush()
-    os._exit(0)
+def _run_in(module: ModuleType, name: str, world_size: int, directory: str, rank: int) -> str:
+    return run(module, name, rank, world_size, directory)
 
 
 if __name__ == "__main__":
@@ -244,5 +197,6 @@ if __name__ == "__main__":
     ended = {}
     for each in names(tests):
         with tempfile.TemporaryDirectory() as directory:
-            ended[each] = on_bare_ranks(tests, each, ranks, Path(directory))
+            one = functools.partial(_run_in, tests, each, ranks, directory)
+            ended[each] = on_bare_ranks(one, ranks, Path(directory), _WAITS_S)
     print(json.dumps(ended))

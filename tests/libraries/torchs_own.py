@@ -6,19 +6,17 @@ as torch's own `MultiProcessTestCase` starts them, and prints as JSON how each h
 
 from __future__ import annotations
 
+import functools
 import json
-import multiprocessing
 import os
-import sys
 import tempfile
-import time
 import unittest
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.libraries.bare_ranks import on_bare_ranks
+
 PASSED, SKIPPED = "passed", "skipped"
-LIMIT_S = 60.0  # for one test
 WAITS_S = 10  # a group's timeout, for tests that wait in vain on purpose
 
 
@@ -74,54 +72,14 @@ def _case() -> Any:
     return Case
 
 
-def on_bare_ranks(name: str, world_size: int, directory: Path) -> list[str]:
-    """Run a test on processes that are forked for it.
-
-    Returns:
-        how it has ended on each rank.
-    """
-    forking = multiprocessing.get_context("fork")
-    pipes = [forking.Pipe(duplex=False) for _ in range(world_size)]
-    ranks = [
-        forking.Process(target=_bare_rank, args=(name, rank, world_size, str(directory), tell))
-        for rank, (_, tell) in enumerate(pipes)
-    ]
-    for process in ranks:
-        process.start()
-    until = time.monotonic() + LIMIT_S
-    said = []
-    for process, (hear, tell) in zip(ranks, pipes, strict=True):
-        tell.close()
-        process.join(max(0.0, until - time.monotonic()))
-        try:
-            said.append(str(hear.recv()) if process.exitcode is None or hear.poll() else f"ended {process.exitcode}")
-        except EOFError:
-            said.append(f"ended {process.exitcode}")
-    return said
-
-
-def _bare_rank(name: str, rank: int, world_size: int, directory: str, tell: Any) -> None:
-    import torch.distributed as dist
-
-    with open(os.path.join(directory, f"log{rank}"), "w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    os.environ["RANK"] = str(rank)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/first",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=WAITS_S),
-    )
-    tell.send(run(name, rank, os.path.join(directory, "files")))
-    sys.stdout.flush()
-    os._exit(0)
+def _run_in(name: str, files: str, rank: int) -> str:
+    return run(name, rank, files)
 
 
 if __name__ == "__main__":
     ended = {}
     for each in names():
         with tempfile.TemporaryDirectory() as directory:
-            ended[each] = on_bare_ranks(each, int(os.environ["WORLD_SIZE"]), Path(directory))
+            one = functools.partial(_run_in, each, os.path.join(directory, "files"))
+            ended[each] = on_bare_ranks(one, int(os.environ["WORLD_SIZE"]), Path(directory), WAITS_S)
     print(json.dumps(ended))

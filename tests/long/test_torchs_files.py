@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.libraries import torchs_files
+from tests.libraries.bare_ranks import LIMIT_S
 from tests.long.conftest import Tally
 
 _FOLDER = os.environ.get("DDP_NOTEBOOK_TORCH_TESTS", "")
@@ -56,7 +57,7 @@ def _in_a_cell(session: Any, name: str, directory: Path, capsys: pytest.CaptureF
     session.run("looks.seen.clear()", quiet=True)
     code = f"ended = torchs_files.run(module, {name!r}, rank, world_size, {str(directory)!r})"
     try:
-        session.run(code, timeout=2 * torchs_files.LIMIT_S)
+        session.run(code, timeout=2 * LIMIT_S)
     except DDPNotebookError as error:
         return f"the cell: {error}"
     ended = [one for one in session["ended"].values() if one != torchs_files.PASSED]
