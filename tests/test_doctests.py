@@ -144,7 +144,7 @@ def _a_cell_that_waits(session) -> Iterator[None]:
 
     cell = threading.Thread(target=run)
     cell.start()
-    wait_until(lambda: session.log(1).endswith("here\n"))
+    wait_until(lambda: session.log(1).endswith("here\n") and session._cells.busy == [1])
     yield
     cell.join()
 

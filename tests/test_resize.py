@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from ddp_notebook.errors import RankError, SessionBrokenError, StartError, UsageError
 from ddp_notebook.launch import devices
 from ddp_notebook.launch.environment import threads_per_rank
+from ddp_notebook.wire.events import ClockProbe
 from tests.conftest import wait_until
 from tests.resizing import TRAINING, losses
 
@@ -112,6 +114,14 @@ def test_threads_that_a_cell_has_set_stay(make_session):
     session.run("torch.set_num_threads(7)", ranks=[0], quiet=True)
     session.resize(1)
     assert ask(session, "torch.get_num_threads()") == ["7"]
+
+
+def test_a_rank_that_has_left_is_told_nothing(make_session):
+    """Threads tell ranks something, the one that compares clocks say, which have left since they were counted."""
+    session = make_session(2)
+    session.resize(1)
+    for rank in (1, 0):
+        session._cluster.send(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
 
 
 def test_what_cannot_be_changes_nothing(make_session):

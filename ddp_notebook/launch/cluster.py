@@ -245,8 +245,9 @@ class Cluster:
         return self._processes.gone
 
     def send(self, rank: int, message: Message) -> None:
-        """Send a message to a rank, from any thread."""
-        self._endpoint.send(message, self.process(rank).name)
+        """Send a message to a rank, from any thread. One that is gone, or has left meanwhile, hears nothing."""
+        if (process := self._processes.by_rank.get(rank)) is not None:
+            self._endpoint.send(message, process.name)
 
     def tell(self, message: Message, ranks: list[int]) -> None:
         """Put a message into inboxes of ranks; their main threads take it in this order, see `launch.host.pipes`."""

@@ -12,7 +12,7 @@ from typing import Any
 from ddp_notebook.errors import ClientError, HostError, StartError
 from ddp_notebook.launch import controller
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.process import CONTROLLER, Process, Processes
+from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.wire.events import Engine, Register
 
@@ -104,7 +104,7 @@ class Engines:
         Raises:
             ClientError: a host cannot be given a way to it.
         """
-        living = [self._processes.by_rank[rank] for rank in self._processes.alive]
+        living = self._processes.living(RANK)
         new = [one for one in living if "Ready" in one.said and one.name not in self._registered]
         if not new:
             return

@@ -87,7 +87,7 @@ class Processes:
     Attributes:
         changed: notified when one has said something of its start, or has ended.
         all: by their names on the wire; those that have ended too.
-        by_rank: the one that has this rank now.
+        by_rank: the one that has this rank now. Another dict when the ranks are renumbered, for threads that read it.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Processes:
     def living(self, kind: str) -> list[Process]:
         """The living processes of a kind; ranks in their order."""
         if kind == RANK:
-            return [self.by_rank[rank] for rank in self.alive]
+            return [process for _, process in sorted(self.by_rank.items()) if process.is_alive]
         return [process for process in self.all.values() if process.kind == kind and process.is_alive]
 
     def by_host(self, ranks: list[int]) -> dict[Host, list[Process]]:

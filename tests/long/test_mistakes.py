@@ -16,6 +16,7 @@ import nbformat
 import pytest
 
 from tests.libraries import torchs_own
+from tests.libraries.bare_ranks import LIMIT_S
 from tests.long.conftest import Tally
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -185,7 +186,7 @@ def test_no_false_alarm_in_torchs_tests_of_ddp(make_session_alone, tally: Tally,
     told = {}  # of those that pass
     for name in names:
         code = f"ended = torchs_own.run({name!r}, rank, {str(tmp_path / name)!r})"
-        session.run(code, quiet=True, timeout=torchs_own.LIMIT_S)
+        session.run(code, quiet=True, timeout=LIMIT_S)
         if list(session["ended"].values()) == [torchs_own.PASSED] * 2:
             told[name] = session.check().mistakes
     for n in tally(len(told), "of torch's tests of DDP, which pass on two CPUs, without a false alarm"):
