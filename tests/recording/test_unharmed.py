@@ -11,7 +11,8 @@ import pytest
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.rank.record.remote import Ran
+from ddp_notebook.rank.record.tape import Moment, Tape
 from ddp_notebook.run.cells.options import what_to_record
 from tests.conftest import wait_until
 
@@ -170,6 +171,15 @@ def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder()
         tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
         wait_until(lambda: len(tape) == 0, 10)
     assert sent
+
+
+def test_a_remote_call_that_makes_no_row_costs_no_other_its():
+    """Rows of remote calls are made many at once."""
+    moment = Moment(1, 1, 0, None, 0)
+    calls = [Ran("f", 1, number, 0, 7, 10, moment=moment, ended_ns=20) for number in (1, -1, 3)]  # no unsigned number
+    batch = BatchMaker(lambda: 0, lambda calls, title: "").batch(calls)
+    assert batch.dropped == 1
+    assert batch.tables["rpc"]["number"].tolist() == [1, 3]
 
 
 def test_a_recording_in_a_variable_knows_what_a_cell_has_done_since(ranks):

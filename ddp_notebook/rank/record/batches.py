@@ -32,6 +32,7 @@ from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
 _ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
 _REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}
 _YIELD_EVERY = 8  # records: 0.1 ms
+_CALLS_AT_ONCE = 64  # remote calls: 0.1 ms too
 _MOST_KNOWN = 5_000  # kinds of calls whose columns are remembered
 _Columns = dict[str, Any]
 # Rows are packed as bytes: NumPy takes twice as long to make a row of a tuple.
@@ -115,7 +116,13 @@ class BatchMaker:
         values = _Values()
         tensors: list[Tensor] = []
         records, self._late = [*self._late, *records], []
-        for number, record in enumerate(records):
+        for kind in remote.COLUMNS:
+            calls = [record for record in records if type(record) is kind]
+            for first in range(0, len(calls), _CALLS_AT_ONCE):
+                time.sleep(0)  # as below
+                dropped += self._add_calls(rank, kind, calls[first : first + _CALLS_AT_ONCE], rows["rpc"])
+        others = [record for record in records if type(record) not in remote.COLUMNS]
+        for number, record in enumerate(others):
             if number % _YIELD_EVERY == 0:
                 time.sleep(0)  # a thread that trains may wait for the GIL: it would get it only after 5 ms
             try:
@@ -175,7 +182,18 @@ class BatchMaker:
         elif kind is Layout:
             rows["layout"].append(self._layout(rank, record))
         elif (table := remote.TABLES.get(kind)) is not None:
-            rows[table].append(_PACK[table](*remote.row(record, rank, self._texts, self._thread)))
+            rows[table].append(_PACK[table](*remote.row(record, rank, self._texts)))
+
+    def _add_calls(self, rank: int, kind: type, calls: Sequence[Any], rows: list[bytes]) -> int:
+        """Add the rows of some remote calls of one kind. Returns how many of them have failed."""
+        try:
+            rows += list(map(_PACK["rpc"], *remote.COLUMNS[kind](calls, rank, self._texts, self._thread)))
+        except Exception:  # the other records are not to be lost
+            if len(calls) > 1:
+                return sum(self._add_calls(rank, kind, [one], rows) for one in calls)
+            _log.info("a record was lost", exc_info=True)
+            return 1
+        return 0
 
     def _call(self, rank: int, call: Call) -> bytes:
         moment = call.moment

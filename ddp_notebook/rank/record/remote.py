@@ -3,12 +3,14 @@ columns of its rows. The first two are what `rank/rpc` knows of calls that are n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from ddp_notebook.rank.group.origin import Site, SiteFields
+from ddp_notebook.rank.group.origin import SiteFields
 from ddp_notebook.rank.record.tape import Moment
 from ddp_notebook.rank.record.texts import Texts
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
@@ -98,40 +100,67 @@ class ContextEvent(NamedTuple):
     end_ns: int
 
 
-TABLES: dict[type, str] = {Sent: "rpc", Ran: "rpc", ReferenceEvent: "reference", ContextEvent: "context"}
+TABLES: dict[type, str] = {ReferenceEvent: "reference", ContextEvent: "context"}
+_OF_SENT = attrgetter(
+    *("number", "kind", "src", "dst", "function", "site", "moment.title", "parent", "nbytes", "nbytes_back"),
+    *("reference", "error", "moment.cell", "sent_ns", "returned_ns", "thread"),
+)
+_OF_RAN = attrgetter("number", "error", "moment.cell", "begun_ns", "ended_ns", "done_ns", "thread")
 
 
-def row(record: Any, rank: int, texts: Texts, thread_of: Callable[[int], int]) -> tuple[Any, ...]:
-    """The columns of a record's row, in the order of its table.
+def columns_of_sent(
+    calls: Sequence[Sent], rank: int, texts: Texts, thread_of: Callable[[int], int]
+) -> tuple[Iterable[Any], ...]:
+    """The columns of the rows of some calls on their caller's side, in the order of their table. For all rows at once,
+    since a row alone takes five times as long.
+
+    Args:
+        calls: at least one.
+        rank: this one.
+        texts: numbers them.
+        thread_of: numbers threads.
+    """
+    number, kind, src, dst, function, site, title, parent, nbytes, back, *rest = zip(*map(_OF_SENT, calls), strict=True)
+    reference, error, cell, sent, returned, thread = rest
+    return (
+        *(repeat(rank), repeat(CALLER), number, kind, src, dst, texts.numbers(function), texts.of_sites(site, title)),
+        *(parent, nbytes, back, reference, texts.numbers(error), cell, sent, returned, repeat(-1)),
+        map(thread_of, thread),
+    )
+
+
+def columns_of_ran(
+    calls: Sequence[Ran], rank: int, texts: Texts, thread_of: Callable[[int], int]
+) -> tuple[Iterable[Any], ...]:
+    """The same of calls on their callee's side, which tells nothing that their caller does."""
+    number, error, cell, begun, ended, done, thread = zip(*map(_OF_RAN, calls), strict=True)
+    nothing, unknown = repeat(0), repeat(-1)
+    return (
+        *(repeat(rank), repeat(CALLEE), number, nothing, unknown, repeat(rank), nothing, nothing),
+        *(nothing, unknown, unknown, nothing, texts.numbers(error), cell, begun, ended, done),
+        map(thread_of, thread),
+    )
+
+
+COLUMNS: dict[type, Callable[..., tuple[Iterable[Any], ...]]] = {Sent: columns_of_sent, Ran: columns_of_ran}
+
+
+def row(record: ReferenceEvent | ContextEvent, rank: int, texts: Texts) -> tuple[Any, ...]:
+    """The columns of another record's row, in the order of its table.
 
     Args:
         record: of one of the kinds of `TABLES`.
         rank: this one.
         texts: numbers them.
-        thread_of: numbers threads.
     """
-    moment: Moment = record.moment
-    kind, number = type(record), texts.number
-    if kind is Sent:
-        site = 0 if record.site is None else texts.of_site(Site(*record.site), moment.title)
-        return (  # in one piece, as below: a tuple of tuples takes 1 us longer
-            rank, CALLER, record.number, record.kind, record.src, record.dst, number(record.function),
-            site, record.parent, record.nbytes, record.nbytes_back, record.reference,
-            number(record.error), moment.cell, record.sent_ns, record.returned_ns, -1, thread_of(record.thread),
-        )  # fmt: skip
-    if kind is Ran:
-        return (
-            rank, CALLEE, record.number, 0, -1, rank, 0, 0, 0, -1, -1, 0, number(record.error),
-            moment.cell, record.begun_ns, record.ended_ns, record.done_ns, thread_of(record.thread),
-        )  # fmt: skip
     match record:
         case ReferenceEvent():
             return (
                 *(rank, record.event, record.reference, record.fork, record.owner, record.parent, record.call),
-                *(texts.number(record.name), moment.cell, record.time_ns),
+                *(texts.number(record.name), record.moment.cell, record.time_ns),
             )
         case _:
             return (
                 *(rank, record.event, record.context, record.message, record.src, record.dst, record.call),
-                *(record.nbytes, texts.number(record.name), moment.cell, record.start_ns, record.end_ns),
+                *(record.nbytes, texts.number(record.name), record.moment.cell, record.start_ns, record.end_ns),
             )

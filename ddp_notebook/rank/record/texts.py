@@ -13,7 +13,7 @@ from types import CodeType
 import torch
 
 from ddp_notebook.rank.group.calls import Group
-from ddp_notebook.rank.group.origin import Site
+from ddp_notebook.rank.group.origin import SiteFields
 
 _MOST_TEXTS = 200_000  # that a process numbers
 _MOST_KNOWN = 10_000  # lines, and lists of shapes, whose text is remembered
@@ -32,7 +32,7 @@ class Texts:
         self._new: dict[int, str] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._shapes: dict[tuple[torch.Size, ...], int] = {}
-        self._sites: dict[tuple[int, ...], tuple[int, Site]] = {}
+        self._sites: dict[tuple[int, ...], tuple[int, SiteFields]] = {}
 
     def take_new(self) -> dict[int, str]:
         """The texts that were numbered since the last call."""
@@ -53,6 +53,11 @@ class Texts:
             number = self._numbers[text] = len(self._numbers)
             self._new[number] = text
         return number
+
+    def numbers(self, texts: Sequence[str]) -> list[int]:
+        """The numbers of some texts."""
+        known = self._numbers
+        return [known[text] if text in known else self.number(text) for text in texts]
 
     def of_group(self, group: Group) -> int:
         """The number of a group's text."""
@@ -77,25 +82,29 @@ class Texts:
         """The number of a type's name."""
         return self.number(dtype_name(dtype))
 
-    def of_site(self, site: Site, title: int) -> int:
-        """The number of the text for the user's line.
+    def of_sites(self, sites: Sequence[SiteFields | None], titles: Sequence[int]) -> list[int]:
+        """The numbers of the texts for the user's lines; 0: that is not known.
 
         Args:
-            site: the call.
-            title: the number of its cell in `In [n]`.
+            sites: the calls.
+            titles: the numbers of their cells in `In [n]`.
         """
-        code, cell = site.code, site.cell
+        return [0 if site is None else self.of_site(site, title) for site, title in zip(sites, titles, strict=True)]
+
+    def of_site(self, site: SiteFields, title: int) -> int:
+        """The same of one."""
+        _, _, code, instruction, cell, _ = site
         if code is None:
             return 0
         # By ids: hashing a code object takes 2 us.
-        key = (id(code), site.instruction, title, *((id(cell[0]), cell[1]) if cell else ()))
+        key = (id(code), instruction, title) if cell is None else (id(code), instruction, title, id(cell[0]), cell[1])
         found = self._sites.get(key)
         if found is None:
             if len(self._sites) > _MOST_KNOWN:
                 self._sites.clear()
             calls = [
                 (of.co_filename, _line(of, instruction), of.co_name)
-                for of, instruction in filter(None, ((code, site.instruction), cell))
+                for of, instruction in filter(None, ((code, instruction), cell))
             ]
             words = self._describe(calls, title)
             if not words:  # the line is in a script
