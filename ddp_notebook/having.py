@@ -11,6 +11,7 @@ from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run import progress
 from ddp_notebook.torchrun import current as jobs
 from ddp_notebook.torchrun.job import TorchrunJob
+from ddp_notebook.widgets import ended
 from ddp_notebook.widgets.ended import Ended
 
 
@@ -104,17 +105,17 @@ def shown() -> sessions.Session | TorchrunJob:
 
 
 def recorded() -> sessions.Session | TorchrunJob | Ended:
-    """What has a recording: what is looked at, or else what is left of the session that was stopped last, of which a
-    line says so.
+    """What has a recording: what is looked at, or else what is left of the session or job that was let go last, of
+    which a line says so.
 
     Raises:
         NoSessionError: there was none.
     """
-    ended = sessions.ended()
-    if ended is None or jobs.current() is not None or sessions.current() is not None:
+    left = ended.last()
+    if left is None or jobs.current() is not None or sessions.current() is not None:
         return shown()
-    print(ended.words)
-    return ended
+    print(left.words)
+    return left
 
 
 def of_session() -> sessions.Session:
@@ -131,7 +132,7 @@ def of_session() -> sessions.Session:
             f"{job.name} is a job of torchrun's, whose ranks run their script and no cells; %ddp_start 4 starts ranks "
             "of the notebook's own"
         )
-    if sessions.ended() is not None:
+    if ended.last() is not None:
         raise NoSessionError(
             "no ranks are running; start them with %ddp_start 4. What the last ones have recorded is still there: "
             "%ddp_report, %ddp_monitor and %ddp_trace show it"

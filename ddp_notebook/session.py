@@ -27,6 +27,7 @@ from ddp_notebook.run.record import baseline
 from ddp_notebook.run.record.face import RecordFace
 from ddp_notebook.run.sharding.face import ShardingFace
 from ddp_notebook.run.values.face import ValueFace
+from ddp_notebook.widgets import ended
 from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
@@ -36,17 +37,11 @@ Progress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 _current: Session | None = None
 _current_lock = threading.Lock()
-_ended: Ended | None = None  # what the magics show where there is no session
 
 
 def current() -> Session | None:
     """The running session, or None."""
     return _current
-
-
-def ended() -> Ended | None:
-    """What this notebook's last session has recorded, until there are ranks again. None: there was none."""
-    return _ended
 
 
 class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace, ViewFace):
@@ -118,7 +113,7 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         self.when_stopped(live.close)
         interrupts.check()
         self._ready = True
-        _forget_recording()
+        ended.keep(None)
 
     # ---- what the user does
 
@@ -175,7 +170,6 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
 
     def _leave_recording(self) -> None:
         """Let the magics show it when the ranks are gone."""
-        global _ended
         if ipython() is None:  # nobody has magics here
             return
         recording = self._parts.observer.recording
@@ -184,7 +178,7 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         whose = f"this notebook has left {self.kept_as}" if self.outlives_stop else "the ranks are gone"
         title = f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}"
         profiled = sorted({profile_of(file)[1] for file in self._parts.profiles()})
-        _ended = Ended(recording, whose, title, profiled, draws_html=self.views.draws_html)
+        ended.keep(Ended(recording, whose, title, profiled, draws_html=self.views.draws_html))
 
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""
@@ -222,14 +216,7 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
             self._parts.close()
         elif done:
             return
-        ended = cluster is None or cluster.stop()
+        healthy = cluster is None or cluster.stop()
         if cluster is not None:
             self._parts.jobs.join()
-        self._hosts.end(healthy=ended)
-
-
-def _forget_recording() -> None:
-    global _ended
-    before, _ended = _ended, None
-    if before is not None:
-        before.close()
+        self._hosts.end(healthy=healthy)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ddp_notebook.registry import finding
+from ddp_notebook.run.kernel import ipython
 from ddp_notebook.torchrun.card import JobCard
 from ddp_notebook.torchrun.job import TorchrunJob
+from ddp_notebook.widgets import ended
 
 _current: TorchrunJob | None = None
 
@@ -43,12 +45,18 @@ def become(job: TorchrunJob) -> TorchrunJob:
     before, _current = _current, job
     if before is not None:
         before.close()
+    ended.keep(None)
     JobCard(job)
     return job
 
 
 def let_go() -> str:
-    """Look at no job any more. Returns what was done, in words."""
+    """Look at no job any more; what it has recorded is shown until there are other ranks. Returns what was done, in
+    words."""
     global _current
     before, _current = _current, None
-    return "" if before is None else before.stop()
+    if before is None:
+        return ""
+    if ipython() is not None and (left := before.left()) is not None:
+        ended.keep(left)
+    return before.stop()

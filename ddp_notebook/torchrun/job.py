@@ -24,6 +24,7 @@ from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of
 from ddp_notebook.torchrun.rounds import Events, Round
 from ddp_notebook.torchrun.shown import JobLooks, ShownJob
 from ddp_notebook.torchrun.status import JobStatus, status_of
+from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
@@ -164,6 +165,13 @@ class TorchrunJob(ViewFace):
         if self.round is not None:
             self.round.observer.flush()
 
+    def left(self) -> Ended | None:
+        """What magics show once it is let go; None: no rank has come."""
+        if self.round is None:
+            return None
+        whose, title = f"this notebook has let go of {self.name}", _title(self.name, self.world_size)
+        return Ended(self.recording, whose, title, [], draws_html=self.views.draws_html)
+
     def stop(self) -> str:
         """Look at it no more; it goes on. Returns what was done, in words."""
         went_on = self.is_running
@@ -298,7 +306,7 @@ class TorchrunJob(ViewFace):
         def run() -> Round | None:
             return self.round if is_current() and self.is_running else None
 
-        title = f"{self.name}, {observer.recording.world_size} ranks"
+        title = _title(self.name, observer.recording.world_size)
         shown = ShownJob(self._looks, run, is_current, self.interrupt)
         return Placing(observer.recording, lambda: self.recording, shown, lambda: title, "auto")
 
@@ -348,3 +356,7 @@ class TorchrunJob(ViewFace):
                 self._questions.on_answer(member.rank, message)
             case Vitals() | WasCut():
                 self._questions.on_answer(member.rank, message)
+
+
+def _title(name: str, world_size: int) -> str:
+    return f"{name}, {world_size} rank{'s' * (world_size != 1)}"

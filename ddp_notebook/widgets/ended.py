@@ -1,5 +1,6 @@
-"""What a session has recorded, once the notebook has its ranks no more: `%ddp_report`, `%ddp_monitor` and `%ddp_trace`
-show it until ranks are there again. The recording, whose memory is bounded, is all that is kept of the session."""
+"""What a session or a job of torchrun's has recorded, once the notebook has its ranks no more: `%ddp_report`,
+`%ddp_monitor` and `%ddp_trace` show it until ranks are there again. The recording, whose memory is bounded, is all that
+is kept."""
 
 from __future__ import annotations
 
@@ -12,15 +13,30 @@ from ddp_notebook.run.record import trace
 from ddp_notebook.widgets.placing import check_cell
 from ddp_notebook.widgets.views import StillView, View, WidgetView
 
+_last: Ended | None = None
+
+
+def last() -> Ended | None:
+    """What the last ranks of this notebook have recorded, until there are ranks again. None: there were none."""
+    return _last
+
+
+def keep(left: Ended | None) -> None:
+    """Have the magics show this where there are no ranks; None: there are some. What it showed is a picture then."""
+    global _last
+    before, _last = _last, left
+    if before is not None:
+        before.close()
+
 
 class Ended:
-    """What is left of a session.
+    """What is left of a session, or of a job.
 
     Args:
         recording: its.
         whose: that its ranks are gone, in words.
-        title: of the session.
-        profiled: the ranks whose profiles by torch went with the session.
+        title: of the session or the job.
+        profiled: the ranks whose profiles by torch went with it.
         draws_html: no widget has answered, or none was wanted.
     """
 
