@@ -90,9 +90,8 @@ class Drain:
                     self._tape.hurries.clear()
                     self._tape.filled.clear()
                     self._tape.is_filled = False  # second: records that are put in between are taken below
-                if not self._is_busy():
-                    self._pass_on()
-                if len(self._tape):
+                # Not what has come meanwhile: in a loop something always has.
+                if self._is_busy() or self._pass_on():
                     self._tape.filled.set()
                     self._tape.hurries.set()
             except Exception:  # must not end the thread
@@ -103,7 +102,8 @@ class Drain:
         a machine do it together: a rank that is held up holds up all, and each would be at another moment."""
         return _STEADY_S - time.time() % _STEADY_S if self._tape.is_steady else _CALM_S
 
-    def _pass_on(self) -> None:
+    def _pass_on(self) -> bool:
+        """Pass on what is on the tape. Returns whether that was more than a batch holds."""
         with self._lock:
             tape = self._tape
             tape.collect()
@@ -119,6 +119,7 @@ class Drain:
                 self._send(encode(batch))
         if self._maker.has_late:
             tape.filled.set()
+        return len(records) == _MOST_RECORDS
 
     def _look_at_resources(self, records: bool) -> dict[str, Any] | None:
         """Memory and load: once a second with records, which are sent anyway, and else as often as `idle_s` says."""

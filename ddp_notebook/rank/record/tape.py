@@ -37,7 +37,7 @@ OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
 # place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
 _MOST_LIGHT = 100_000  # most records without a copy from a large tensor
-_MANY = 500  # records that are passed on soon
+_MANY = 2000  # records that are passed on soon: a batch
 
 
 class Moment:
