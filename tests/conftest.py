@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -36,6 +37,8 @@ atexit.register(shutil.rmtree, os.environ["IPYTHONDIR"], ignore_errors=True)
 if "PYTEST_XDIST_WORKER" not in os.environ and "CUDA_VISIBLE_DEVICES" in os.environ:
     os.environ["DDP_NOTEBOOK_TEST_GPUS"] = os.environ["CUDA_VISIBLE_DEVICES"]
 VISIBLE_GPUS = os.environ.get("DDP_NOTEBOOK_TEST_GPUS")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a script's jobs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _LEFTOVER_DEADLINE_S = 5.0
 _STARTS_RANKS = {"session", "make_session", "kernel", "make_kernel", "ranks"}  # fixtures
