@@ -43,8 +43,12 @@ except OSError as error:
 
 # As in a flood, of which it has more to show than it wants: what ranks write stays where they wait for it to be read.
 HOLDS = """
-import ddp_notebook, threading
-threading.Timer(0.6, ddp_notebook.current()._cluster.hold_text, [True]).start()
+import ddp_notebook, os, threading, time
+def hold():
+    while not os.path.exists({go!r}): time.sleep(0.01)
+    ddp_notebook.current()._cluster.hold_text(True)
+    open({held!r}, 'w').close()
+threading.Thread(target=hold, daemon=True).start()
 """
 
 
@@ -64,18 +68,25 @@ def test_one_drives_and_the_other_looks(notebook):
     assert first.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n", "one that looks ends nothing"
 
 
-def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook):
+def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tmp_path):
     first = notebook("%ddp_start 2 --keep 1")
-    first.run(HOLDS)
-    busy = first.start("%%on_all_ranks\nimport time\nfor i in range(400):\n    print('step', i); time.sleep(0.01)")
+    go, held, end = tmp_path / "go", tmp_path / "held", tmp_path / "end"
+    first.run(HOLDS.format(go=str(go), held=str(held)))
+    busy = first.start(
+        "%%on_all_ranks\nimport os, time\nfor i in range(400):\n    print('step', i); time.sleep(0.01)\n"
+        f"    while i == 300 and not os.path.exists({str(end)!r}): time.sleep(0.01)"
+    )
     first.wait_for_text("step 20")
+    go.touch()
+    wait_until(held.exists, 10.0)
     second = notebook()
     taken = second.run("%ddp_attach --take-over")
     assert "goes on as job 1" in taken.stdout
-    lost = first.finish(busy, 5)
+    lost = first.finish(busy, 20)
     assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
     assert first.run("%ddp_stop").stdout == "kept-1 is not looked at any more; its 2 ranks go on\n"
     kill(first)
+    end.touch()
     rest = second.run("%ddp_attach --wait")
     last = re.findall(r"^\[(0-1|0|1)\] step 399$", taken.stdout, re.M)  # together where they came together
     assert rest.status == "ok" and last in (["0-1"], ["0", "1"], ["1", "0"])

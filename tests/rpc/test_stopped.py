@@ -86,7 +86,7 @@ def frames(session, function: str) -> list[int]:
 def test_what_a_callee_executes_ends_with_the_cell(session, code, function):
     told = stopped(session, code)
     assert "still runs" not in told
-    wait_until(lambda: frames(session, function) == [0, 0], 2.0)  # for a backward the stop does not wait
+    wait_until(lambda: frames(session, function) == [0, 0], 10.0)  # for a backward the stop does not wait
     session.run("rpc.shutdown()", timeout=5)
     result = session.run(INIT + CALL)
     assert [result[rank].result for rank in range(2)] == ["1", "2"]
