@@ -128,9 +128,9 @@ def read(line: str) -> Asked:
 def _check_numbers(options: Sequence[str]) -> None:
     """Torch would tell of them in a traceback of its own, once the job has begun."""
     for word, behind in zip(options, [*options[1:], ""], strict=False):
-        name, is_joined, value = word.replace("_", "-").partition("=")
-        value = value if is_joined else behind
-        if name == "--nproc-per-node" and not (value in _NPROC or _is_count(value) or _is_device(value)):
+        option, is_joined, value = word.partition("=")
+        name, value = option.replace("_", "-"), value if is_joined else behind
+        if name == "--nproc-per-node" and not (value in _NPROC or _is_count(value) or _is_a_device(value)):
             raise UsageError(f"--nproc-per-node is {value!r}: it is a number of ranks, or one of {', '.join(_NPROC)}")
         if name == "--nnodes":
             least, _, most = value.partition(":")
@@ -143,14 +143,11 @@ def _is_count(text: str) -> bool:
     return text.isdecimal() and int(text) > 0
 
 
-def _is_device(text: str) -> bool:
-    """Torch also takes the name that an extension has given its kind of device."""
-    import torch
-
-    try:
-        return torch.device(text).type == text
-    except RuntimeError:
-        return False
+def _is_a_device(word: str) -> bool:
+    """Torchrun also takes the name that an extension has given its kind of device. Asked in a process of its own: the
+    notebook imports no torch."""
+    code = "import sys; from torch.distributed.run import determine_local_world_size as count; count(sys.argv[1])"
+    return word.isidentifier() and not subprocess.run([sys.executable, "-c", code, word], capture_output=True).returncode
 
 
 def _times() -> list[str]:

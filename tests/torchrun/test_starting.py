@@ -29,6 +29,7 @@ def here(jobs, monkeypatch):
         ("", "there is no script to run"),
         ("--nproc-per-node x train.py", "--nproc-per-node is 'x': it is a number of ranks, or one of auto, "),
         ("--nproc_per_node=0 train.py", "--nproc-per-node is '0'"),
+        ("--nproc-per-node cuda train.py", "--nproc-per-node is 'cuda': it is a number of ranks, or one of auto, "),
         ("--nnodes 3:1 train.py", "--nnodes is '3:1': it is a number of agents, or the least and the most, as 1:3"),
         ("--nnodes 1: train.py", "--nnodes is '1:'"),
         ("--nproc-per-node 2", "there is no script"),
