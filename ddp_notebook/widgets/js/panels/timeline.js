@@ -347,7 +347,10 @@ export function timelinePanel(el, store, env) {
   return {
     controls: env.compact ? [] : [stepControl(document, store), collectiveControl(document, store)],
     draw,
-    describe: () => describe(view(), [note(), ...[aboutChosen()].flatMap((lines) => (lines ? [`chosen: ${lines.join("; ")}`] : []))].filter(Boolean).join(". ")),
+    describe() {
+      const chosenCall = aboutChosen();
+      return describe(view(), [note(), chosenCall && `chosen: ${chosenCall.join("; ")}`].filter(Boolean).join(". "));
+    },
     table: () => table(view()),
     onKey,
     notes: () => [note()].filter(Boolean),
