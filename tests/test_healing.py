@@ -111,7 +111,7 @@ def test_named_variables_only_and_afterwards(session):
     session.heal()
     with pytest.raises(UsageError, match="copied from which rank"):
         session.heal(names=["a"])
-    with pytest.raises(UsageError, match="rank 2 has died itself"):
+    with pytest.raises(UsageError, match="rank 2 is new itself"):
         session.heal(2)
     with pytest.raises(UsageError, match="there is no rank 7"):
         session.heal(7)

@@ -252,6 +252,8 @@ def test_a_sampler_and_data_that_a_loader_has_too_are_variables_of_new_ranks(mak
     )
     said = session.resize(3)
     assert "not copied, since each rank has its own: feed, order, shard; define what you need on rank 2" in said
+    with pytest.raises(UsageError, match=r"^rank 2 is new itself; name another one$"):
+        session.heal(2)
     of_loader = ask(session, "loader.sampler is sampler, loader.dataset is train_set, sampler.rank")
     assert of_loader == [f"(True, True, {rank})" for rank in range(3)]
     session.run("del shard, order, feed", ranks=[0, 1], quiet=True)

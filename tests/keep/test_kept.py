@@ -294,12 +294,19 @@ def test_idle_hours_that_are_no_number(runtime, monkeypatch):
         magics.ddp_start("2 --keep")
 
 
-def test_the_end_of_the_keeper_is_that_of_all_and_is_told(notebook):
+@pytest.mark.parametrize(
+    "mode", [pytest.param(0o700, id="as ever"), pytest.param(0o755, id="whose folder of entries is open to others")]
+)
+def test_the_end_of_the_keeper_is_that_of_all_and_is_told(notebook, runtime, mode):
     before = marked_processes()
     kernel = notebook("%ddp_start 2 --keep 1")
     [entry] = entries.entries()
+    (runtime / "ddp_notebook").chmod(mode)
     os.kill(entry.pid, signal.SIGKILL)
     wait_until(lambda: "keeper of kept-1 has ended" in kernel.run("%on_all_ranks 1").traceback, what="it is told")
+    (runtime / "ddp_notebook").chmod(0o700)
+    status = kernel.run("%ddp_status").stdout
+    assert "keeper of kept-1 has ended" in status and "in another kernel" not in status
     wait_until(lambda: len(marked_processes() - before) == 1, 5.0, "the kernel is left")
     assert entries.entries() == [] and not Path(entry.folder).exists()
     assert kernel.run("%ddp_restart").status == "ok"

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from ddp_notebook.errors import DDPNotebookError, HostError
+from ddp_notebook.errors import DDPNotebookError, HostError, UsageError
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.state import Welcome
 from ddp_notebook.registry import finding
@@ -144,7 +144,7 @@ class Remote:
     def _why_closed(self) -> str:
         name, until = self.welcome.name, time.monotonic() + _ENDS_S
         while time.monotonic() < until:
-            if name not in (one.name for one in finding.everything()):
+            if not _is_there(name):
                 return f"the keeper of {name} has ended, and all ranks with it; start afresh with %ddp_restart"
             time.sleep(_LOOK_S / 10)
         self._is_elsewhere = True
@@ -169,3 +169,11 @@ class Remote:
             answer.set_exception(result)
         else:
             answer.set_exception(HostError(f"the keeper could not do that: {type(result).__name__}: {result}"))
+
+
+def _is_there(name: str) -> bool:
+    """Whether there is such a keeper. Where nobody can look nobody can attach either."""
+    try:
+        return name in (one.name for one in finding.everything())
+    except (UsageError, OSError):
+        return False

@@ -225,9 +225,10 @@ class KeptHosts(Hosts):
         return synced
 
     def status(self) -> str:
+        if self._remote.gone:
+            return ""  # its trouble says what became of it
         kept = f"kept session {self._remote.welcome.name}: %ddp_attach {self._remote.welcome.name} in another kernel"
-        said = "" if self._remote.gone else str(self._remote.ask("status"))
-        return "\n".join(filter(None, [said, kept]))
+        return "\n".join(filter(None, [str(self._remote.ask("status")), kept]))
 
     def notices(self) -> list[str]:
         notices, self._remote.notices = self._remote.notices, []

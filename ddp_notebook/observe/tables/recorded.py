@@ -93,8 +93,8 @@ class RecordedTables:
         Raises:
             UsageError: there is no such table.
         """
-        if self.catch_up is not None:
-            self.catch_up()
+        if (catch_up := self.catch_up) is not None:  # once: the end of a session takes it away
+            catch_up()
         return self.follow(table, since)[0]
 
     def follow(self, table: str, index: int, most: int | None = None) -> tuple[Rows, int, int]:

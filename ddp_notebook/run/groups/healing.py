@@ -102,7 +102,8 @@ class Healing:
         if from_rank not in self._cluster.ranks:
             raise UsageError(f"there is no rank {from_rank}; the ranks are 0 to {len(self._cluster.ranks) - 1}")
         if from_rank in new:
-            raise UsageError(f"rank {from_rank} has died itself, and its variables with it; name another one")
+            why = "has died itself, and its variables with it" if from_rank in self._cluster.gone else "is new itself"
+            raise UsageError(f"rank {from_rank} {why}; name another one")
         if not new:
             raise UsageError("no rank has died or was replaced, so none needs the variables of another")
 
