@@ -147,7 +147,8 @@ def _is_a_device(word: str) -> bool:
     """Torchrun also takes the name that an extension has given its kind of device. Asked in a process of its own: the
     notebook imports no torch."""
     code = "import sys; from torch.distributed.run import determine_local_world_size as count; count(sys.argv[1])"
-    return word.isidentifier() and not subprocess.run([sys.executable, "-c", code, word], capture_output=True).returncode
+    command = [sys.executable, "-c", code, word]
+    return word.isidentifier() and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _times() -> list[str]:
