@@ -1,6 +1,6 @@
 """Calls to other ranks, remote references and contexts of distributed autograd, out of the rows that both sides tell.
 
-A call has a row of its caller and one of its callee, with the same number; of each there may be another one before,
+A call has a row of its caller and one of its callee, with the same number; of each there may be another one,
 from when it was under way. References and contexts are what their events make of them.
 """
 
@@ -50,12 +50,15 @@ def calls(recording: RowSource, cell: int | None = None, rows: Rows | None = Non
 
 
 def latest(rows: Rows) -> Rows:
-    """Of each side of a call the last row. One whose `end_ns` is negative has no other: it is under way."""
-    if not (rows["end_ns"] < 0).any():
+    """Of each side of a call the row of its end. One whose `end_ns` is negative has no other: it is under way. (Such a
+    row may come after that of the end, where the call has ended while another thread was about to tell of it.)"""
+    is_open = rows["end_ns"] < 0
+    if not is_open.any():
         return rows
+    ends_first = np.concatenate((np.flatnonzero(~is_open), np.flatnonzero(is_open)))
     keys = rows["number"] * len(RPC_SIDES) + rows["side"]
-    _, from_last = np.unique(keys[::-1], return_index=True)
-    return rows[np.sort(len(rows) - 1 - from_last)]
+    _, at = np.unique(keys[ends_first], return_index=True)
+    return rows[np.sort(ends_first[at])]
 
 
 def _call(recording: RowSource, row: Any, callee: Any) -> RemoteCall:
