@@ -138,3 +138,10 @@ def flat(value: Any) -> Sequence[torch.Tensor]:
 def nbytes(shapes: Sequence[torch.Size], dtype: torch.dtype | None) -> int:
     """Size of tensors of these shapes."""
     return 0 if dtype is None else dtype.itemsize * sum(shape.numel() for shape in shapes)
+
+
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """Size of what a tensor consists of. torch's own `nbytes` raises for one that is sparse."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes

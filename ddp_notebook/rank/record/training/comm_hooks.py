@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 
 
@@ -54,7 +54,7 @@ class StandIn:
         tape, hook = self._tape, self._hook
         if tape.level == OFF:
             return hook(self._state, bucket)
-        moment, began_ns, index, nbytes = tape.moment, time.monotonic_ns(), bucket.index(), _nbytes(bucket.buffer())
+        moment, began_ns, index, nbytes = tape.moment, time.monotonic_ns(), bucket.index(), nbytes_of(bucket.buffer())
         tape.bucket = self._model, index
         try:
             future = hook(self._state, bucket)
@@ -72,12 +72,6 @@ class StandIn:
         else:
             future.add_done_callback(ended)
         return future
-
-
-def _nbytes(buffer: torch.Tensor) -> int:
-    if buffer.layout is torch.strided:
-        return buffer.nbytes
-    return buffer._indices().nbytes + buffer._values().nbytes  # the one gradient of a bucket that is sparse
 
 
 class Hooks:

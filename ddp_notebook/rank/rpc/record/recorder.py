@@ -20,6 +20,7 @@ from torch._C import Future
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import RemoteException
 
+from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.record.remote import TORCH, Ran, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.rpc.record.contexts import Contexts
@@ -89,7 +90,7 @@ class Recorder:
         else:
             call.nbytes = len(what)
             for tensor in args[0] or ():
-                call.nbytes += tensor.nbytes
+                call.nbytes += nbytes_of(tensor)
 
     def before(self, call: Sent) -> set[int]:
         """What `sent_in_context` is to be told."""
@@ -220,7 +221,7 @@ def _nbytes(values: Any) -> int:
     found = -1
     for value in values:
         if isinstance(value, torch.Tensor):
-            found = max(found, 0) + value.nbytes
+            found = max(found, 0) + nbytes_of(value)
         elif isinstance(value, list | tuple):
             found = max(found, _nbytes(value)) if found < 0 else found + max(0, _nbytes(value))
     return found
