@@ -253,6 +253,37 @@ def test_functions_that_torch_has_wrapped(session):
     assert [one.splitlines()[-1] for one in said(session, code)] == ["(2, 2)", "(4, 4)"]
 
 
+def test_sparse_tensors_go_to_another_rank_and_back(session):
+    """Of these torch tells no `nbytes`."""
+    ways = ("rpc.rpc_sync(other, add, args=(x, x))", "rpc.rpc_async(other, torch.add, args=(x, x)).wait()")
+    ways += ("rpc.remote(other, add, args=(x, x)).to_here()",)
+    sums = ", ".join(f"{way}.to_dense().sum().item()" for way in ways)
+    assert said(session, f"{INIT}x = torch.eye(2).to_sparse()\n{sums}")[0].endswith("(4.0, 4.0, 4.0)")
+    assert {call.nbytes_back for call in session.recording.calls() if call.kind == "rpc_async"} == {2 * (16 + 4)}
+
+
+def test_an_argument_that_makes_calls_as_it_is_pickled(session):
+    """One that fails, too: each call is known by its own function."""
+    session.run(
+        "def same(x): return x\n"
+        "class Asks:\n"
+        "    def __reduce__(self):\n"
+        "        try: rpc.rpc_async(other, len, args=([lambda: 0],))\n"
+        "        except Exception: pass\n"
+        "        return int, (rpc.rpc_sync(other, add, args=(1, 2)),)\n"
+    )
+    code = "for _ in range(2):\n    print(rpc.rpc_sync(other, same, args=(Asks(),)))"
+    assert said(session, f"{INIT}if rank == 0:\n    {code.replace(chr(10), chr(10) + '    ')}\nrpc.shutdown()") == [
+        "init_rpc: 2 workers (worker0, worker1)\n3\n3",
+        "init_rpc: 2 workers (worker0, worker1)",
+    ]
+    calls = session.recording.calls()
+    assert sorted((call.function, call.nbytes_back is None, call.begun_ns is None) for call in calls) == [
+        *[("add", True, False)] * 2,
+        *[("same", True, False)] * 2,
+    ]
+
+
 def test_torchscript_and_modules_on_another_rank(session):
     code = INIT + (
         "from torch.distributed.nn import RemoteModule\nx = torch.ones(2)\n"

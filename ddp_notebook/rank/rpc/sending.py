@@ -7,9 +7,11 @@ and one of `INVOKES`, which has its bytes. Others go only through the second.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic_ns
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_rpc import WorkerInfo
@@ -37,12 +39,14 @@ class Sending:
     def __init__(self, calls: Calls, serving: Serving, described: Callable[[str], str]) -> None:
         self.recorder: Recorder | None = None
         self._calls, self._serving, self._described = calls, serving, described
-        self._making: dict[int, Sent] = {}  # by thread: what it is about to send
+        # By thread: what it is about to send, and the id of the frame of torch's that does. More than one where an
+        # argument makes calls as it is pickled, which may fail.
+        self._making: dict[int, list[tuple[int, Sent]]] = {}
 
     def making(self) -> int:
         """The number of the call that this thread is about to send; 0: none that is recorded."""
-        call = self._making.get(get_ident())
-        return call.number if call is not None and call.is_recorded else 0
+        making = self._making.get(get_ident())
+        return making[-1][1].number if making and making[-1][1].is_recorded else 0
 
     def udf(self, function: Any, args: Any, kwargs: Any) -> Travelling:
         """In place of torch's `PythonUDF`.
@@ -54,13 +58,26 @@ class Sending:
             raise TypeError(f"args is a tuple of what the function gets, such as args=({args!r},), not {args!r}")
         name, is_torchs = name_of(function, args)
         call = self._calls.new(name, self._serving.cell())
-        self._making[call.thread] = call
+        frame, making = sys._getframe(1), self._making.setdefault(call.thread, [])
+        if making:
+            outer = {id(above) for above, _ in walk_stack(frame.f_back)}
+            making[:] = [one for one in making if one[0] in outer]
+        making.append((id(frame), call))
         recorder = self.recorder
         if recorder is None or recorder.tape.level == OFF:
             return Travelling(function, args, kwargs, call.cell)
         call.is_recorded, call.kind = True, TORCH if is_torchs else -1
         call.parent, call.context = recorder.here.of(call.thread)
         return Travelling(function, args, kwargs, call.cell, call.number, call.context)
+
+    def _made(self, thread: int, frame: int) -> Sent:
+        """What this frame has made, and is about to send now."""
+        making = self._making[thread]
+        while (made := making.pop())[0] != frame:
+            pass
+        if not making:
+            del self._making[thread]
+        return made[1]
 
     def around(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
         """Around torch's function of this name."""
@@ -70,7 +87,7 @@ class Sending:
         def invoked(to: WorkerInfo | str, what: Any, *args: Any, **kwargs: Any) -> Any:
             recorder = self.recorder
             if is_python:
-                call = self._making.pop(get_ident())
+                call = self._made(get_ident(), id(sys._getframe(1)))
             else:
                 call = calls.new(_name_of_operator(name, what), self._serving.cell())
                 if recorder is not None and recorder.tape.level != OFF:
