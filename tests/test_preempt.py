@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import time
 
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
 from ddp_notebook.launch import options
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.process import Processes
+from ddp_notebook.run.groups import preemption
 from ddp_notebook.run.groups.preemption import Preemption
+from tests.conftest import wait_until
 from tests.test_survive import SETUP, STATE
 
 LOOP = """
@@ -108,6 +113,38 @@ def test_what_cannot_be_asked_for():
 
 
 def test_a_folder_that_cannot_be_made_is_said_with_its_name():
-    preemption = Preemption("/proc/nothere", Cluster.__new__(Cluster), lambda: False)
+    asked = Preemption("/proc/nothere", Cluster.__new__(Cluster), lambda: False)
     with pytest.raises(UsageError, match=r"--on-preempt save /proc/nothere: .*; name a folder that can be written to"):
-        preemption.begin()
+        asked.begin()
+
+
+@contextlib.contextmanager
+def as_somebody_else():
+    """root may look everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_that_nobody_can_look_into_for_a_while_keeps_no_signal_from_being_heard(tmp_path, monkeypatch):
+    monkeypatch.setattr(preemption, "_LOOK_S", 0.01)
+    said: list[str] = []
+    cluster = Cluster.__new__(Cluster)
+    cluster._processes = Processes()
+    heard = Preemption(str(tmp_path / "shut" / "saved"), cluster, lambda: False, said.append)
+    heard.begin()
+    (tmp_path / "shut").chmod(0)
+    try:
+        with as_somebody_else():
+            time.sleep(0.2)  # it looks again and again
+            heard.hear("SIGTERM came")
+            wait_until(lambda: said)
+    finally:
+        (tmp_path / "shut").chmod(0o700)
+        heard.end()
+    assert said[0].startswith("SIGTERM came, and nothing is saved")

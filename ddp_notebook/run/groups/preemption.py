@@ -7,6 +7,7 @@ the main thread is in.
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -91,7 +92,7 @@ class Preemption:
             try:
                 why = self._came.get(timeout=_LOOK_S)
             except queue.Empty:
-                if is_told or not file.exists():
+                if is_told or not os.path.exists(file):  # `Path.exists` raises where it may not look
                     continue
                 why = f"{file} is there"
             if not why:
