@@ -255,8 +255,11 @@ def test_functions_that_torch_has_wrapped(session):
 
 def test_sparse_tensors_go_to_another_rank_and_back(session):
     """Of these torch tells no `nbytes`."""
-    ways = ("rpc.rpc_sync(other, add, args=(x, x))", "rpc.rpc_async(other, torch.add, args=(x, x)).wait()")
-    ways += ("rpc.remote(other, add, args=(x, x)).to_here()",)
+    ways = (
+        "rpc.rpc_sync(other, add, args=(x, x))",
+        "rpc.rpc_async(other, torch.add, args=(x, x)).wait()",
+        "rpc.remote(other, add, args=(x, x)).to_here()",
+    )
     sums = ", ".join(f"{way}.to_dense().sum().item()" for way in ways)
     assert said(session, f"{INIT}x = torch.eye(2).to_sparse()\n{sums}")[0].endswith("(4.0, 4.0, 4.0)")
     assert {call.nbytes_back for call in session.recording.calls() if call.kind == "rpc_async"} == {2 * (16 + 4)}
