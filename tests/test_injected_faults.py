@@ -41,13 +41,13 @@ def test_one_that_hangs_until_its_time_is_up(session):
 
 def test_a_slow_one_and_off(session):
     session.run(STEPS)
-    assert "longer for each step and each collective until %ddp_fault off" in session.fault("slow", 1, by_s=0.2)
+    assert "longer for each step and each collective until %ddp_fault off" in session.fault("slow", 1, by_s=1.0)
     result = session.run("import time; time.sleep(0.1); took_s(step), took_s(reduce)")
     of_0, of_1 = (eval(result[rank].result) for rank in (0, 1))
-    assert of_0[0] < 0.15 and min(of_1) > 0.2
-    assert of_0[1] > 0.1  # it waits for the slow one
+    assert of_0[0] < 0.9 and min(of_1) > 1.0
+    assert of_0[1] > 0.5  # it waits for the slow one
     assert session.fault("off") == "no more faults on ranks 0,1"
-    assert max(eval(session.run("took_s(step), took_s(reduce)")[1].result)) < 0.15
+    assert max(eval(session.run("took_s(step), took_s(reduce)")[1].result)) < 0.9
 
 
 def test_what_was_asked_for_is_forgotten(session):

@@ -75,7 +75,7 @@ class KeptFace(CellFace):
             adopted.show_ended(wait=wait)
         except (DDPNotebookError, KeyboardInterrupt) as error:
             failed = error
-        said = _lacking_in_words(self._remote.welcome.lacking)
+        said = _lacking_in_words(self._remote.lacking)
         for run, cell in adopted.let_go():
             job = self._in_background(run, cell)
             adopted.jobs.add(job.number)

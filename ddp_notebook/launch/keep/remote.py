@@ -31,6 +31,7 @@ class Remote:
         welcome: what it has told first.
         gone: why there is no keeper any more, or none for this notebook; "" while there is one.
         told_all: set once all has come that was not shown before.
+        lacking: new ranks that may lack variables, as long as nobody has supplied them.
         renumbered: told the former number of each rank that has stayed, by its new one, where another notebook has
             resized the session.
     """
@@ -39,6 +40,7 @@ class Remote:
         self.welcome = welcome
         self.gone = ""
         self.told_all = threading.Event()
+        self.lacking = welcome.lacking
         self.renumbered: Callable[[Mapping[int, int]], object] = lambda _: None
         self.notices: list[str] = []
         self._is_elsewhere = False  # this notebook has left, or lost it to another

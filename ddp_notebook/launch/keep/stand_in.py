@@ -94,6 +94,7 @@ class KeptCluster(Cluster):
         return notes
 
     def note_supplied(self) -> None:
+        self._remote.lacking = []
         self._remote.tell("supplied")
 
     def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
