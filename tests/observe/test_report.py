@@ -8,8 +8,10 @@ import pytest
 
 from ddp_notebook.observe.figures import figures
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report import remote
 from ddp_notebook.observe.report.report import report
 from ddp_notebook.records.units import ms, percent
+from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 
@@ -336,6 +338,16 @@ def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
         f"No optimizer step was recorded, only 80 communication calls: {ask}."
     )
     assert str(report(simulate(), cell=7)) == "Nothing was recorded in cell 7: the last one that trained is cell 1."
+
+
+def test_calls_that_have_not_returned_are_not_counted_as_served():
+    recording, caller = Recording(2), Rank(0)
+    for number, end_ns in enumerate((9 * MS, *[-1] * 5), 1):
+        row = caller.row("rpc", side=0, number=number, src=0, dst=1, function=f"f{number}", start_ns=MS, end_ns=end_ns)
+        recording.feed(caller.batch(row))
+    served, *_, is_open = remote.served(recording, None)
+    assert served.startswith("Remote calls: rank 1 served 1 call (")
+    assert is_open.endswith("f4 from rank 0 to rank 1, f5 from rank 0 to rank 1, 1 other")
 
 
 def test_very_few_steps_are_reported_all_the_same():

@@ -30,9 +30,9 @@ def served(recording: RowSource, cell: int | None) -> tuple[str, ...]:
         by_callee[call.dst].append(call)
         by_caller[call.src].append(call)
     notes = []
-    if by_callee:
-        serves = ", ".join(_serves(rank, own) for rank, own in sorted(by_callee.items()))
-        notes.append(f"Remote calls: {serves}")
+    answered = [(rank, [call for call in own if not call.is_open]) for rank, own in sorted(by_callee.items())]
+    if serves := [_serves(rank, own) for rank, own in answered if own]:
+        notes.append(f"Remote calls: {', '.join(serves)}")
     waits = [(rank, _waited_ns(own)) for rank, own in sorted(by_caller.items())]
     if told := [f"rank {rank} {ms(waited_ns)}" for rank, waited_ns in waits if waited_ns]:
         notes.append(f"Waited for answers: {', '.join(told)}")
@@ -53,8 +53,9 @@ def served(recording: RowSource, cell: int | None) -> tuple[str, ...]:
 def _open(own: Sequence[RemoteCall]) -> str:
     counted = Counter(f"{call.function} from rank {call.src} to rank {call.dst}" for call in own)
     listed = [f"{words} ({count} times)" if count > 1 else words for words, count in counted.most_common(_MOST_LISTED)]
-    rest = [f"{len(counted) - _MOST_LISTED} others"] * (len(counted) > _MOST_LISTED)
-    return f"Not returned when this was told: {', '.join(listed + rest)}"
+    if (more := len(counted) - len(listed)) > 0:
+        listed.append(f"{more} other{'s' * (more > 1)}")
+    return f"Not returned when this was told: {', '.join(listed)}"
 
 
 def _serves(rank: int, own: Sequence[RemoteCall]) -> str:
