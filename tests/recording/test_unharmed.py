@@ -12,7 +12,9 @@ from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.metrics import Logged
 from ddp_notebook.rank.record.remote import Ran
+from ddp_notebook.rank.record.resources import Resources
 from ddp_notebook.rank.record.tape import Moment, Tape
+from ddp_notebook.records.codec import decode
 from ddp_notebook.run.cells.options import what_to_record
 from tests.conftest import wait_until
 
@@ -171,6 +173,21 @@ def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder()
         tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
         wait_until(lambda: len(tape) == 0, 10)
     assert sent
+
+
+def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
+    """As of a GPU that has failed: what was recorded just before is wanted most."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(Resources, "look", fails)
+    sent: list[bytes] = []
+    tape = Tape({})
+    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
+    tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
+    drain.flush()
+    assert [decode(data).tables["metric"]["value"].tolist() for data in sent] == [[0.5]]
 
 
 def test_a_remote_call_that_makes_no_row_costs_no_other_its():

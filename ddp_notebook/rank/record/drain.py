@@ -129,9 +129,13 @@ class Drain:
         if now - self._looked_s < 0.9 * (_RESOURCES_S if records else self._idle_s()):
             return None
         self._looked_s = now
-        if self._resources is None:
-            self._resources = Resources()
-        return self._resources.look(self._maker.rank)
+        try:
+            if self._resources is None:
+                self._resources = Resources()
+            return self._resources.look(self._maker.rank)
+        except Exception:  # such as of a GPU that has failed: the records of just then are not to be lost
+            _log.info("memory and load are not known", exc_info=True)
+            return None
 
     def _idle_s(self) -> float:
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # asked again: there may be more ranks or fewer by now
