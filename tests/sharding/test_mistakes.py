@@ -378,3 +378,13 @@ def test_what_does_not_fit_is_told_with_its_numbers_and_the_group_stays_usable(r
         ranks.run(f"{imports}\n{code}", quiet=True)
     ranks.run("import torch.distributed as dist\ny = torch.ones(1); dist.all_reduce(y)", quiet=True)
     assert ranks["y"][1].item() == 2
+
+
+def test_placements_may_come_from_an_iterator_as_in_plain_torch(ranks):
+    ranks.run(
+        "from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh\n"
+        "parts = distribute_tensor(torch.ones(4), init_device_mesh('cpu', (2,)), [Shard(0)])\n"
+        "whole = parts.redistribute(placements=(Replicate() for _ in range(1))).to_local()",
+        quiet=True,
+    )
+    assert ranks["whole"][1].tolist() == [1.0] * 4

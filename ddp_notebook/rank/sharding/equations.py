@@ -89,7 +89,7 @@ def _of_redistribution(tensor: Any, device_mesh: Any = None, placements: Any = N
 def _check_count(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> None:
     """torch 2.13 takes any number of placements here, and makes a DTensor of which nothing is right."""
     mesh = tensor.device_mesh if device_mesh is None else device_mesh
-    if placements is not None and len(placements) != mesh.ndim:
+    if isinstance(placements, Sequence) and len(placements) != mesh.ndim:  # torch takes an iterator as well
         raise ValueError(_of_placements(tensor, mesh, placements))
 
 
