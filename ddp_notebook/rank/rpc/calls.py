@@ -63,8 +63,8 @@ class Calls:
             self.settle()
         self._under_way[call.number] = call
 
-    def fail(self, call: Sent) -> None:
-        """It could not be made."""
+    def drop(self, call: Sent) -> None:
+        """It is over, or could not be made."""
         self._under_way.pop(call.number, None)
 
     def follow(self, call: Sent, future: Any) -> None:
@@ -113,7 +113,7 @@ class Calls:
         try:
             yield
         finally:
-            self.fail(call)
+            self.drop(call)
 
     def under_way(self) -> list[Sent]:
         """Those that have not returned."""

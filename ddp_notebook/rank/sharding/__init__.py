@@ -7,6 +7,6 @@ optimizers  those that were made before their model was sharded
 scaling     gradients clipped while they are scaled, or averaged too late
 replicas    what is said to be the same on all ranks
 saves       what was saved, and where
-wrapping    functions of torch that somebody looks at before they run, or behind
+wrapping    functions of torch that somebody looks at before they run, or when they have returned
 equations   meshes and placements that do not fit, with their numbers
 """
