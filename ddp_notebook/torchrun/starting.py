@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import queue
@@ -191,9 +192,13 @@ def _start(asked: Asked, endpoint: str) -> subprocess.Popen[bytes]:
 
 def _read(stream: str, pipe: Any, output: queue.Queue[tuple[str, str]]) -> None:
     """What comes through a pipe, in a thread. Where the notebook does not keep up, the job waits."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a read may end within a character
     with pipe:
         while data := pipe.read1(1 << 16):
-            output.put((stream, data.decode(errors="replace")))
+            if text := decoder.decode(data):
+                output.put((stream, text))
+    if rest := decoder.decode(b"", final=True):
+        output.put((stream, rest))
     output.put((stream, ""))
 
 

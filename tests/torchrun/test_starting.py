@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import subprocess
 import sys
 import threading
@@ -65,6 +67,24 @@ def test_options_of_the_notebooks_own_may_stand_among_torchruns():
     assert (asked.agents, asked.name) == (2, "mine")
     assert asked.options == ["--nnodes", "1:3", "--nproc-per-node=1"]
     assert asked.program == ["-m", "train", "--agents", "7"]
+
+
+def test_a_character_that_is_read_in_two_parts_is_shown_whole():
+    reads, writes = os.pipe()
+    output: queue.Queue[tuple[str, str]] = queue.Queue()
+    said = "a" + 100_000 * "é"
+
+    def write() -> None:
+        with open(writes, "wb") as pipe:
+            pipe.write(said.encode())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with open(reads, "rb") as pipe:
+        starting._read("stdout", pipe, output)
+    writer.join()
+    *parts, end = [output.get() for _ in range(output.qsize())]
+    assert "".join(text for _, text in parts) == said and end == ("stdout", "")
 
 
 def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
