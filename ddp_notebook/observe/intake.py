@@ -12,6 +12,7 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.codec import Batch, CodecError, decode, skim
 
 _MOST_BYTES = 32 << 20
+_GATHER_S = 0.05  # of 256 ranks with 5 batches a second each, one at a time takes twice as long as those of such a time
 _CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Intake:
         self._nbytes = 0
         self._skimmed: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of dropped batches
         self._put = 0
+        self._flushing = 0  # callers that wait
         self._busy_with = 0  # the number of the batch that is being fed, 1 for what was dropped before it; 0: none
         self._is_closed = False
         lock = threading.Lock()
@@ -72,7 +74,8 @@ class Intake:
             self._nbytes += len(data)
             while self._nbytes > self.most_bytes and len(self._waiting) > 1:
                 self._drop(self._waiting.popleft())
-            self._came.notify()
+            if len(self._waiting) == 1 or self._is_urgent():
+                self._came.notify()
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was put before is in the recording. Returns whether it is.
@@ -83,11 +86,16 @@ class Intake:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._went:
             last = self._put
-            while self._oldest() <= last:
-                left = None if until is None else until - time.monotonic()
-                if (left is not None and left <= 0) or not self._thread.is_alive():
-                    return False
-                self._went.wait(left)
+            self._flushing += 1
+            self._came.notify()
+            try:
+                while self._oldest() <= last:
+                    left = None if until is None else until - time.monotonic()
+                    if (left is not None and left <= 0) or not self._thread.is_alive():
+                        return False
+                    self._went.wait(left)
+            finally:
+                self._flushing -= 1
         return True
 
     def close(self) -> None:
@@ -96,6 +104,10 @@ class Intake:
             self._is_closed = True
             self._came.notify()
         self._thread.join(_CLOSE_S)
+
+    def _is_urgent(self) -> bool:
+        """Whether what waits is to be fed now, not together with what comes next."""
+        return self._flushing > 0 or self._is_closed or self._nbytes > self.most_bytes // 4
 
     def _oldest(self) -> int:
         """The number of the oldest batch that is not fed yet. A dropped one counts until its texts are in."""
@@ -120,8 +132,9 @@ class Intake:
     def _run(self) -> None:
         while True:
             with self._came:
-                while not (self._waiting or self._skimmed or self._is_closed):
-                    self._came.wait()
+                if not (self._waiting or self._skimmed or self._is_closed):
+                    self._came.wait_for(lambda: self._waiting or self._is_closed)
+                    self._came.wait_for(self._is_urgent, _GATHER_S)
                 skimmed, self._skimmed = self._skimmed, {}
                 waiting = self._waiting.popleft() if self._waiting else None
                 if waiting is None and not skimmed:

@@ -24,6 +24,7 @@ VERSION = 1
 _MAGIC = b"DDPB"
 _HEAD = struct.Struct("<4sHHIQ")
 _LENGTH = struct.Struct("<I")
+_of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding first
 # Exceptions that a malformed header can raise even if the checksum matches.
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, RecursionError)
 
@@ -170,7 +171,9 @@ def _words(body: memoryview) -> tuple[dict[str, Any], int]:
     """Its JSON, and where that ends."""
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
-    words: dict[str, Any] = json.loads(bytes(body[_LENGTH.size : at]))
+    words, end = _of_json(text := str(body[_LENGTH.size : at], "utf-8"))
+    if end < len(text):
+        raise ValueError("there is more behind its JSON")
     return words, at
 
 

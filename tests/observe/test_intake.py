@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from ddp_notebook.observe import intake as intakes
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch, encode
@@ -122,6 +123,26 @@ def test_flush_waits_for_what_was_put_before_and_no_longer():
         recording.opened.set()
         waiting.join()
         assert seen == [(True, 1)]
+
+
+def test_what_is_asked_for_and_what_is_much_is_not_gathered_any_longer(monkeypatch):
+    monkeypatch.setattr(intakes, "_GATHER_S", 60.0)
+    recording, rank = Gate(1), Rank(0)
+    recording.opened.set()
+    data = [encode(rank.batch(rank.call())) for _ in range(8)]
+    with closing(Intake(recording, most_bytes=4 * sum(map(len, data[:4])))) as intake:
+        intake.put(0, data[0])
+        assert intake.flush(10)
+        assert len(recording.collectives()) == 1
+        recording.reached.clear()
+        for one in data[1:5]:
+            assert not recording.reached.is_set()
+            intake.put(0, one)
+        intake.put(0, data[5])
+        assert recording.reached.wait(10)
+        assert intake.flush(10)
+        intake.put(0, data[6])
+    assert len(recording.collectives()) == 7, "closing does not wait either"
 
 
 def test_flush_waits_for_what_is_left_of_dropped_batches():

@@ -151,10 +151,11 @@ def test_what_says_that_the_time_is_nearly_over_has_loops_save(slurm, tmp_path, 
         session.run(SETUP, quiet=True)
         begun = tmp_path / "begun"
         loop = LOOP.format(folder="", pause=0).replace("train()", f"train(); pathlib.Path({str(begun)!r}).touch()")
+        loop = loop.replace("steps=20", "steps=1000")  # Slurm looks at limits twice a minute
         later = session.run(loop, wait=False, quiet=True)
         wait_until(begun.exists, 20.0, "a step")
         warn(slurm, job)
         with pytest.raises(RankError, match=rf"saved what they had before step \d+: {tmp_path}/step-\d+\."):
-            later.result(timeout=30)
+            later.result(timeout=60)
         if warn is _by_signal:
             assert session.run("dist.barrier(); 1", quiet=True)[1].result == "1"

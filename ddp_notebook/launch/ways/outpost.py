@@ -37,6 +37,7 @@ _REACH_S = 3.0  # what the notebook gets to take a connection
 _LOOK_S = 0.2
 _END_S = 12.0  # what the server gets to end all below it
 _MOST_WAITING = 64  # messages; then the ranks wait with their text
+_SAME_S = 2.0  # Slurm sends SIGTERM to a job's steps and at once to all of the job again: both are one warning
 _GOODBYE_S = 2.0  # what the last message gets to arrive
 # How launchers tell a task its number among how many. What mpirun starts in a job of Slurm's has Slurm's variables too:
 # those of the step that brought mpirun's own daemons to the nodes.
@@ -159,18 +160,24 @@ def _hear_signals(ended: threading.Event, warnings: queue.SimpleQueue[str] | Non
         warnings: gets the name of a first SIGTERM and SIGUSR1, after which the ranks save what they have; None: there
             is nobody to be warned.
     """
+    warned_s: dict[int, float] = {}
 
-    def on_sigterm(*_: object) -> None:
+    def end(*_: object) -> None:
         ended.set()
 
     def warn(number: int, _: FrameType | None) -> None:
         assert warnings is not None
-        signal.signal(number, on_sigterm if number == signal.SIGTERM else signal.SIG_IGN)
-        warnings.put(signal.Signals(number).name)
+        if number not in warned_s:
+            warned_s[number] = time.monotonic()
+            warnings.put(signal.Signals(number).name)
+        elif number == signal.SIGTERM and time.monotonic() - warned_s[number] > _SAME_S:
+            end()
 
-    signal.signal(signal.SIGTERM, on_sigterm if warnings is None else warn)
-    if warnings is not None:
-        signal.signal(signal.SIGUSR1, warn)
+    if warnings is None:
+        signal.signal(signal.SIGTERM, end)
+    else:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, warn)
 
 
 def _carry(
