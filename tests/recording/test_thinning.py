@@ -12,7 +12,7 @@ import ddp_notebook
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import _STEADY_S, Drain
 from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.rank.record.tape import MOST, Tape
 from ddp_notebook.rank.record.thinning import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.run.cells.options import FULL_BYTES
@@ -190,3 +190,13 @@ def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
 
     wait_until(has_come)
     trained.run(pause.format(_STEADY_S), quiet=True)
+
+
+def test_in_a_fast_loop_a_large_record_is_passed_on_before_one_would_have_to_be_dropped():
+    """One of 2,200 records a second lost one or two of them each second."""
+    tape = Tape({})
+    for _ in range(MOST - 1):
+        tape.put("a small one")
+    assert not tape.hurries.is_set()
+    tape.put("a large one", MOST)
+    assert tape.hurries.is_set() and len(tape) == MOST and not tape.dropped

@@ -38,6 +38,7 @@ OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
 MOST = 2_000
 _MOST_LIGHT = 100_000  # most records without a copy from a large tensor
 _MANY = 2000  # records that are passed on soon: a batch
+_MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach `MOST`
 
 
 class Moment:
@@ -103,7 +104,7 @@ class Tape:
         if not self.is_filled:
             self.is_filled = True
             self.filled.set()
-        if (hurries or len(records) > _MANY) and not self.hurries.is_set():
+        if (hurries or len(records) > (_MANY if most > MOST else _MANY_LARGE)) and not self.hurries.is_set():
             self.hurries.set()
 
     def collect(self) -> None:
