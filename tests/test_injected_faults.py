@@ -67,6 +67,11 @@ def test_a_cell_that_ends_before_is_not_struck_and_nor_is_the_next_one(session, 
     assert session.pids() == before
 
 
+def test_a_cell_that_ends_before_and_has_closed_stderr(session):
+    session.fault("raise", 1, after_s=60)
+    assert session.run("import sys; sys.stderr.close()", quiet=True)[1].status == "ok"
+
+
 def test_at_once_however_short_the_cell_is(session):
     session.fault("raise", 1)
     with pytest.raises(RankError, match=r"InjectedFaultError") as raised:

@@ -6,6 +6,7 @@ code of a cell, where a stop can end it: never between the lines of this package
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -105,7 +106,8 @@ class Faults:
         sys.settrace(None)
         for fault in missed:
             when = f" {fault.after_s:g} s into it" if fault.after_s else ""
-            print(f"%ddp_fault {fault.kind}{when}: the cell ended before, and nothing happens", file=sys.stderr)
+            with contextlib.suppress(Exception):  # the cell may have closed it
+                print(f"%ddp_fault {fault.kind}{when}: the cell ended before, and nothing happens", file=sys.stderr)
 
     def _strike_at_once(self, fault: Fault) -> None:
         """However short the cell is."""
