@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
@@ -173,6 +174,29 @@ def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder()
         tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
         wait_until(lambda: len(tape) == 0, 10)
     assert sent
+
+
+def test_what_comes_late_from_a_gpu_is_told_at_the_end():
+    """A script may end before its GPU has done what was asked of it last."""
+
+    class Event:
+        looks = 0
+
+        def query(self) -> bool:
+            self.looks += 1
+            return self.looks > 2
+
+    told: list[float] = []
+    tape = Tape({})
+
+    def send(data: bytes) -> None:
+        if (metrics := decode(data).tables.get("metric")) is not None:
+            told.extend(metrics["value"])
+
+    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), send, lambda: False)
+    tape.put(Logged("loss", torch.tensor(0.5), Event(), 0, 1, tape.moment))
+    drain.close()
+    assert told == [0.5]
 
 
 def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):

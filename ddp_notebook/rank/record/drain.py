@@ -26,6 +26,8 @@ _CALM_S = 0.2  # where nobody logs
 _STEADY_S = 1.0  # in a training loop that goes on and on: five batches a second would take all that recording may
 _RESOURCES_S = 1.0
 _MOST_RECORDS = 2000  # of a batch
+_LATE_S = 1.0  # at the end, for what a GPU has still to do
+_LOOK_S = 0.005
 
 _log = logging.getLogger(__name__)
 
@@ -71,9 +73,13 @@ class Drain:
             self._pass_on()
 
     def close(self) -> None:
-        """Pass on the rest, and nothing more."""
+        """Pass on the rest, also what is on its way from a GPU and comes soon, and nothing more."""
         if os.getpid() == self._pid:  # else a child that the user has forked
             self.flush()
+            until = time.monotonic() + _LATE_S
+            while self._maker.has_late and time.monotonic() < until:
+                time.sleep(_LOOK_S)
+                self._pass_on()
         self._closed.set()
         self._tape.hurries.set()
         self._tape.level = OFF
