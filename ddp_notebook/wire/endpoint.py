@@ -14,14 +14,14 @@ from typing import Any
 import zmq
 
 from ddp_notebook.wire import cutting, faults, files, resizing, survival  # noqa: F401  # an end reads messages of all kinds
-from ddp_notebook.wire.events import Message, decode
+from ddp_notebook.wire.events import Message, Recorded, decode
 from ddp_notebook.wire.keys import Address, Bind, Doorman, Keyring, on_loopback, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 
 BEAT_S = 1.0  # an idle side shows that it lives this often
 SILENT_S = 3.0  # a peer that was not heard for so long is silent
 _BLOCKED_S = 0.01  # until a peer that accepted nothing is tried again
-_GATHER_MS = 5  # what can wait is read together: of 256 ranks one at a time takes three times as long
+_GATHER_MS = 5  # what nobody waits for is read together: of 256 ranks one at a time takes twice as long
 _ACK_S = 0.2  # a message is acknowledged after so long at the latest ...
 _ACK_EVERY = 64  # ... or together with so many others
 
@@ -189,7 +189,7 @@ class Endpoint:
 
     def _read_all(self) -> bool:
         """Deliver what has come. Returns whether nobody waited for any of it."""
-        can_wait = True
+        nobody_waits = True
         for _ in range(200):  # then other sockets have their turn
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 break
@@ -208,12 +208,12 @@ class Endpoint:
             if link.heard(header, now):
                 if link.owes_ack >= _ACK_EVERY:
                     self._transmit(peer, link.beat(now))
-                can_wait &= self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
+                nobody_waits &= self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
             elif link.is_gap(header) and link.may_ask(now):
                 self._transmit(peer, link.beat(now, RESEND))
             elif header.kind == RESEND:
                 self._send_again(peer, link, now)
-        return can_wait
+        return nobody_waits
 
     def _deliver(self, peer: str, epoch: int, frames: Sequence[bytes]) -> bool:
         """Hand a message over. One that cannot be decoded, or whose handler fails, must not end this thread. Returns
@@ -224,7 +224,7 @@ class Endpoint:
         except Exception:
             _log.exception("a message of %s was lost: %.200r", peer or "the notebook", frames)
             return False
-        return message.can_wait
+        return isinstance(message, Recorded)
 
     def _write_all(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -55,8 +55,6 @@ _KINDS: dict[str, type[Message]] = {}
 class Message:
     """Base of all messages."""
 
-    can_wait = False  # nobody waits for it: the notebook may read it some milliseconds later, together with others
-
     def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
 
@@ -359,8 +357,6 @@ class Checked(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded(Message):
     """A batch of what was recorded, see `codec`."""
-
-    can_wait = True
 
     data: bytes
 
