@@ -28,7 +28,7 @@ class Agent:
         process: this process's number on its host.
         on_message: takes every message that the agent does not answer itself.
         vitals: tells the fields of `Vitals` that are not the process's own.
-        flush: passes on what was recorded.
+        on_asked: told that a notebook asks for the time, and whether what was recorded is to be passed on first.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Agent:
         *,
         on_message: Callable[[Message], None],
         vitals: Callable[[], dict[str, Any]],
-        flush: Callable[[], None],
+        on_asked: Callable[..., None],
     ) -> None:
         self._process = process
         self._on_message = on_message
         self._of_rank = vitals
-        self._flush = flush
+        self._on_asked = on_asked
         self._boot = boot_id()
         where = Address(**address)
         self.endpoint = Endpoint.connect(where, self._receive)
@@ -77,8 +77,7 @@ class Agent:
             self._on_message(message)
 
     def _tell_clock(self, probe: ClockProbe) -> None:
-        if probe.flush:
-            self._flush()
+        self._on_asked(flush=probe.flush)
         rank_ns = time.monotonic_ns()
         self.send(ClockReply(request=probe.request, sent_ns=probe.sent_ns, rank_ns=rank_ns, boot=self._boot))
 

@@ -82,7 +82,7 @@ class Rank:
         self._survival: Survival | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
         self.agent = Agent(
-            spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, flush=self._flush
+            spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, on_asked=self._on_asked
         )
         self._network = Network()
         self._recording = RankRecording(
@@ -173,8 +173,8 @@ class Rank:
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
 
-    def _flush(self) -> None:
-        self._recording.drain.flush()
+    def _on_asked(self, *, flush: bool) -> None:
+        self._recording.drain.on_asked(flush=flush)
 
     def _vitals(self) -> dict[str, Any]:
         cell, since = (self.runner and self.runner.running) or (0, time.monotonic())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +21,14 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper import notebooks
+from ddp_notebook.launch.keep.keeper.asked import Asked
+from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
+from ddp_notebook.launch.keep.keeper.queue import Queue
+from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.registry import entries, finding
+from ddp_notebook.wire.events import RunCell
 from tests.conftest import wait_until
 from tests.keep.conftest import kill
 
@@ -145,6 +153,47 @@ def test_one_that_reads_nothing_is_let_go_but_not_for_what_was_kept(monkeypatch)
     channel.close()
     notebook.close()
     wait_until(lambda: not notebook._thread.is_alive(), 5.0, "its thread has ended")
+
+
+class _Ranks:
+    """Two, which note what they are told."""
+
+    gone: list[int] = []
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.is_asked = threading.Event()
+
+    @property
+    def ranks(self) -> list[int]:
+        self.is_asked.set()
+        return [0, 1]
+
+    def tell(self, message: Any, ranks: list[int]) -> None:
+        self.told.append((message, ranks))
+
+
+def test_what_a_notebook_says_while_another_takes_over_is_not_done():
+    """The other one was told how things are, without that cell."""
+    here, there = socket.socketpair()
+    all_of, ranks, journal, queue = Notebooks(), _Ranks(), Journal("ab12", limit_bytes=1000), Queue()
+    asked = Asked(ranks, None, journal, queue, all_of, *3 * [lambda *_: None])  # type: ignore[arg-type]
+    first, second = all_of.add(here, os.getpid(), "first"), all_of.add(socket.socket(), os.getpid(), "second")
+    all_of.give(first, take_over=False)
+    serving = threading.Thread(target=asked.serve, args=(first,))
+    serving.start()
+    cell = RunCell(cell=1, code="pass", execution_count=1)
+    channel = Channel(there)
+    with all_of.lock:
+        channel.send("tell", cell, [0, 1])
+        assert ranks.is_asked.wait(5)
+        all_of.give(second, take_over=True)
+    with contextlib.suppress(OSError):  # it is closed by now
+        channel.send("queue", [Waiting(told=cell, ranks=None, timeout_s=None)])
+    serving.join(5)  # it ends, since whoever is relieved is closed
+    for closing in (channel, second):
+        closing.close()
+    assert not serving.is_alive() and not ranks.told and not journal.cells and not queue.waiting
 
 
 def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):

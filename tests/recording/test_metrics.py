@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from contextlib import closing
 from typing import Any
 
@@ -17,6 +18,7 @@ import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.rank.group.calls import DONE
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.record import drain as draining
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.records.codec import Batch
@@ -347,6 +349,48 @@ def test_a_flush_waits_for_a_batch_in_the_making():
     is_through = go_on.is_set()
     thread.join()
     assert is_through
+
+
+@pytest.fixture
+def lonely(monkeypatch):
+    """The looks of a rank that no notebook asks, which next looks by itself in an hour."""
+    monkeypatch.setattr(draining, "_ALONE_S", 0.0)
+    monkeypatch.setattr(draining, "_ALONE_LOOK_S", 3600.0)
+    looks: list[Any] = []
+
+    class Maker:
+        rank, has_late = 0, False
+
+        def batch(self, records: Any, dropped: int = 0, resources: Any = None) -> Batch:
+            looks.extend([resources] * (resources is not None))
+            return Batch(rank=0, stream=1)
+
+    drain = Drain(Tape({}), Maker(), lambda data: None, lambda: False)  # type: ignore[arg-type]
+    drain.start()
+    yield monkeypatch, drain, looks
+    drain.close()
+
+
+def test_a_rank_that_nobody_looks_at_looks_often_again_when_a_notebook_asks(lonely):
+    monkeypatch, drain, looks = lonely
+    monkeypatch.setattr(draining, "_ALONE_S", 60.0)
+    drain._asked_s -= 120
+    drain.on_asked(flush=False)
+    wait_until(lambda: len(looks) >= 2, what="two looks")
+
+
+def test_a_rank_that_nobody_looks_at_looks_often_while_a_cell_runs(lonely):
+    _, drain, looks = lonely
+    drain.is_in_cell = True
+    drain._tape.filled.set()  # as any record
+    wait_until(lambda: len(looks) >= 2, what="two looks")
+
+
+def test_a_rank_that_nobody_looks_at_looks_rarely(lonely):
+    _, drain, looks = lonely
+    drain._looked_s = time.monotonic()
+    drain.flush()
+    assert drain._idle_s() == 3600.0 and not looks
 
 
 def test_the_line_that_a_function_of_a_module_was_called_from(ranks, tmp_path):

@@ -9,6 +9,7 @@ hangs, since the end of each operation calls Python.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -18,13 +19,17 @@ import torch.distributed as dist
 from ddp_notebook.rank.replacing import replace
 
 _QUIET_S = 0.05  # for gloo's threads to release their last operation
-_ended: deque[Any] = deque(maxlen=4)
+_KEPT = 4
+_ended: deque[list[Any]] = deque()
 TORCHS = dist.destroy_process_group
 
 
 def keep(group: Any) -> None:
-    """Keep a group, or several, that nobody uses any more."""
-    _ended.append(group)
+    """Keep a group, or several, that nobody uses any more. What was kept longest is freed in a thread, since that waits
+    for gloo's once for each connection."""
+    _ended.append([group])
+    if len(_ended) > _KEPT:
+        threading.Thread(target=_ended.popleft().clear, name="ddp-free").start()  # a script ends after it
 
 
 @functools.wraps(TORCHS)

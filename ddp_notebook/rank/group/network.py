@@ -56,6 +56,7 @@ class Network:
         self.where = Where()
         self.recorder = Recorder()
         self.connections = Connections(self.recorder)
+        self.connections.rests = True
         self._models = Models()
         self._renewal = Renewal(self.recorder, self.connections, self._models)
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)

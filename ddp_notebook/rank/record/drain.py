@@ -1,7 +1,8 @@
 """The recorder's own thread: takes what the tape holds, makes batches of it, and passes them on.
 
 It sleeps as long as nothing is recorded, except for a look at memory and load once a second, more rarely where many
-ranks share a core. If the receiver cannot keep up, records stay on the tape, which drops and counts the oldest.
+ranks share a core, or where no cell runs and no notebook is there. If the receiver cannot keep up, records stay on the
+tape, which drops and counts the oldest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _SOON_S = 0.08
 _CALM_S = 0.2  # where nobody logs
 _STEADY_S = 1.0  # in a training loop that goes on and on: five batches a second would take all that recording may
 _RESOURCES_S = 1.0
+_ALONE_S = 15.0  # without a question of a notebook's, which compares clocks every 5 s: none is there
+_ALONE_LOOK_S = 10.0
 _MOST_RECORDS = 2000  # of a batch
 _LATE_S = 1.0  # at the end, for what a GPU has still to do
 _LOOK_S = 0.005
@@ -52,6 +55,8 @@ class Drain:
         self._lock = threading.Lock()
         self._resources: Resources | None = None
         self._looked_s = 0.0
+        self._asked_s = time.monotonic()
+        self.is_in_cell = False
         self._cores = cores()
         self._pid = os.getpid()
         self._closed = threading.Event()
@@ -71,6 +76,18 @@ class Drain:
         self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
         while len(self._tape) and time.monotonic() < until:
             self._pass_on()
+
+    def on_asked(self, *, flush: bool) -> None:
+        """A notebook has asked for the time, so one is there. From any thread.
+
+        Args:
+            flush: all that is on the tape is to be passed on first.
+        """
+        was_alone, self._asked_s = self._is_alone, time.monotonic()
+        if was_alone:
+            self._tape.filled.set()  # it looks again as often as ever
+        if flush:
+            self.flush()
 
     def close(self) -> None:
         """Pass on the rest, also what is on its way from a GPU and comes soon, and nothing more."""
@@ -143,6 +160,11 @@ class Drain:
             _log.info("memory and load are not known", exc_info=True)
             return None
 
+    @property
+    def _is_alone(self) -> bool:
+        return not self.is_in_cell and time.monotonic() - self._asked_s > _ALONE_S
+
     def _idle_s(self) -> float:
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # asked again: there may be more ranks or fewer by now
-        return idle_s(int(ranks) if ranks.isdecimal() else 1, self._cores)
+        often = idle_s(int(ranks) if ranks.isdecimal() else 1, self._cores)
+        return max(often, _ALONE_LOOK_S) if self._is_alone else often

@@ -76,6 +76,7 @@ class RankRecording:
             namespace: the user's variables.
             has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
+        self.drain.is_in_cell = True
         self._prompt = f"In [{title}]" if has_prompt else ""
         asks_for_values = bool(options.full_bytes or options.watch or options.gradient)
         level = LEVELS.index(options.level) if options.level else VALUES
@@ -109,3 +110,4 @@ class RankRecording:
             profile.end()
         self.metrics.end_cell()  # the last: these print, and the cell may have closed stderr
         self.training.end_cell()
+        self.drain.is_in_cell = False

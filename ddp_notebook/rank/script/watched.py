@@ -106,7 +106,7 @@ class Watched:
             self._place.rank,
             on_message=self._on_message,
             vitals=self._vitals,
-            flush=self._seen.recording.drain.flush,
+            on_asked=self._seen.recording.drain.on_asked,
         )
         self._agent = agent
         agent.start()

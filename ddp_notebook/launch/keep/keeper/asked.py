@@ -64,35 +64,41 @@ class Asked:
                 notebook.cancelled.add(arguments[0])
             elif kind == "send":
                 self._send(notebook, *arguments)
+            elif kind == "tell":
+                self._tell(notebook, *arguments)
             elif kind == "hold":
                 self._hold(notebook, *arguments)
-            elif notebook.drives:
-                getattr(self, f"_on_{kind}")(*arguments)
+            else:
+                with self._notebooks.lock:  # under which another one takes over, and is told how things are
+                    if notebook.drives:
+                        getattr(self, f"_on_{kind}")(*arguments)
 
     # ---- what has no answer, in the order in which it came
 
     def _send(self, notebook: Notebook, rank: int, message: Message) -> None:
         if rank not in self._cluster.ranks:
             return  # it has left while this was on its way
-        if notebook.drives or isinstance(message, _QUESTIONS):
-            with self._notebooks.lock:
-                if isinstance(message, InputReply):
-                    self._journal.on_answered(rank, message)
-                elif isinstance(message, Resume):
-                    self._journal.on_resumed(rank)
-            self._cluster.send(rank, message)
+        with self._notebooks.lock:
+            if not notebook.drives and not isinstance(message, _QUESTIONS):
+                return
+            if isinstance(message, InputReply):
+                self._journal.on_answered(rank, message)
+            elif isinstance(message, Resume):
+                self._journal.on_resumed(rank)
+        self._cluster.send(rank, message)
 
-    def _on_tell(self, message: Any, ranks: list[int]) -> None:
+    def _tell(self, notebook: Notebook, message: Any, ranks: list[int]) -> None:
         ranks = [rank for rank in ranks if rank in self._cluster.ranks]
         with self._notebooks.lock:
+            if not notebook.drives:
+                return  # or a cell would run that the one which has taken over was not told of
             if isinstance(message, RunCell):
                 self._journal.on_told(message, ranks, self._cluster.gone)
                 self._queue.on_told(message)
         self._cluster.tell(message, ranks)
 
     def _on_queue(self, waiting: list[Waiting]) -> None:
-        with self._notebooks.lock:
-            self._queue.waiting = waiting
+        self._queue.waiting = waiting
 
     def _hold(self, notebook: Notebook, hold: bool) -> None:
         with self._holding:
@@ -117,8 +123,7 @@ class Asked:
         self.lacking = []
 
     def _on_shown(self, cell: int) -> None:
-        with self._notebooks.lock:
-            self._journal.on_shown(cell)
+        self._journal.on_shown(cell)
 
     # ---- what has one
 

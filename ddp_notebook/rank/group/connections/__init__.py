@@ -8,4 +8,5 @@ renewal     new connections for every group: the group formed anew
 models      models in DDP and FSDP, and how they forget a backward that did not end
 untold      waits that gloo forgets to end
 sockets     a process's TCP sockets, told by their ports
+ticks       gloo's event loops, which look more rarely
 """

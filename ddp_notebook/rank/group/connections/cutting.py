@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
 from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
-from ddp_notebook.rank.group.connections import sockets
+from ddp_notebook.rank.group.connections import sockets, ticks
 from ddp_notebook.rank.group.connections.untold import Untold
 from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
@@ -54,6 +54,7 @@ class Connections:
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
         self.makes_boards = False  # for the guard
+        self.rests = False  # groups that are made may be idle for hours, see `ticks`
 
     def watch(self) -> None:
         """See every gloo group and every client of a store as it is made."""
@@ -65,7 +66,8 @@ class Connections:
             size = kwargs.get("size", args[2] if len(args) > 2 else 0)
             self._connecting[thread] = _Connecting(before, size)
             try:
-                connect_group(group, *args, **kwargs)
+                with ticks.rare() if self.rests else contextlib.nullcontext():
+                    connect_group(group, *args, **kwargs)
             finally:
                 del self._connecting[thread]
                 self._listeners.update(sockets.gloo_listeners(before))
