@@ -326,15 +326,16 @@ def the_calls_are_seen(view: View, screenshot: Any) -> None:
     view.page.mouse.down()
     view.page.mouse.up()
     view.page.mouse.move(0, 0)
-    state = view.wait_for("state.panels.timeline.chosenCall")["panels"]["timeline"]
-    assert state["underPointer"] is None and state["chosenCall"][0] == "rank 0: rpc_sync of ask, run by rank 1"
+    is_alone = "state.panels.timeline.chosenCall && !state.panels.timeline.underPointer"  # the latter as it is drawn
+    state = view.wait_for(is_alone)["panels"]["timeline"]
+    assert state["chosenCall"][0] == "rank 0: rpc_sync of ask, run by rank 1"
     assert len([one for one in state["arrows"] if one["isChosen"]]) == 2
     view.root.screenshot(path=screenshot.with_name(f"{screenshot.stem}_chosen.png"))
     view.root.locator(".ddpm-timeline").last.focus()
     view.page.keyboard.press(".")
     view.wait_for("state.panels.timeline.chosenCall[0].startsWith('rank 1: rpc_sync of answer')")
     view.page.keyboard.press("Enter")
-    window = view.wait_for("!state.panels.timeline.isFollowing")["panels"]["timeline"]["window"]
-    assert 50 < window[1] - window[0] < 200, "the call fills a third of it"
+    length = "state.panels.timeline.window[1] - state.panels.timeline.window[0]"
+    view.wait_for(f"{length} > 50 && {length} < 200")  # the call fills a third of it
     view.page.keyboard.press("Escape")
     view.wait_for("state.panels.timeline.chosenCall === null")
