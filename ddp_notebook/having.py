@@ -144,4 +144,6 @@ def _let_go_of_job() -> bool:
     """Whether there was one."""
     if done := jobs.let_go():
         print(done)
+    if sessions.current() is not None:
+        ended.keep(None)  # there are ranks: nobody is shown the job's recording
     return bool(done)

@@ -54,6 +54,8 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
             assert "leave out --look" in kernel.run("%ddp_attach plain --look").traceback
             both = kernel.run("%ddp_attach kept-1").stdout
             assert both.startswith("let go of plain, which goes on\n") and "looks on" in both
+            kept = kernel.run("from ddp_notebook.widgets import ended; ended.last()")
+            assert kept.status == "ok" and kept.displays == [], "nothing is kept where there are ranks"
             assert kernel.run("%ddp_attach plain").status == "ok"
             stopped = kernel.run("%ddp_stop").stdout
             assert stopped.startswith("let go of plain, which goes on\nthe session is still there: ")
