@@ -388,3 +388,13 @@ def test_placements_may_come_from_an_iterator_as_in_plain_torch(ranks):
         quiet=True,
     )
     assert ranks["whole"][1].tolist() == [1.0] * 4
+
+
+def test_what_refuses_to_be_looked_at_is_saved_all_the_same(ranks, tmp_path):
+    ranks.run(
+        "class Lazy(dict):\n    def values(self): raise KeyError('not loaded')\n"
+        f"torch.save(Lazy(x=1), f'{tmp_path}/{{rank}}.pt')\n"
+        f"again = torch.load(f'{tmp_path}/{{rank}}.pt', weights_only=False)['x']",
+        quiet=True,
+    )
+    assert ranks["again"][1] == 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+_log = logging.getLogger(__name__)
 
 
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
@@ -15,7 +18,7 @@ def before(owner: Any, name: str, look: Callable[..., None]) -> None:
     Args:
         owner: a module or a class that has the function.
         name: the function's.
-        look: called in the user's thread; torch.compile does not see it.
+        look: called in the user's thread, whose call goes on if it raises; torch.compile does not see it.
 
     Raises:
         AttributeError: there is no such function.
@@ -25,7 +28,7 @@ def before(owner: Any, name: str, look: Callable[..., None]) -> None:
     @functools.wraps(original)
     def function(*args: Any, **named: Any) -> Any:
         if not torch.compiler.is_compiling():
-            look(*args, **named)
+            _call(look, args, named)
         return original(*args, **named)
 
     setattr(owner, name, function)
@@ -39,7 +42,14 @@ def after(owner: Any, name: str, look: Callable[..., None]) -> None:
     def function(*args: Any, **named: Any) -> Any:
         out = original(*args, **named)
         if not torch.compiler.is_compiling():
-            look(*args, **named)
+            _call(look, args, named)
         return out
 
     setattr(owner, name, function)
+
+
+def _call(look: Callable[..., None], args: Any, named: Any) -> None:
+    try:
+        look(*args, **named)
+    except Exception:  # such as of a class that refuses to be looked at
+        _log.info("a call was not looked at", exc_info=True)
