@@ -265,6 +265,12 @@ def test_sparse_tensors_go_to_another_rank_and_back(session):
     assert {call.nbytes_back for call in session.recording.calls() if call.kind == "rpc_async"} == {2 * (16 + 4)}
 
 
+def test_a_list_that_holds_itself_comes_back(session):
+    session.run("def same(x): return x")
+    code = "x = [torch.ones(2)]; x.append(x)\ncame = rpc.rpc_sync(other, same, args=(x,))\ncame[1] is came"
+    assert said(session, f"{INIT}{code}")[0].endswith("True")
+
+
 def test_an_argument_that_makes_calls_as_it_is_pickled(session):
     """One that fails, too: each call is known by its own function."""
     session.run(

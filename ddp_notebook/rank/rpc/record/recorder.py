@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.face import Face
 
 _MOST_ERROR = 300
+_DEPTH = 4  # of lists whose tensors are counted
 _LONG_NS = 100_000_000  # a call that takes longer has a row while it does
 _KIND = {name: code for code, name in enumerate(RPC_KINDS)}
 _ASYNC, _TO_HERE, _REMOTE = (_KIND[kind] for kind in ("rpc_async", "to_here", "remote"))
@@ -216,14 +217,14 @@ class Recorder:
                 self.tape.put(dataclasses.replace(ran, moment=self.tape.moment, ended_ns=-1))
 
 
-def _nbytes(values: Any) -> int:
-    """Of the tensors among some values, and in lists of them; -1: there is none."""
+def _nbytes(values: Any, depth: int = _DEPTH) -> int:
+    """Of the tensors among some values, and in lists of them; -1: there is none. A list may hold itself."""
     found = -1
     for value in values:
         if isinstance(value, torch.Tensor):
             found = max(found, 0) + nbytes_of(value)
-        elif isinstance(value, list | tuple):
-            found = max(found, _nbytes(value)) if found < 0 else found + max(0, _nbytes(value))
+        elif depth and isinstance(value, list | tuple) and (inside := _nbytes(value, depth - 1)) >= 0:
+            found = max(found, 0) + inside
     return found
 
 
