@@ -136,6 +136,24 @@ def test_new_groups_after_ranks_have_made_different_numbers_of_them(session):
     ]
 
 
+def test_groups_that_only_members_make_meet_although_ranks_are_in_different_numbers_of_groups(session):
+    """torch names them after all groups that a rank is in; also where one was destroyed, and after forming anew."""
+    make = (
+        "local = dist.new_group([0, 1], use_local_synchronization=True)\n"
+        "x = torch.ones(1); dist.all_reduce(x, group=local)"
+    )
+    session.run("mine = dist.new_group([0])")
+    assert results(session, f"{make}; int(x)") == ["2", "2"]
+    session.run("alone = dist.new_group([1], use_local_synchronization=True)", timeout=20)
+    assert results(session, f"first = local\n{make}; int(x) if local is not first else 0") == ["2", "2"]
+    session.run("dist.destroy_process_group(local)")
+    assert results(session, f"{make}; int(x)") == ["2", "2"]
+    stop_in(session, DEADLOCK)
+    assert results(session, "x = torch.ones(1); dist.all_reduce(x, group=local); int(x)") == ["2", "2"]
+    session.run("mine = dist.new_group([0])")
+    assert results(session, f"{make}; int(x)") == ["2", "2"]
+
+
 def test_a_group_that_waits_for_a_rank_that_makes_another_one(session):
     """Both are the first group after the default one, so rank 1 finds an address of rank 0 and waits to be called."""
     stop_in(session, "if rank == 0: mine = dist.new_group([0])\ng = dist.new_group([0, 1])")

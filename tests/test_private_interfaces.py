@@ -232,6 +232,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
         assert hasattr(c10d._world, name)
     for maker in (c10d._new_group_with_tag, inspect.unwrap(c10d.init_process_group)):
         assert "_new_process_group_helper(" in inspect.getsource(maker)
+    assert "_hash_ranks_to_str(ranks)" in inspect.getsource(c10d._process_group_name)
     names = ["_start_coalescing", "_end_coalescing", "_register_backend", "_set_default_backend", "_get_backend"]
     for name in (*names, "_set_group_name", "_set_group_desc"):
         assert callable(getattr(ProcessGroup, name))

@@ -19,6 +19,7 @@ from ddp_notebook.rank.group import join, waiting
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.connections.models import Models
+from ddp_notebook.rank.group.connections.naming import Names
 from ddp_notebook.rank.group.connections.renewal import Renewal
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.guard.guard import CollectiveMismatchError, Guard
@@ -57,6 +58,7 @@ class Network:
         self.recorder = Recorder()
         self.connections = Connections(self.recorder)
         self.connections.rests = True
+        self._names = Names()
         self._models = Models()
         self._renewal = Renewal(self.recorder, self.connections, self._models)
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
@@ -70,6 +72,7 @@ class Network:
         try:
             self.recorder.install()
             self.connections.watch()
+            self._names.watch()
             self._models.watch()
             waiting.install()
         except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for
@@ -103,6 +106,7 @@ class Network:
         notes: list[str] = []
         self.release.forms()
         self.connections.makes_boards = place.guard
+        self._names.begin(place.epoch)
         if place.epoch == 1:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
             self._renewal.joined(place)
