@@ -12,6 +12,8 @@
     lessons.inside_ddp()                        a training step in DDP, in stages and at speed
     lessons.pipeline()                          a model cut over the ranks: schedules, microbatches, bubbles
     lessons.placement("model")                  which rank holds which part
+    lessons.product("Shard(1)", "Shard(0)")     A @ B in pieces: which collective does it need?
+    lessons.mesh(way="HSDP")                    who talks to whom in a training on a mesh
     lessons.check("04/world-size", 24)          was that right?
 
 Every number comes from tensors on the ranks. Without a front end lessons work the same, and leave pictures.
@@ -22,7 +24,7 @@ Every number comes from tensors on the ranks. Without a front end lessons work t
     remote/       calls to other ranks, and references
     ddp/          DDP from the inside
     pipelines/    a model cut over the ranks
-    sharding/     models in shards: who holds what
+    sharding/     tensors in pieces: who holds what, and what is sent for it
     questions/    exercises with a checked answer
     session       how lessons use the running session
     ranks         what they run on the ranks
@@ -50,13 +52,17 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.questions.questions import Verdict, check
     from ddp_notebook.lessons.remote.rpc import RemoteProgram
     from ddp_notebook.lessons.sharding.placement import placement
+    from ddp_notebook.lessons.sharding.product import Product, product
+    from ddp_notebook.lessons.sharding.training import MeshTraining, mesh
 
 __all__ = [
     "Costs",
     "Explorer",
     "InsideDDP",
+    "MeshTraining",
     "PipelineLesson",
     "PipelineRun",
+    "Product",
     "RemoteProgram",
     "Scene",
     "Stepper",
@@ -67,10 +73,12 @@ __all__ = [
     "cost",
     "exchanges",
     "inside_ddp",
+    "mesh",
     "pipeline",
     "placement",
     "places",
     "point_to_point",
+    "product",
     "rpc",
 ]
 
@@ -79,8 +87,10 @@ _LAZY = {
     "Costs": "collectives.costs",
     "Explorer": "collectives.explorer",
     "InsideDDP": "ddp.inside",
+    "MeshTraining": "sharding.training",
     "PipelineLesson": "pipelines.pipeline",
     "PipelineRun": "pipelines.pipeline",
+    "Product": "sharding.product",
     "RemoteProgram": "remote.rpc",
     "Scene": "messages.messages",
     "Stepper": "algorithms.stepping",
@@ -90,8 +100,10 @@ _LAZY = {
     "placement": "sharding.placement",
     "places": "nodes",
     "inside_ddp": "ddp.inside",
+    "mesh": "sharding.training",
     "pipeline": "pipelines.pipeline",
     "point_to_point": "messages.messages",
+    "product": "sharding.product",
     "rpc": "remote.rpc",
 }
 

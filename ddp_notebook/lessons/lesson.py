@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from ddp_notebook.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,7 +17,7 @@ Wish = Mapping[str, Any]  # what a button asks for: `{"do": "step"}`, and what t
 
 
 class Lesson(Protocol):
-    """A lesson that a browser can draw: `Explorer`, `Stepper`, `Scene`."""
+    """A lesson that a browser can draw: `Explorer`, `Stepper`, `Scene`, `RemoteProgram`, `Product`, `MeshTraining`."""
 
     _runner: Runner
 
@@ -51,3 +54,20 @@ def by_rank(values: Mapping[str, Any]) -> dict[int, Any]:
         {0: [1, 2], 3: [4]}
     """
     return {int(rank): given for rank, given in values.items()}
+
+
+def guess_of(guess: str | EllipsisType, choices: Sequence[str]) -> str | None:
+    """The choice that a guess is; None: it is the dots of a notebook, which say nothing.
+
+    Raises:
+        UsageError: it is none of the choices.
+
+    Example:
+        >>> guess_of("all_reduce ", ["all_gather", "all_reduce"])
+        'all_reduce'
+    """
+    if isinstance(guess, EllipsisType):
+        return None
+    if (found := next((one for one in choices if one.lower() == str(guess).strip().lower()), None)) is None:
+        raise UsageError(f"{guess!r} is none of the choices: {', '.join(map(repr, choices))}")
+    return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import time
 
 import nbformat
 import pytest
@@ -17,16 +17,17 @@ _TRACEBACK = "Traceback (most recent call last)"
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize(
     "path", [path for path in LESSONS if "10" <= path.name[:2] <= "18"], ids=lambda path: path.stem
 )
-def test_a_lesson_runs_in_the_browser(path, tmp_path):
+def test_a_lesson_runs_in_the_browser(path, world_size, tmp_path, capsys):
     opened = tmp_path / path.name
     shutil.copy(path, opened)
     cells = nbformat.read(path, as_version=4).cells
-    world_size = os.environ.get("DDP_NOTEBOOK_RANKS", "2")
 
-    with open_notebook(opened, env={"DDP_NOTEBOOK_RANKS": world_size}) as lab:
+    with open_notebook(opened, env={"DDP_NOTEBOOK_RANKS": str(world_size)}) as lab:
+        began_s = time.monotonic()
         lab.run_all()
         for at, cell in enumerate(cells):
             if cell.cell_type != "code":
@@ -42,3 +43,6 @@ def test_a_lesson_runs_in_the_browser(path, tmp_path):
             if "picture" in tags:
                 expect(lab._cell(at).locator(".jp-Cell-outputArea").locator("img, canvas, svg").first).to_be_visible()
         lab.wait_for_text(at, "stopped")  # after any other error the page would not have come so far
+        took_s = time.monotonic() - began_s
+    with capsys.disabled():
+        print(f"\n{path.stem} on {world_size} ranks: {took_s:.0f} s")

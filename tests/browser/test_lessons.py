@@ -20,7 +20,8 @@ from tests.lessons.test_algorithms import by_hand as algorithm_by_hand
 from tests.lessons.test_algorithms import sent_in_steps
 from tests.lessons.test_collectives import by_hand
 
-STOP = 5  # the last cell
+STOP = 7  # the last cell
+PICTURES = STOP - 1  # what is left: one for each lesson
 
 # The numbers of a table's cells, by row and column.
 NUMBERS = """root => [...root.querySelectorAll('table.ddpl-grid tbody tr:not(.ddpl-arrow)')].map(row =>
@@ -76,6 +77,8 @@ def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
             "lessons.algorithm('ring all_reduce')",
             "lessons.point_to_point('blocking')",
             "lessons.rpc('calls')",
+            "lessons.product()",
+            "lessons.mesh()",
             "%ddp_stop",
         ],
     )
@@ -83,18 +86,20 @@ def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
         for cell in range(STOP):
             lab.run_cell(cell)
             lab.wait_until_done(cell)
-        explorer, stepper, scene, remote = (Lesson(lab, cell) for cell in (1, 2, 3, 4))
+        explorer, stepper, scene, remote, product, mesh = (Lesson(lab, cell) for cell in range(1, STOP))
         predict(explorer, size)
         every_collective(explorer, size)
         wrong_use(explorer)
         every_algorithm(stepper, size)
         messages(scene)
         calls_to_other_ranks(remote, size)
+        matrices_in_pieces(product, size)
+        training_on_a_mesh(mesh, size)
         lab.run_cell(STOP)
         lab.wait_until_done(STOP)
         # What is left needs no kernel.
         expect(lab.page.locator(".ddpl")).to_have_count(0, timeout=20_000)
-        expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(4)
+        expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(PICTURES)
         lab.page.keyboard.press("Control+s")
         wait_for_saved(path)
 
@@ -108,7 +113,7 @@ def wait_for_saved(path: Path) -> None:
         data = [out.get("data", {}) for cell in cells for out in cell["outputs"]]
         return [one for one in data if "image/png" in one]
 
-    wait_until(lambda: len(pictures()) == 4, what="the pictures are not in the saved notebook")
+    wait_until(lambda: len(pictures()) == PICTURES, what="the pictures are not in the saved notebook")
     saved = path.read_text()
     assert "application/vnd.jupyter.widget-view+json" not in saved, "no 'model not found'"
 
@@ -290,3 +295,79 @@ def calls_to_other_ranks(remote: Lesson, size: int) -> None:
     owned = remote.state["references"]
     assert remote.root.locator(".ddps-owner").count() == len(owned) == 2
     assert remote.root.locator(".ddps-owner.ddps-gone").count() == sum(one["deleted"] is not None for one in owned)
+
+
+# The numbers of the matrices; "" where the rank that is looked at holds nothing.
+ELEMENTS = """root => [...root.querySelectorAll('.ddpl-matrix svg')].map(one =>
+  [...one.querySelectorAll('.ddpl-element text')].map(text => text.textContent))"""
+
+
+def matrices_in_pieces(product: Lesson, size: int) -> None:
+    """Guess wrongly, run, look at one rank's pieces, choose an element by keys; then pieces that do not fit."""
+    product.choose("A", "Shard(1)")
+    product.choose("B", "Shard(0)")
+    assert product.root.locator(".ddpl-matrix").count() == 3, "nothing is put together yet"
+    product.root.get_by_role("radio", name="all_gather", exact=True).check()
+    product.press("Run on the ranks")
+    expect(product.root.locator(".ddpl-verdict")).to_contain_text(
+        "Not 'all_gather': all_reduce; every rank has a summand"
+    )
+    state = product.state
+    a, b, c, whole = product.root.evaluate(ELEMENTS)
+    rows, inner = state["matrices"][0]["shape"]
+    wanted = np.array(a, float).reshape(rows, inner) @ np.array(b, float).reshape(inner, rows)
+    assert np.array(whole, float).reshape(rows, rows).tolist() == wanted.tolist() and set(c) == {"+"}
+    summands = []
+    for rank in range(size):
+        product.choose("look at", str(rank))
+        a, _, c, whole = product.root.evaluate(ELEMENTS)
+        assert sum(one != "" for one in a) == rows * inner // size and "" not in whole
+        summands.append(np.array(c, float).reshape(rows, rows))
+    assert np.sum(summands, axis=0).tolist() == wanted.tolist()
+
+    rule = product.root.locator(".ddpl-rule")
+    expect(rule).to_contain_text(f"Element (0, 0) is row 0 of A times column 0 of B, {inner} products.")
+    product.root.locator(".ddpl-matrices").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
+        product.root.page.keyboard.press(key)
+    expect(rule).to_contain_text("Element (0, 2) is row 0 of A")
+    expect(rule).to_contain_text(f"rank {size - 1} can make {inner // size}: summands.")
+    assert product.root.locator(".ddpl-chosen").count() == 2 * inner + 2
+
+    product.choose("B", "Shard(1)")
+    expect(rule).to_contain_text(f"Of {inner - inner // size} nobody has both factors")
+    product.press("Run on the ranks")
+    expect(product.root).to_contain_text("to multiply at all, all_gather: the pieces of A and B did not fit")
+    assert product.state["agrees"] is True
+
+
+def training_on_a_mesh(mesh: Lesson, size: int) -> None:
+    """HSDP in one row, then tensor parallel down a column, then with a batch for each rank, which is wrong in a row."""
+    mesh.choose("mesh", "1")
+    assert mesh.root.locator(".ddpl-moved").count() == 0, "nothing has run yet"
+    mesh.root.get_by_role("radio", name="along the row").check()
+    mesh.press("Train on the ranks")
+    expect(mesh.root.locator(".ddpl-verdict")).to_contain_text("You were right: along the row")
+    mine = [one for one in mesh.state["calls"] if one["rank"] == 0]
+    assert mesh.root.locator(".ddpl-went-row").count() == len(mine) > 0
+    assert mesh.root.locator(".ddpl-went-column").count() == 0
+    mesh.choose("what is sent", "gather of parameters")
+    others = [one for one in mine if one["purpose"] != "gather of parameters"]
+    assert mesh.root.locator(".ddpl-went-row.ddpl-others").count() == len(others) > 0
+    mesh.choose("look at", str(size - 1))
+    expect(mesh.root.locator(".ddpl-moved caption")).to_have_text(f"What rank {size - 1} moves in one step")
+
+    mesh.choose("training", "TP and FSDP")
+    mesh.choose("mesh", str(size))
+    mesh.press("Train on the ranks")
+    assert mesh.root.locator(".ddpl-along-column").count() == 1 and mesh.root.locator(".ddpl-along-row").count() == 0
+    state = mesh.state
+    assert state["answer"] == "down the column" and state["same"] is True
+    mesh.choose("mesh", "1")
+    mesh.root.get_by_role("checkbox").check()
+    mesh.idle()
+    mesh.press("Train on the ranks")
+    after = mesh.state
+    assert after["same"] is False
+    expect(mesh.root).to_contain_text("%ddp_check says: ")
+    expect(mesh.root).to_contain_text("got different inputs")

@@ -2,6 +2,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { broughtIn, score, sources } from "../../ddp_notebook/lessons/js/prediction.js";
+import { lines, moved } from "../../ddp_notebook/lessons/js/mesh.js";
+import { explained, holders, products, valueOn } from "../../ddp_notebook/lessons/js/product.js";
 import { linkTo } from "../../ddp_notebook/lessons/js/link.js";
 import { figure, inWords, short } from "../../ddp_notebook/lessons/js/parts.js";
 import { ticks } from "../../ddp_notebook/lessons/js/scene.js";
@@ -119,4 +121,41 @@ test("an answer that comes after its function has been left", () => {
 test("a builtin runs without anybody seeing when", () => {
   const found = moments({ calls: [call(0, 1, "aten::add", null, 0, null, null, 3)], references: [], pairs: [], world_size: 2 });
   assert.deepEqual(found.map(({ what }) => what), ["sent", "returned"]);
+});
+
+/** A matrix of two ranks, cut along a dimension; `null` leaves it whole on both. */
+function cut(values, dim) {
+  const [rows, columns] = [values.length, values[0].length];
+  const part = (rank) => {
+    if (dim === null) return { rank, offset: [0, 0], size: [rows, columns], values };
+    const half = (dim === 0 ? rows : columns) / 2;
+    if (dim === 0) return { rank, offset: [rank * half, 0], size: [half, columns], values: values.slice(rank * half, (rank + 1) * half) };
+    return { rank, offset: [0, rank * half], size: [rows, half], values: values.map((row) => row.slice(rank * half, (rank + 1) * half)) };
+  };
+  return { shape: [rows, columns], parts: [part(0), part(1)], partial: false };
+}
+
+test("who holds an element, and what can be made of the pieces", () => {
+  const values = [[1, 2], [3, 4]];
+  const [whole, byRows, byColumns] = [null, 0, 1].map((dim) => cut(values, dim));
+  assert.equal(valueOn(byRows, 1, 1, 0), 3);
+  assert.equal(valueOn(byRows, 1, 0, 0), null);
+  assert.deepEqual([holders(whole, 0, 0), holders(byRows, 1, 1), holders(byColumns, 1, 0)], [[0, 1], [1], [0]]);
+  const of = (a, b) => ({ world_size: 2, matrices: [a, b] });
+  assert.deepEqual(products(of(whole, byColumns), 0, 1), { of: 2, by: [0, 2], lacking: 0 });
+  assert.deepEqual(products(of(byColumns, byRows), 1, 1), { of: 2, by: [1, 1], lacking: 0 });
+  assert.deepEqual(products(of(byRows, byRows), 0, 0), { of: 2, by: [1, 0], lacking: 1 });
+  assert.equal(explained(of(whole, byColumns), 0, 1), "Element (0, 1) is row 0 of A times column 1 of B, 2 products. Rank 1 can make all of them.");
+  assert.match(explained(of(byColumns, byRows), 1, 1), /2 products\. Rank 0 can make 1, rank 1 can make 1: summands\.$/);
+  assert.match(explained(of(byRows, byRows), 0, 0), /Of 1 nobody has both factors: something has to be sent first\.$/);
+});
+
+test("what goes along the lines of a grid", () => {
+  const one = (rank, way, purpose, nbytes) => ({ rank, way, purpose, nbytes });
+  const calls = [one(0, "row", "gather", 8), one(1, "row", "gather", 8), one(0, "row", "gather", 8), one(0, "column", "sum", 4), one(3, "column", "sum", 4)];
+  assert.deepEqual(moved(calls, 0), [{ way: "row", purpose: "gather", count: 2, nbytes: 16 }, { way: "column", purpose: "sum", count: 1, nbytes: 4 }]);
+  assert.deepEqual(moved(calls, 2), []);
+  const found = lines(calls, 2, 2);
+  assert.deepEqual(found.map(({ way, at, nbytes }) => [way, at, nbytes]), [["row", 0, 16], ["row", 1, 0], ["column", 0, 4], ["column", 1, 0]]);
+  assert.deepEqual(lines(calls, 1, 4).map(({ way }) => way), ["row"]);
 });

@@ -46,7 +46,18 @@ def test_a_stepper_counts_only_its_own_bytes(ranks):
     assert plain(stepper)["taken"] == 0
 
 
-@pytest.mark.parametrize("make", [lessons.collective, lessons.algorithm, lambda: lessons.point_to_point("tags")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lessons.collective,
+        lessons.algorithm,
+        lambda: lessons.point_to_point("tags"),
+        lessons.product,
+        lambda: lessons.product().run(),
+        lessons.mesh,
+        lambda: lessons.mesh().run(),
+    ],
+)
 def test_a_picture_and_a_text_stay(ranks, make):
     lesson = make()
     kept = shown.static(lesson)

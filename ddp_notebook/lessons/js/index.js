@@ -7,6 +7,8 @@
  *     stepper       an algorithm, one step at a time
  *     scene         point to point: time to the right, an arrow for each message
  *     remote        calls to other ranks: a guess, and what was recorded
+ *     product       A @ B in pieces: who holds what, and what puts it together
+ *     mesh          a training on a mesh: who talks to whom
  *     parts         pieces that all lessons are made of
  *     link          the state that the kernel sends, and asking it
  *     states.d.ts   the types of these states
@@ -17,7 +19,9 @@ import { palette, themeOf } from "../../widgets/js/drawing/colours.js";
 import sequenceStyle from "../../widgets/js/parts/sequence.css";
 import { explorer } from "./explorer.js";
 import { linkTo } from "./link.js";
+import { mesh } from "./mesh.js";
 import { make } from "./parts.js";
+import { product } from "./product.js";
 import { remote } from "./remote.js";
 import { scene } from "./scene.js";
 import { stepper } from "./stepper.js";
@@ -31,6 +35,8 @@ const LESSONS = {
   algorithm: { show: stepper, title: "Algorithm, step by step" },
   messages: { show: scene, title: "Point to point" },
   remote: { show: remote, title: "Calls to other ranks" },
+  product: { show: product, title: "A @ B in pieces" },
+  mesh: { show: mesh, title: "Training on a mesh" },
 };
 
 /** @param {{model: import("./link.js").Model, el: HTMLElement}} given */

@@ -22,6 +22,29 @@ export function choice(document, name, options, chosen, onChange) {
   return field(document, name, select);
 }
 
+/**
+ * A question with one button for each answer.
+ * @param {Document} document @param {HTMLFieldSetElement} el @param {string} question @param {string[]} choices
+ * @param {string} chosen @param {(choice: string) => void} onChange
+ */
+export function radios(document, el, question, choices, chosen, onChange) {
+  const group = newId("guess");
+  const options = choices.map((words) => {
+    const one = make(document, "input", { type: "radio", name: group, value: words, checked: words === chosen });
+    one.addEventListener("change", () => onChange(words));
+    return make(document, "label", {}, one, words);
+  });
+  el.replaceChildren(make(document, "legend", {}, question), ...options);
+}
+
+/**
+ * What has happened, the verdict on a guess first.
+ * @param {Document} document @param {string[]} said @param {boolean|null} isRight null: nothing was guessed
+ */
+export function verdict(document, said, isRight) {
+  return said.map((words, line) => make(document, "p", { class: line === 0 && isRight !== null ? (isRight ? "ddpl-verdict" : "ddpl-verdict ddpl-bad") : "" }, words));
+}
+
 /** A label in front of an element that has an id. @param {Document} document @param {string} name @param {HTMLElement} element */
 export function field(document, name, element) {
   return make(document, "span", { class: "ddpl-field" }, make(document, "label", { for: element.id }, name), element);

@@ -3,7 +3,7 @@
  */
 
 import { callsTable, moments, sequence } from "../../widgets/js/parts/sequence.js";
-import { button, choice, enable, make, newId } from "./parts.js";
+import { button, choice, enable, make, radios, verdict } from "./parts.js";
 
 /** @typedef {import("./states.js").RemoteState} State */
 
@@ -32,10 +32,10 @@ export function remote(el, link) {
   const where = make(document, "output", {});
   const rule = make(document, "div", { class: "ddpl-rule", role: "status" });
   const picture = make(document, "div", { class: "ddpl-scroll", tabIndex: 0, role: "region", "aria-label": "what happened" });
-  const verdict = make(document, "div", { role: "status" });
+  const said = make(document, "div", { role: "status" });
   const table = make(document, "details", { class: "ddpl-wrong" });
   scrub.addEventListener("input", () => goTo(Number(scrub.value)));
-  const after = make(document, "div", {}, make(document, "div", { class: "ddpl-actions" }, back, next, play, scrub, where, reveal), rule, picture, verdict, table);
+  const after = make(document, "div", {}, make(document, "div", { class: "ddpl-actions" }, back, next, play, scrub, where, reveal), rule, picture, said, table);
   el.append(controls, lesson, make(document, "pre", { class: "ddpl-code", tabIndex: 0, "aria-label": "what runs" }, code), question, make(document, "div", { class: "ddpl-actions" }, run), after);
   el.addEventListener("keydown", (event) => {
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {HTMLElement} */ (event.target).tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -82,13 +82,7 @@ export function remote(el, link) {
     controls.replaceChildren(choice(document, "program", now.stories, now.name, (name) => link.ask({ do: "choose", name })));
     lesson.textContent = now.lesson;
     code.textContent = now.code;
-    const group = newId("guess");
-    const options = now.choices.map((words) => {
-      const one = make(document, "input", { type: "radio", name: group, value: words, checked: words === guess });
-      one.addEventListener("change", () => (guess = words));
-      return make(document, "label", {}, one, words);
-    });
-    question.replaceChildren(make(document, "legend", {}, now.question), ...options);
+    radios(document, question, now.question, now.choices, guess, (words) => (guess = words));
   }
 
   function draw() {
@@ -111,7 +105,7 @@ export function remote(el, link) {
     where.textContent = `${at} / ${all.length}`;
     rule.textContent = at ? `${all[at - 1].words}.` : "Nothing has happened yet.";
     picture.replaceChildren(sequence(document, now, at, `${now.calls.length} calls; ${at} of ${all.length} moments. ${rule.textContent}`));
-    verdict.replaceChildren(...(isAll ? now.said : []).map((words, line) => make(document, "p", { class: line === 0 && now.right !== null ? (now.right ? "ddpl-verdict" : "ddpl-verdict ddpl-bad") : "" }, words)));
+    said.replaceChildren(...verdict(document, isAll ? now.said : [], now.right));
     table.replaceChildren(make(document, "summary", {}, "All calls in a table"), make(document, "div", { class: "ddpl-scroll" }, callsTable(document, now)));
     table.hidden = !isAll;
     tellEnabled();

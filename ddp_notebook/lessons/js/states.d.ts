@@ -123,3 +123,62 @@ export interface RemoteState extends State {
   references: RemoteReference[];
   pairs: RemotePair[];
 }
+
+export interface ProductState extends State {
+  kind: "product";
+  placements: string[];
+  of_a: string;
+  of_b: string;
+  question: string;
+  choices: string[];
+  guess: string | null;
+  answer: string | null;
+  right: boolean | null;
+  said: string[];
+  to_multiply: string[]; // collectives of rank 0
+  to_put_together: string[];
+  matrices: Matrix[]; // A and B; when they were multiplied the product too
+  whole: number[][] | null;
+  agrees: boolean | null;
+}
+
+export interface Matrix {
+  name: string;
+  shape: [number, number];
+  placement: string;
+  partial: boolean; // what ranks hold is to be added up
+  parts: { rank: number; offset: [number, number]; size: [number, number]; values: number[][] }[];
+}
+
+export interface MeshState extends State {
+  kind: "mesh";
+  ways: [string, string][];
+  way: string;
+  heights: number[]; // the rows that these ranks can make
+  rows: number;
+  columns: number;
+  by_rank: boolean;
+  question: string;
+  choices: string[];
+  guess: string | null;
+  answer: string | null;
+  right: boolean | null;
+  said: string[];
+  same: boolean | null;
+  run: boolean;
+  held: Record<number, number>; // share of the parameters, by rank
+  batches: Record<number, number>;
+  calls: MeshCall[];
+}
+
+/** Of one step; times are milliseconds. */
+export interface MeshCall {
+  rank: number;
+  way: "row" | "column";
+  purpose: string;
+  op: string;
+  module: string;
+  nbytes: number;
+  start: number;
+  end: number;
+}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.display import calls_drawn
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.lesson import guess_of
 from ddp_notebook.lessons.remote.stories import STORIES
 from ddp_notebook.lessons.session import Runner, running
 
@@ -64,12 +65,7 @@ class RemoteProgram:
         Raises:
             UsageError: it is none of the choices.
         """
-        choices = self.story.choices
-        if choice is ...:
-            return self
-        if (found := next((one for one in choices if one.lower() == str(choice).strip().lower()), None)) is None:
-            raise UsageError(f"{choice!r} is none of the choices: {', '.join(map(repr, choices))}")
-        self.guessed = found
+        self.guessed = guess_of(choice, self.story.choices) or self.guessed
         return self
 
     def run(self) -> RemoteProgram:

@@ -1,4 +1,8 @@
-"""Models in shards.
+"""Tensors in pieces.
 
 placement   the picture of who holds what
+product     A @ B in pieces: guessed, multiplied, put together
+training    a training on a mesh: guessed, run, who talks to whom
+ranks       what each rank does for these two
+pictures    what stays of them
 """

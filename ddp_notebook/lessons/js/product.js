@@ -1,0 +1,190 @@
+/**
+ * A @ B in pieces: the matrices in the colours of the ranks that hold them, an element of the result to look at, a guess.
+ */
+
+import { button, choice, enable, figure, inWords, legend, make, radios, svg, verdict } from "./parts.js";
+
+/** @typedef {import("./states.js").ProductState} State */
+/** @typedef {import("./states.js").Matrix} Matrix */
+
+const CELL = 30;
+const ALL = "all";
+/** @type {Record<string, [number, number]>} */
+const KEYS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+/** The value of an element on a rank; null: the rank does not hold it. @param {Matrix} matrix @param {number} rank @param {number} r @param {number} c */
+export function valueOn(matrix, rank, r, c) {
+  const part = matrix.parts.find((one) => one.rank === rank);
+  return part?.values[r - part.offset[0]]?.[c - part.offset[1]] ?? null;
+}
+
+/** The ranks that hold an element. @param {Matrix} matrix @param {number} r @param {number} c */
+export function holders(matrix, r, c) {
+  return matrix.parts.map(({ rank }) => rank).filter((rank) => valueOn(matrix, rank, r, c) !== null);
+}
+
+/**
+ * Of the products that add up to an element: how many each rank can make from its own pieces, and how many nobody can.
+ * @param {State} state @param {number} r @param {number} c
+ */
+export function products(state, r, c) {
+  const [a, b] = state.matrices;
+  const inner = a.shape[1];
+  const isBoth = /** @param {number} rank @param {number} k */ (rank, k) => valueOn(a, rank, r, k) !== null && valueOn(b, rank, k, c) !== null;
+  const ks = Array.from({ length: inner }, (_, k) => k);
+  const ranks = Array.from({ length: state.world_size }, (_, rank) => rank);
+  return { of: inner, by: ranks.map((rank) => ks.filter((k) => isBoth(rank, k)).length), lacking: ks.filter((k) => !ranks.some((rank) => isBoth(rank, k))).length };
+}
+
+/** What the pieces mean for one element of the result. @param {State} state @param {number} r @param {number} c */
+export function explained(state, r, c) {
+  const { of, by, lacking } = products(state, r, c);
+  const head = `Element (${r}, ${c}) is row ${r} of A times column ${c} of B, ${of} products.`;
+  const complete = by.flatMap((count, rank) => (count === of ? [rank] : []));
+  if (complete.length) return `${head} ${capital(inWords(complete))} can make all of them.`;
+  if (lacking) return `${head} Of ${lacking} nobody has both factors: something has to be sent first.`;
+  return `${head} ${by.map((count, rank) => `rank ${rank} can make ${count}`).join(", ")}: summands.`.replace(". r", ". R");
+}
+
+/** @param {string} words */
+function capital(words) {
+  return words[0].toUpperCase() + words.slice(1);
+}
+
+/** @param {HTMLElement} el @param {import("./link.js").Link<State>} link */
+export function product(el, link) {
+  const document = el.ownerDocument;
+  const state = () => link.state();
+  let guess = state().guess ?? "";
+  let look = ALL;
+  let chosen = [0, 0];
+  let drawnFor = "";
+
+  const controls = make(document, "div", { class: "ddpl-controls" });
+  const pictures = make(document, "div", { class: "ddpl-matrices ddpl-scroll", tabIndex: 0, role: "group", "aria-label": "A, B and their product; arrow keys choose an element of the product" });
+  const rule = make(document, "div", { class: "ddpl-rule", role: "status" });
+  const question = make(document, "fieldset", { class: "ddpl-question" });
+  const run = button(document, "Run on the ranks", doRun, { class: "ddpl-main" });
+  const said = make(document, "div", { role: "status" });
+  el.append(controls, pictures, rule, question, make(document, "div", { class: "ddpl-actions" }, run), said);
+  pictures.addEventListener("keydown", (event) => {
+    const step = KEYS[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const [rows, columns] = shapeOfResult();
+    choose(Math.max(0, Math.min(rows - 1, chosen[0] + step[0])), Math.max(0, Math.min(columns - 1, chosen[1] + step[1])));
+  });
+
+  function shapeOfResult() {
+    const [a, b] = state().matrices;
+    return [a.shape[0], b.shape[1]];
+  }
+
+  /** @param {number} r @param {number} c */
+  function choose(r, c) {
+    chosen = [r, c];
+    draw();
+  }
+
+  async function doRun() {
+    await link.ask({ do: "run", guess });
+  }
+
+  /** @param {State} now */
+  function drawControls(now) {
+    const focused = [...controls.querySelectorAll("select")].indexOf(/** @type {HTMLSelectElement} */ (document.activeElement));
+    const configure = /** @param {object} options */ (options) => link.ask({ do: "configure", options: { of_a: now.of_a, of_b: now.of_b, ...options } });
+    /** @type {[string, string][]} */
+    const views = [[ALL, "all ranks"], ...Array.from({ length: now.world_size }, (_, rank) => /** @type {[string, string]} */ ([String(rank), `rank ${rank}`]))];
+    controls.replaceChildren(
+      choice(document, "A", now.placements, now.of_a, (of_a) => configure({ of_a })),
+      choice(document, "B", now.placements, now.of_b, (of_b) => configure({ of_b })),
+      choice(document, "look at", views, look, (value) => {
+        look = value;
+        draw();
+      }),
+      legend(document, now.world_size),
+    );
+    if (focused >= 0) controls.querySelectorAll("select")[focused].focus();
+    radios(document, question, now.question, now.choices, guess, (words) => (guess = words));
+  }
+
+  /** @param {string} name @param {number[]} shape @param {(r: number, c: number) => {ranks: number[], words: string, isPartial: boolean}} element @param {(r: number, c: number) => boolean} isMarked @param {boolean} [isResult] */
+  function matrix(name, shape, element, isMarked, isResult = false) {
+    const [rows, columns] = shape;
+    const found = svg(document, "svg", { width: columns * CELL + 2, height: rows * CELL + 2, viewBox: `-1 -1 ${columns * CELL + 2} ${rows * CELL + 2}`, role: "img", "aria-label": name });
+    /** @type {SVGElement[]} */
+    const marks = [];
+    for (let r = 0; r < rows; r++) {
+      for (let c = 0; c < columns; c++) {
+        const { ranks, words, isPartial } = element(r, c);
+        const one = svg(document, "g", { class: isPartial ? "ddpl-element ddpl-summand" : "ddpl-element" });
+        const at = { x: c * CELL, y: r * CELL, width: CELL, height: CELL };
+        one.append(svg(document, "rect", { ...at, class: ranks.length ? "ddpl-held" : "ddpl-lacking" }));
+        ranks.forEach((rank, k) => {
+          const stripe = svg(document, "rect", { x: c * CELL + (k * CELL) / ranks.length, y: r * CELL, width: CELL / ranks.length, height: CELL, class: "ddpl-stripe-of" });
+          stripe.style.fill = `var(--rank${rank % 8})`;
+          one.append(stripe);
+        });
+        one.append(svg(document, "text", { x: (c + 0.5) * CELL, y: (r + 0.5) * CELL + 4 }, words));
+        if (isResult) {
+          one.classList.add("ddpl-choosable");
+          one.addEventListener("click", () => choose(r, c));
+        }
+        if (isMarked(r, c)) marks.push(svg(document, "rect", { ...at, class: "ddpl-chosen" }));
+        found.append(one);
+      }
+    }
+    found.append(...marks); // above their neighbours
+    return make(document, "figure", { class: "ddpl-matrix" }, make(document, "figcaption", {}, name), found);
+  }
+
+  /** @param {Matrix} one */
+  function elementsOf(one) {
+    return /** @param {number} r @param {number} c */ (r, c) => {
+      const ranks = holders(one, r, c).filter((rank) => look === ALL || look === String(rank));
+      const value = ranks.length ? valueOn(one, ranks[0], r, c) : null;
+      const isSum = one.partial && ranks.length > 1;
+      return { ranks, words: isSum ? "+" : value === null ? "" : figure(value), isPartial: one.partial };
+    };
+  }
+
+  /** @param {State} now */
+  function drawMatrices(now) {
+    const [a, b, c] = now.matrices;
+    const [row, column] = chosen;
+    const isChosen = /** @param {number} r @param {number} c */ (r, c) => r === row && c === column;
+    const unknown = () => ({ ranks: [], words: "?", isPartial: false });
+    const drawn = [
+      matrix(`A: ${a.placement}`, a.shape, elementsOf(a), (r) => r === row),
+      matrix(`B: ${b.placement}`, b.shape, elementsOf(b), (_, c) => c === column),
+      c ? matrix(`A @ B: ${c.placement}`, c.shape, elementsOf(c), isChosen, true) : matrix("A @ B: not multiplied yet", shapeOfResult(), unknown, isChosen, true),
+    ];
+    const { whole } = now;
+    if (whole) {
+      const everybody = Array.from({ length: now.world_size }, (_, rank) => rank).filter((rank) => look === ALL || look === String(rank));
+      const how = now.to_put_together.join(", ") || "nothing to do";
+      drawn.push(matrix(`put together: ${how}`, shapeOfResult(), (r, c) => ({ ranks: everybody, words: figure(whole[r][c]), isPartial: false }), isChosen, true));
+    }
+    pictures.replaceChildren(...drawn);
+  }
+
+  function draw() {
+    const now = state();
+    const key = [now.of_a, now.of_b].join("|");
+    if (key !== drawnFor) {
+      if (drawnFor) guess = now.guess ?? "";
+      drawnFor = key;
+      drawControls(now);
+    } else if (now.error) drawControls(now); // what was chosen cannot be
+    drawMatrices(now);
+    rule.textContent = explained(now, chosen[0], chosen[1]);
+    said.replaceChildren(...verdict(document, now.said, now.right));
+    enable(run, !link.isBusy());
+  }
+
+  link.onState(draw);
+  link.onWork((_, isBusy) => enable(run, !isBusy));
+  draw();
+  return { inspect: () => ({ guess, look, chosen }) };
+}

@@ -1,0 +1,244 @@
+"""A @ B with both matrices dealt out over the ranks: guess what puts the result together, run it, see who held what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.lesson import guess_of, options
+from ddp_notebook.lessons.session import Runner, running
+from ddp_notebook.records.units import size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ddp_notebook import TensorPlacement
+    from ddp_notebook.lessons.lesson import Wish
+    from ddp_notebook.session import Session
+
+Matrix = npt.NDArray[np.float64]
+
+PLACEMENTS = ("Replicate()", "Shard(0)", "Shard(1)")
+CHOICES = ("nothing", "all_gather", "all_reduce")
+QUESTION = "What puts the whole result on every rank, when A @ B has been computed?"
+_MOST_RANKS = 8  # that a picture can show
+_WHY = {
+    "nothing": "every rank has computed all of it.",
+    "all_gather": "elements are finished where they were computed, and the other ranks lack them.",
+    "all_reduce": "every rank has a summand of each element, and they are added up.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A matrix, and what each rank holds of it."""
+
+    name: str
+    placement: TensorPlacement
+    values: dict[int, Matrix]  # by rank
+
+
+class Product:
+    """The product of two matrices that lie on the running ranks as you choose.
+
+    Args:
+        of_a, of_b: placements of A and B: "Replicate()", "Shard(0)" or "Shard(1)".
+        session: None: the running one.
+
+    Raises:
+        UsageError: there is no such placement here, or more ranks than a picture can show.
+        NoSessionError: no ranks are running.
+
+    Example:
+        >>> product = lessons.product("Shard(1)", "Shard(0)").guess("all_gather").run()
+        >>> product.answer, product.is_right
+        ('all_reduce', False)
+    """
+
+    def __init__(self, of_a: str = "Replicate()", of_b: str = "Shard(1)", session: Session | None = None) -> None:
+        self._runner = Runner(running(session))
+        if self.world_size > _MOST_RANKS:
+            raise UsageError(f"{self.world_size} ranks: lessons.product shows 2 to {_MOST_RANKS}; %ddp_start 4")
+        self.a, self.b = _matrices(self.world_size)
+        self.configure(of_a=of_a, of_b=of_b)
+
+    def configure(self, *, of_a: str, of_b: str) -> None:
+        """Deal the matrices out otherwise; they have not been multiplied yet. Arguments as those of the class."""
+        for of in (of_a, of_b):
+            if of not in PLACEMENTS:
+                raise UsageError(f"{of!r} is no placement here; there are {', '.join(map(repr, PLACEMENTS))}")
+        self.of_a, self.of_b = of_a, of_b
+        self.guessed: str | None = None
+        self.to_multiply: list[str] = []  # the collectives of rank 0
+        self.to_put_together: list[str] = []
+        self.whole: dict[int, Matrix] = {}  # by rank, when it has been put together
+        self.nbytes = 0  # of all these, on rank 0
+        self._runner.run(
+            "from ddp_notebook.lessons.sharding import ranks as _lesson_sharding\n"
+            f"_lesson_product = _lesson_sharding.Product({self.a.tolist()}, {self.b.tolist()}, {of_a!r}, {of_b!r}, "
+            "device)"
+        )
+        self.held = [self._look(name) for name in ("a", "b")]
+
+    def guess(self, choice: str | EllipsisType) -> Product:
+        """Say what puts the result together; the dots of a notebook say nothing.
+
+        Raises:
+            UsageError: it is none of the choices.
+        """
+        self.guessed = guess_of(choice, CHOICES) or self.guessed
+        return self
+
+    def run(self) -> Product:
+        """Multiply on the ranks, then put the result together."""
+        self._runner.mark()
+        self._runner.run("_lesson_product.multiply()")
+        self.to_multiply, before = self._calls()
+        self.held = [*self.held[:2], self._look("c")]
+        self._runner.mark()
+        told = self._runner.ask("_lesson_told = _lesson_product.put_together()")
+        self.to_put_together, after = self._calls()
+        self.whole = {rank: np.array(values) for rank, values in told.items()}
+        self.nbytes = before + after
+        return self
+
+    @property
+    def world_size(self) -> int:
+        return self._runner.session.world_size
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.whole)
+
+    @property
+    def answer(self) -> str | None:
+        """What the recording answers; None: it has not run yet."""
+        if not self.has_run:
+            return None
+        return self.to_put_together[0] if self.to_put_together else "nothing"
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the guess was right; None: nothing was guessed, or it has not run yet."""
+        return None if self.guessed is None or not self.has_run else self.guessed == self.answer
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether all ranks have what NumPy says in the end; None: it has not run yet."""
+        return all((one == self.a @ self.b).all() for one in self.whole.values()) if self.has_run else None
+
+    @property
+    def said(self) -> list[str]:
+        """What has happened, in sentences."""
+        if self.answer is None:
+            return []
+        verdict = {None: "", True: "You were right: ", False: f"Not {self.guessed!r}: "}[self.is_right]
+        words = f"{verdict}{self.answer}; {_WHY.get(self.answer, 'so it was recorded.')}"
+        found = [words[0].upper() + words[1:]]
+        if self.to_multiply:
+            found.append(
+                f"Before that, to multiply at all, {', '.join(self.to_multiply)}: the pieces of A and B did not fit "
+                "each other, and DTensor has moved one of them without a word."
+            )
+        moved = f"in all {size(self.nbytes)} a rank" if self.nbytes else "no byte was sent"
+        same = "what NumPy says" if self.agrees else "NOT what NumPy says"
+        return [*found, f"Every rank has {same} in the end; {moved}."]
+
+    def picture(self) -> Figure:
+        """The matrices, coloured by the ranks that hold an element: a figure that stays in a saved notebook."""
+        from ddp_notebook.lessons.sharding import pictures
+
+        return pictures.product(self)
+
+    # ---- in the browser
+
+    def state(self) -> dict[str, Any]:
+        """All that the browser draws."""
+        return {
+            "kind": "product",
+            "world_size": self.world_size,
+            "placements": PLACEMENTS,
+            "of_a": self.of_a,
+            "of_b": self.of_b,
+            "question": QUESTION,
+            "choices": CHOICES,
+            "guess": self.guessed,
+            "answer": self.answer,
+            "right": self.is_right,
+            "said": self.said,
+            "to_multiply": self.to_multiply,
+            "to_put_together": self.to_put_together,
+            "matrices": [_drawn(one) for one in self.held],
+            "whole": None if not self.has_run else self.whole[0],
+            "agrees": self.agrees,
+        }
+
+    def act(self, wish: Wish) -> None:
+        """Do what a button asks for: "configure", or "run" with a guess.
+
+        Raises:
+            UsageError: it cannot be done.
+        """
+        match wish["do"]:
+            case "configure":
+                self.configure(**options(wish))
+            case "run":
+                self.guessed = None
+                if wish.get("guess"):
+                    self.guess(wish["guess"])
+                self.run()
+
+    def __repr__(self) -> str:
+        state = " ".join(self.said) if self.has_run else f"{QUESTION} {' or '.join(map(repr, CHOICES))}"
+        return f"<A @ B with A {self.of_a}, B {self.of_b} on {self.world_size} ranks: {state}>"
+
+    def _ipython_display_(self) -> None:
+        from ddp_notebook.lessons import shown
+
+        shown.display(self)
+
+    # ---- what the ranks have, and what was recorded
+
+    def _look(self, name: str) -> Held:
+        told = self._runner.ask(f"_lesson_told = _lesson_sharding.local(_lesson_product.{name})")
+        (placement,) = self._runner.session.placement(f"_lesson_product.{name}").tensors
+        values = {rank: np.array(one).reshape(placement.parts[rank].size) for rank, one in told.items()}
+        return Held(name={"a": "A", "b": "B", "c": "A @ B"}[name], placement=placement, values=values)
+
+    def _calls(self) -> tuple[list[str], int]:
+        """The collectives of rank 0 since the mark, by the names that torch's documentation has, and their bytes."""
+        calls = [call for call in self._runner.calls() if call.rank == 0]
+        names = [call.op.replace("_single", "").replace("_coalesced", "") for call in calls]
+        return names, sum(call.nbytes for call in calls)
+
+
+def product(of_a: str = "Replicate()", of_b: str = "Shard(1)", *, session: Session | None = None) -> Product:
+    """Multiply two matrices that are dealt out over the ranks; see `Product`."""
+    return Product(of_a, of_b, session)
+
+
+def _matrices(world_size: int) -> tuple[Matrix, Matrix]:
+    """A and B in whole numbers, so that no rounding hides what is wrong; every piece of theirs has as many."""
+    rows, inner = (world_size * -(-least // world_size) for least in (3, 6))
+    a = (3 * np.arange(rows)[:, None] + 5 * np.arange(inner)) % 7
+    b = (2 * np.arange(inner)[:, None] + 3 * np.arange(rows)) % 5
+    return a.astype(np.float64), b.astype(np.float64)
+
+
+def _drawn(held: Held) -> dict[str, Any]:
+    placement = held.placement
+    return {
+        "name": held.name,
+        "shape": placement.shape,
+        "placement": ", ".join(placement.placements),
+        "partial": placement.is_partial,
+        "parts": [
+            {"rank": rank, "offset": part.offset, "size": part.size, "values": held.values[rank]}
+            for rank, part in placement.parts.items()
+        ],
+    }

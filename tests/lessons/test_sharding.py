@@ -1,0 +1,106 @@
+"""The lessons on tensors in pieces, on real ranks: what they show is what the ranks hold and have sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_notebook import lessons
+from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons import view
+from ddp_notebook.lessons.sharding.product import PLACEMENTS
+from ddp_notebook.lessons.sharding.training import WAYS
+
+NEEDS = {  # by the placements of A and B: what it takes to put A @ B together
+    ("Replicate()", "Replicate()"): "nothing",
+    ("Replicate()", "Shard(0)"): "all_reduce",
+    ("Shard(1)", "Replicate()"): "all_reduce",
+    ("Shard(1)", "Shard(0)"): "all_reduce",
+}
+FITS = {("Replicate()", "Shard(1)"), ("Shard(0)", "Replicate()"), *NEEDS}  # nothing has to be sent to multiply
+
+
+def plain(lesson: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(view._plain(lesson.state())))
+
+
+@pytest.mark.parametrize("of_b", PLACEMENTS)
+@pytest.mark.parametrize("of_a", PLACEMENTS)
+def test_a_product_is_put_together_of_what_the_ranks_hold(ranks, of_a, of_b):
+    product = lessons.product(of_a, of_b)
+    assert product.answer is None and [one.name for one in product.held] == ["A", "B"]
+    wanted = NEEDS.get((of_a, of_b), "all_gather")
+    product.guess(wanted).run()
+    state = plain(product)
+    assert (state["answer"], state["right"], state["agrees"]) == (wanted, True, True)
+    assert bool(product.to_multiply) == ((of_a, of_b) not in FITS)
+    result = product.held[2]
+    parts = np.zeros((ranks, *result.placement.shape))
+    for rank, part in result.placement.parts.items():
+        (r, c), (rows, columns) = part.offset, part.size
+        parts[rank, r : r + rows, c : c + columns] = result.values[rank]
+    together = parts.sum(axis=0) if wanted != "nothing" else parts[0]
+    assert (together == product.a @ product.b).all(), "shards lie beside each other, summands add up"
+    assert len(state["matrices"]) == 3 and state["whole"] == (product.a @ product.b).tolist()
+
+
+def test_a_product_is_driven_by_messages(ranks):
+    product = lessons.product()
+    product.act({"do": "configure", "options": {"of_a": "Shard(1)", "of_b": "Shard(0)"}})
+    assert plain(product)["whole"] is None
+    product.act({"do": "run", "guess": "all_gather"})
+    state = plain(product)
+    assert (state["answer"], state["right"], state["guess"]) == ("all_reduce", False, "all_gather")
+    assert state["said"][0].startswith("Not 'all_gather': all_reduce; every rank has a summand")
+    assert state["matrices"][2]["partial"] and len(state["matrices"][2]["parts"]) == ranks
+    with pytest.raises(UsageError, match=r"'Shard\(2\)' is no placement here; there are 'Replicate\(\)', "):
+        product.act({"do": "configure", "options": {"of_a": "Shard(2)", "of_b": "Shard(0)"}})
+    with pytest.raises(UsageError, match=r"'broadcast' is none of the choices: 'nothing', 'all_gather', 'all_reduce'"):
+        product.guess("broadcast")
+    assert product.guess(...).guessed == "all_gather"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_on_a_mesh_is_that_of_one_process(ranks, way):
+    for rows in [one for one in range(1, ranks + 1) if ranks % one == 0]:
+        training = lessons.mesh(rows, way).guess("along the row").run()
+        assert training.is_same and training.off is not None and training.off < 1e-12
+        moved = training.nbytes()
+        assert bool(moved["row"]) == (rows < ranks) and bool(moved["column"]) == (rows > 1)
+        columns = ranks // rows
+        share = columns if way == "HSDP" else ranks
+        assert [one["held"] for one in training.told.values()] == pytest.approx([1 / share] * ranks, abs=0.05)
+        assert {rank: one["place"] for rank, one in training.told.items()} == {
+            rank: divmod(rank, columns) for rank in range(ranks)
+        }
+        assert training.mistakes == ()
+
+
+def test_batches_by_rank_are_told_where_ranks_share_a_matrix(ranks):
+    training = lessons.mesh(1, "TP and FSDP", is_by_rank=True).run()
+    assert not training.is_same and training.off is not None and training.off > 1e-3
+    (mistake,) = training.mistakes
+    assert "got different inputs" in mistake and training.said[-1] == f"%ddp_check says: {mistake}"
+    training.act({"do": "configure", "options": {"rows": ranks, "way": "TP and FSDP", "is_by_rank": True}})
+    training.act({"do": "run", "guess": "along the row"})
+    state = plain(training)
+    assert state["same"] is True and not any("%ddp_check" in one for one in state["said"]), "no two ranks share one"
+    assert (state["right"], state["answer"]) == (False, "down the column")
+
+
+def test_a_mesh_is_driven_by_messages(ranks):
+    training = lessons.mesh(1)
+    assert plain(training)["calls"] == [] and plain(training)["run"] is False
+    training.act({"do": "run", "guess": "along the row"})
+    state = plain(training)
+    assert state["right"] is True and state["heights"] == [one for one in range(1, ranks + 1) if ranks % one == 0]
+    mine = [one for one in state["calls"] if one["rank"] == 0]
+    assert {one["purpose"] for one in mine} == {"gather of parameters", "scatter of gradients"}
+    assert all(0 <= one["start"] <= one["end"] for one in mine)
+    with pytest.raises(UsageError, match=rf"{ranks} ranks cannot stand in 5 rows of one length: take 1, "):
+        training.act({"do": "configure", "options": {"rows": 5, "way": "HSDP"}})
+    with pytest.raises(UsageError, match="there is no way 'DDP'; there are 'HSDP', 'TP and FSDP'"):
+        lessons.mesh(way="DDP")
