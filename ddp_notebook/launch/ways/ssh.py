@@ -62,7 +62,10 @@ _FIXES = (
     ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
     ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh {name}"),
     ("Permission denied", "it asks for a password, which nobody is there to type; a key helps: ssh-copy-id {name}"),
-    ("No module named 'ddp_notebook'", "make dist here makes a wheel; install it there: {python} -m pip install"),
+    (
+        "No module named 'ddp_notebook'",
+        "make dist here makes a wheel; copy it there, and: {python} -m pip install ddp_notebook-*.whl",
+    ),
     ("No module named 'ddp_notebook.", "the package is older there; install the notebook's: {python} -m pip install"),
     ("No module named", "install it there too, or name another Python than {python} with --python"),
     ("nknown option", "the Python there is older than 3.11; name another one with --python"),
