@@ -132,8 +132,10 @@ def _as_agents(
 
     Torch's own choice between processes of a machine is shared memory, at which a thread looks all the time: 21 to 99 %
     of a core of an idle rank, where sockets take 1 %. With nothing beside them sockets have 1.5 to 1.8 times its
-    latency and half its bandwidth, on a busy machine twice its bandwidth (two cores, torch 2.13,
-    `tests/benchmarks/rpc.py`).
+    latency (two cores, torch 2.13, `tests/benchmarks/rpc.py`).
+
+    Tensors between processes of a machine do not go through the sockets, but are copied from one to the other by the
+    kernel (`cma`), in a thread that sleeps meanwhile. Whether that may be torch finds out for each pair.
     """
     agents = {one.name: one.agent for one in workers}
     return TensorPipeRpcBackendOptions(
@@ -143,5 +145,5 @@ def _as_agents(
         device_maps={agents[name]: dict(to) for name, to in mine.device_maps.items()},  # type: ignore[arg-type]
         devices=list(mine.devices),
         _transports=["uv"],
-        _channels=None if torch.cuda.is_available() else ["basic"],
+        _channels=None if torch.cuda.is_available() else ["cma", "basic"],
     )
