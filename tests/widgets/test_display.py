@@ -316,6 +316,8 @@ def test_what_was_recorded_is_there_behind_the_end_until_ranks_are_there_again(b
 
 def make_subshell(client: Any) -> str | None:
     """As JupyterLab makes one for widgets; None where the kernel has none."""
+    if "kernel subshells" not in client.kernel_info(reply=True, timeout=30)["content"].get("supported_features", ()):
+        return None
     message = client.session.msg("create_subshell_request", {})
     client.control_channel.send(message)
     while True:

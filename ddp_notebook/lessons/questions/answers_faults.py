@@ -29,8 +29,8 @@ QUESTIONS = {
         hint="Who has died, and who still has all that was done?",
     ),
     "19/images": Question(
-        answer=lambda size: {rank: {"seen": 320} for rank in range(size)},
-        why="40 steps of 8 images on each rank, whoever has died.",
+        answer=lambda size: {rank: {"seen": 640} for rank in range(size)},
+        why="80 steps of 8 images on each rank, whoever has died.",
         hint="Add 8 inside of `with step:`, and name the dictionary to survive(): what is named is put back with the "
         "step that is done again, and handed to the new process.",
     ),
