@@ -193,10 +193,13 @@ class StartOptions:
             defaults: of the site; None: those of its file.
 
         Raises:
-            UsageError: the file, or what a name of it stands for, is wrong.
+            UsageError: the file, or what a name of it stands for, is wrong; or its hosts are to have more or fewer
+                ranks than was asked for.
         """
         defaults = file.read() if defaults is None else defaults
         hosts = names.expand(self.ranks_of_hosts, defaults) if self.hosts is not None else None
+        if hosts is not None:
+            host_list.check_sum(hosts, self.world_size)
         slurm = None if self.slurm is None else names.slurm_line(self.slurm, defaults)
         return replace(self, hosts=hosts, slurm=slurm)
 

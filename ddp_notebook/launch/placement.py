@@ -11,6 +11,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.devices import Gpu, find, visible
 from ddp_notebook.launch.environment import threads_asked, threads_per_rank
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.ways import host_list
 from ddp_notebook.launch.ways.base import LOCAL
 
 _MAX_DEFAULT_CPU_RANKS = 4
@@ -192,14 +193,9 @@ def _counts(
             is_alone = {host: list(machines.values()).count(machines[host]) == 1 for host in facts}
             return {host: (is_alone[host] and len(_seen(of, options))) or 1 for host, of in facts.items()}
         return asked
-    sum_of_said = sum(count or 0 for count in asked.values())
-    left = total - sum_of_said
-    if left and options.hosts is not None and not open_ones:
-        said = ", ".join(f"{count} on {host}" for host, count in asked.items())
-        raise UsageError(
-            f"{total} rank{'s' * (total != 1)}, and --hosts says {sum_of_said}: {said}; N is the sum of all: leave it "
-            "out, or write other numbers behind the hosts"
-        )
+    if options.hosts is not None:
+        host_list.check_sum(asked, total)
+    left = total - sum(count or 0 for count in asked.values())
     share, rest = divmod(left, len(open_ones)) if open_ones else (0, left)
     if rest or left < 0 or (open_ones and share == 0):
         fix = (

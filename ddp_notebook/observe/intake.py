@@ -13,6 +13,7 @@ from ddp_notebook.records.codec import Batch, CodecError, decode, skim
 
 _MOST_BYTES = 32 << 20
 _GATHER_S = 0.05  # of 256 ranks with 5 batches a second each, one at a time takes twice as long as those of such a time
+_MANY_RANKS = 64  # of fewer, batches are fed as they come: what is logged is to be there within 0.1 s
 _CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -107,7 +108,8 @@ class Intake:
 
     def _is_urgent(self) -> bool:
         """Whether what waits is to be fed now, not together with what comes next."""
-        return self._flushing > 0 or self._is_closed or self._nbytes > self.most_bytes // 4
+        is_one_of_few = self.recording.world_size < _MANY_RANKS
+        return is_one_of_few or self._flushing > 0 or self._is_closed or self._nbytes > self.most_bytes // 4
 
     def _oldest(self) -> int:
         """The number of the oldest batch that is not fed yet. A dropped one counts until its texts are in."""

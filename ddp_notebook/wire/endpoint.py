@@ -22,6 +22,7 @@ BEAT_S = 1.0  # an idle side shows that it lives this often
 SILENT_S = 3.0  # a peer that was not heard for so long is silent
 _BLOCKED_S = 0.01  # until a peer that accepted nothing is tried again
 _GATHER_MS = 5  # what nobody waits for is read together: of 256 ranks one at a time takes twice as long
+_MANY = 64  # peers
 _ACK_S = 0.2  # a message is acknowledged after so long at the latest ...
 _ACK_EVERY = 64  # ... or together with so many others
 
@@ -166,7 +167,7 @@ class Endpoint:
                 next_tick = now + self._tick(now)
             for ready, _ in poller.poll(max(0, round((next_tick - now) * 1000) + 1)):
                 if ready is self._socket:
-                    if self._read_all() and self._routed:
+                    if self._read_all() and len(self._links) >= _MANY:
                         woken.poll(_GATHER_MS)
                 elif ready == wake:
                     self._write_all()

@@ -127,7 +127,7 @@ def test_flush_waits_for_what_was_put_before_and_no_longer():
 
 def test_what_is_asked_for_and_what_is_much_is_not_gathered_any_longer(monkeypatch):
     monkeypatch.setattr(intakes, "_GATHER_S", 60.0)
-    recording, rank = Gate(1), Rank(0)
+    recording, rank = Gate(64), Rank(0)
     recording.opened.set()
     data = [encode(rank.batch(rank.call())) for _ in range(8)]
     with closing(Intake(recording, most_bytes=4 * sum(map(len, data[:4])))) as intake:

@@ -131,6 +131,12 @@ def test_without_slurm(monkeypatch):
         ddp_notebook.start(slurm="-N2")
 
 
+def test_without_a_cluster(slurm, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF")
+    with pytest.raises(StartError, match=r"finds no cluster: this machine has no slurm\.conf; run the notebook on"):
+        ddp_notebook.start(slurm="-N2")
+
+
 def test_the_script_is_shown_and_tried_out(slurm):
     said = starters.starter("-N2 -t 5").preview()
     assert said.startswith("sbatch -N2 -t 5 would be given\n\n#!/bin/sh\n#SBATCH --job-name=ddp_notebook\n")

@@ -240,6 +240,11 @@ def _run(
             f"Slurm has not answered {command[0]} in {timeout_s:g} s; is its controller up? (sinfo)"
         ) from None
     if process.returncode != 0:
+        if "establish a configuration source" in words:
+            raise StartError(
+                f"{command[0]} finds no cluster: this machine has no slurm.conf; run the notebook on a login node, or "
+                "set SLURM_CONF"
+            )
         prefix = f"{command[0]}: "
         lines = [line.removeprefix(prefix).removeprefix("error: ").strip() for line in words.splitlines()]
         said = "; ".join(line for line in lines if line and "--help" not in line)

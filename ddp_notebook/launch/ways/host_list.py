@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddp_notebook.errors import UsageError
 
@@ -38,6 +38,22 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
     if not found:
         raise UsageError(f"--hosts names no host; {_HOW}")
     return found
+
+
+def check_sum(asked: Mapping[str, int | None], world_size: int | None) -> None:
+    """Refuse another number of ranks than the hosts are to have together, where that is said of each.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    counts = [count for count in asked.values() if count is not None]
+    if world_size in (None, sum(counts)) or len(counts) < len(asked):
+        return
+    said = ", ".join(f"{count} on {host}" for host, count in asked.items())
+    raise UsageError(
+        f"{world_size} rank{'s' * (world_size != 1)}, and --hosts says {sum(counts)}: {said}; N is the sum of all: "
+        "leave it out, or write other numbers behind the hosts"
+    )
 
 
 def _split(text: str) -> list[str]:
