@@ -38,6 +38,16 @@ def folder(tmp_path):
 # ---- in a rank
 
 
+def test_files_of_two_hosts_are_two_where_only_what_is_in_them_differs(folder):
+    """Written in the same tick of the clock, and each the first of its file system."""
+    [one] = files.find(f"{folder}/a.txt")
+    with open(folder / "a.txt", "r+") as file:
+        file.write("A")
+    os.utime(folder / "a.txt", ns=(OLD, OLD))
+    [other] = files.find(f"{folder}/a.txt")
+    assert one[:-1] == other[:-1] and one != other
+
+
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
@@ -73,7 +83,7 @@ def test_what_is_not_there(folder, monkeypatch, pattern, words):
 
 
 def test_a_file_that_changes_is_not_read(folder):
-    [(path, _, size, mtime_ns, _, _)] = files.find(str(folder / "a.txt"))
+    [(path, _, size, mtime_ns, *_)] = files.find(str(folder / "a.txt"))
     assert files.read([(path, 1, 3, size, mtime_ns), (path, 0, 1, size, mtime_ns)]) == b".txa"
     (folder / "a.txt").write_text("A.txt")
     with pytest.raises(files.CannotFetchError, match=r"a.txt is being written: it changed while it was read"):
@@ -87,7 +97,7 @@ def test_files_are_asked_for_in_segments(monkeypatch):
     monkeypatch.setattr(fetching, "_SEGMENT_BYTES", 10)
     monkeypatch.setattr(fetching, "_MOST_PARTS", 3)
     sizes = {"a": (0, 4), "b": (0, 17), "c": (0, 0), "d": (0, 1), "e": (1, 2)}
-    of = {Path(name): (rank, File(name, name, size, OLD, 0o644, 1)) for name, (rank, size) in sizes.items()}
+    of = {Path(name): (rank, File(name, name, size, OLD, 0o644, 1, "")) for name, (rank, size) in sizes.items()}
     segments = [
         (rank, [(target.name, offset, nbytes) for target, _, offset, nbytes in parts])
         for rank, parts in fetching._segments(of)
@@ -145,7 +155,7 @@ def test_a_file_system_without_hard_links_takes_files_too(tmp_path, monkeypatch)
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b"])
 def test_no_rank_writes_beside_the_folder(name):
     with pytest.raises(DDPNotebookError, match=r"rank 3 names .*, which leads elsewhere; nothing was fetched"):
-        fetching._listed(3, json.dumps([["/x", name, 1, OLD, 0o644, 1]]).encode())
+        fetching._listed(3, json.dumps([["/x", name, 1, OLD, 0o644, 1, ""]]).encode())
 
 
 def test_a_line_of_progress(capsys, monkeypatch):

@@ -13,6 +13,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons import view
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
 from ddp_notebook.lessons.sharding.training import WAYS
+from ddp_notebook.session import current
 
 NEEDS = {  # by the placements of A and B: what it takes to put A @ B together
     ("Replicate()", "Replicate()"): "nothing",
@@ -89,6 +90,17 @@ def test_batches_by_rank_are_told_where_ranks_share_a_matrix(ranks):
     state = plain(training)
     assert state["same"] is True and not any("%ddp_check" in one for one in state["said"]), "no two ranks share one"
     assert (state["right"], state["answer"]) == (False, "down the column")
+
+
+def test_nothing_in_pieces_is_left_on_the_ranks(ranks):
+    """Else there could not be more or fewer of them."""
+    lessons.product().run()
+    lessons.mesh(1).run()
+    code = "from ddp_notebook.rank.resize.obstacles import Obstacles\nfound = Obstacles(dict(globals()))\n"
+    session = current()
+    assert session is not None
+    session.run(f"{code}said = [*found.sharded, *found.others]\ndel found", quiet=True)
+    assert dict(session["said"]) == {rank: [] for rank in range(ranks)}
 
 
 def test_a_mesh_is_driven_by_messages(ranks):

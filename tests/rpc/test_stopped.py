@@ -147,5 +147,6 @@ def test_however_the_cell_is_stopped(make_session_alone, capfd):
     capfd.readouterr()
     job.cancel()
     wait_until(lambda: frames(session, "spin_in_vain") == [0, 0], what="the end of the call")
-    told = r"rank 0 was interrupted at cell line 1, in rpc_sync \(waits for spin_in_vain on worker1 \(rank 1\), call"
+    # What it waits for is left out where a busy machine does not let the rank answer in time.
+    told = r"rank 0 was interrupted at cell line 1, in rpc_sync(\n| \(waits for spin_in_vain on worker1 \(rank 1\), c)"
     assert re.search(told, capfd.readouterr().err)

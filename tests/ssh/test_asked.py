@@ -7,7 +7,6 @@ import re
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.defaults.file import Defaults
 from ddp_notebook.launch.options import StartOptions, parse
 from ddp_notebook.launch.placement import place_on_hosts
 from ddp_notebook.launch.ways import host_list
@@ -102,9 +101,10 @@ def test_a_sum_that_does_not_fit(line):
     ],
 )
 def test_another_sum_than_the_hosts_have(line, why):
-    options = parse(line)
     with pytest.raises(UsageError, match=why):
-        options.with_defaults(Defaults())  # before any host is asked
+        parse(line)  # before any host is asked
+    world_size, _, hosts = line.split()
+    options = StartOptions(world_size=int(world_size), hosts=host_list.parse(hosts))
     with pytest.raises(UsageError, match=why):
         place_on_hosts(options, dict.fromkeys(options.ranks_of_hosts, _FACTS), _SELVES)
 

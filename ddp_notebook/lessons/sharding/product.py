@@ -78,12 +78,9 @@ class Product:
         self.to_put_together: list[str] = []
         self.whole: dict[int, Matrix] = {}  # by rank, when it has been put together
         self.nbytes = 0  # of all these, on rank 0
-        self._runner.run(
-            "from ddp_notebook.lessons.sharding import ranks as _lesson_sharding\n"
-            f"_lesson_product = _lesson_sharding.Product({self.a.tolist()}, {self.b.tolist()}, {of_a!r}, {of_b!r}, "
-            "device)"
-        )
+        self._deal_out()
         self.held = [self._look(name) for name in ("a", "b")]
+        self._let_go()
 
     def guess(self, choice: str | EllipsisType) -> Product:
         """Say what puts the result together; the dots of a notebook say nothing.
@@ -96,6 +93,7 @@ class Product:
 
     def run(self) -> Product:
         """Multiply on the ranks, then put the result together."""
+        self._deal_out()
         self._runner.mark()
         self._runner.run("_lesson_product.multiply()")
         self.to_multiply, before = self._calls()
@@ -105,6 +103,7 @@ class Product:
         self.to_put_together, after = self._calls()
         self.whole = {rank: np.array(values) for rank, values in told.items()}
         self.nbytes = before + after
+        self._let_go()
         return self
 
     @property
@@ -203,6 +202,17 @@ class Product:
         shown.display(self)
 
     # ---- what the ranks have, and what was recorded
+
+    def _deal_out(self) -> None:
+        self._runner.run(
+            "from ddp_notebook.lessons.sharding import ranks as _lesson_sharding\n"
+            f"_lesson_product = _lesson_sharding.Product({self.a.tolist()}, {self.b.tolist()}, {self.of_a!r}, "
+            f"{self.of_b!r}, device)"
+        )
+
+    def _let_go(self) -> None:
+        """Ranks that hold tensors in pieces could not become more or fewer."""
+        self._runner.run("del _lesson_product")
 
     def _look(self, name: str) -> Held:
         told = self._runner.ask(f"_lesson_told = _lesson_sharding.local(_lesson_product.{name})")

@@ -101,6 +101,8 @@ class MeshTraining:
         shares = self.is_by_rank and self.columns > 1
         self.mistakes = self._runner.session.check("_lesson_mesh").mistakes if shares else ()
         self.told = self._runner.ask("_lesson_told = _lesson_mesh.told()")
+        # Ranks that hold a model in shards could not become more or fewer; FSDP's parts refer to each other.
+        self._runner.run("import gc as _lesson_gc\ndel _lesson_mesh\n_lesson_gc.collect()")
         return self
 
     @property

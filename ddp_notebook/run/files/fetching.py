@@ -36,6 +36,7 @@ class File(NamedTuple):
     mtime_ns: int
     mode: int  # permissions
     inode: int
+    ends: str  # digest of its first and last bytes
 
 
 class Fetched(Sequence[Path]):

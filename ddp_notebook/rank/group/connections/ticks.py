@@ -20,12 +20,7 @@ _libc = ctypes.CDLL(None)
 
 @contextlib.contextmanager
 def rare() -> Iterator[None]:
-    """Threads that are made meanwhile by this one have lazy timers.
-
-    Example:
-        >>> with rare():
-        ...     group = dist.new_group()
-    """
+    """Threads that are made meanwhile by this one have lazy timers."""
     if sys.platform != "linux":
         yield
         return
