@@ -38,6 +38,36 @@ class Lesson(Protocol):
         ...
 
 
+class Shown:
+    """A lesson that displays itself where it is the last line of a cell."""
+
+    def _ipython_display_(self: Lesson) -> None:
+        from ddp_notebook.lessons import shown
+
+        shown.display(self)
+
+
+class Guessed(Protocol):
+    """A lesson that asks for a guess before it runs."""
+
+    guessed: str | None
+
+    def guess(self, choice: str | EllipsisType, /) -> object: ...
+    def run(self) -> object: ...
+
+
+def run_with_guess(lesson: Guessed, wish: Wish) -> None:
+    """Run it with the guess that a wish has, if it has one.
+
+    Raises:
+        UsageError: it is none of the choices.
+    """
+    lesson.guessed = None
+    if wish.get("guess"):
+        lesson.guess(wish["guess"])
+    lesson.run()
+
+
 def options(wish: Wish) -> dict[str, Any]:
     """The keyword arguments that a wish has for `configure`."""
     found = dict(wish.get("options") or {})

@@ -14,7 +14,7 @@ from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.algorithms.plans import Links
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.collectives.theory import Array, Values
-from ddp_notebook.lessons.lesson import options
+from ddp_notebook.lessons.lesson import Shown, options
 from ddp_notebook.lessons.session import Runner, running
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class State:
     bytes_moved: Links
 
 
-class Stepper:
+class Stepper(Shown):
     """One algorithm on the running ranks.
 
     Args:
@@ -312,11 +312,6 @@ class Stepper:
         if busiest is not None:
             parts.append(f"busiest link {busiest[0][0]} -> {busiest[0][1]} with {busiest[1]} B")
         return f"<{self.name} on {self.world_size} ranks: {', '.join(parts)}>"
-
-    def _ipython_display_(self) -> None:
-        from ddp_notebook.lessons import shown
-
-        shown.display(self)
 
     # ---- inside
 

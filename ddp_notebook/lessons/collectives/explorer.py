@@ -14,7 +14,7 @@ from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.lessons.collectives import theory, written
 from ddp_notebook.lessons.collectives.happened import Happened
 from ddp_notebook.lessons.collectives.theory import Call, Values
-from ddp_notebook.lessons.lesson import by_rank, options
+from ddp_notebook.lessons.lesson import Shown, by_rank, options
 from ddp_notebook.lessons.session import RUN_S, Runner, running
 from ddp_notebook.records.words import list_ranks
 
@@ -28,7 +28,7 @@ _WRONG_S = 2.0  # how long ranks wait for one that does not come
 _MOST_ELEMENTS = 64  # of a rank: more are no picture
 
 
-class Explorer:
+class Explorer(Shown):
     """One collective with inputs of your own, on the running ranks.
 
     Args:
@@ -320,11 +320,6 @@ class Explorer:
             marks = [mark for ranks in self.right.values() for mark in ranks]
             state += f", {sum(marks)} of {len(marks)} cells right"
         return f"<Explorer: {self.line} on {list_ranks(list(self.call.ranks))}: {state}>"
-
-    def _ipython_display_(self) -> None:
-        from ddp_notebook.lessons import shown
-
-        shown.display(self)
 
     def _run(self, code: str, timeout_s: float) -> Values:
         told = self._runner.ask(code, timeout_s)

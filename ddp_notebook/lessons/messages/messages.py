@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import CellTimeoutError, UsageError
+from ddp_notebook.lessons.lesson import Shown
 from ddp_notebook.lessons.messages.stories import STORIES
 from ddp_notebook.lessons.session import RUN_S, Runner, running
 
@@ -45,7 +46,7 @@ class Event:
         )
 
 
-class Scene:
+class Scene(Shown):
     """One scene of point-to-point communication, played on the running ranks.
 
     Args:
@@ -197,11 +198,6 @@ class Scene:
 
     def __repr__(self) -> str:
         return f"<Scene {self.name}: {'; '.join(self.said) or 'nobody waited'}>"
-
-    def _ipython_display_(self) -> None:
-        from ddp_notebook.lessons import shown
-
-        shown.display(self)
 
     # ---- what was recorded
 

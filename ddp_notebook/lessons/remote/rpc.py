@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.display import calls_drawn
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.lesson import guess_of
+from ddp_notebook.lessons.lesson import Shown, guess_of, run_with_guess
 from ddp_notebook.lessons.remote.stories import STORIES
 from ddp_notebook.lessons.session import Runner, running
 
@@ -24,7 +24,7 @@ _PROGRAMS = Path(__file__).with_name("programs.py")
 _FOR_MYPY = re.compile(r"  # type: ignore.*")
 
 
-class RemoteProgram:
+class RemoteProgram(Shown):
     """A program of calls to other ranks, on the running ones.
 
     It has an `init_rpc` and a `shutdown` of its own. References of a cell that has not called `shutdown` end.
@@ -165,20 +165,12 @@ class RemoteProgram:
             case "choose":
                 self.choose(wish["name"])
             case "run":
-                self.guessed = None
-                if wish.get("guess"):
-                    self.guess(wish["guess"])
-                self.run()
+                run_with_guess(self, wish)
 
     def __repr__(self) -> str:
         if not self.has_run:
             return f"<{self.story.title}: {self.story.question} {' or '.join(map(repr, self.story.choices))}>"
         return f"<{self.story.title}: {len(self.calls)} calls. {' '.join(self.said)}>"
-
-    def _ipython_display_(self) -> None:
-        from ddp_notebook.lessons import shown
-
-        shown.display(self)
 
 
 def rpc(name: str = "calls", session: Session | None = None) -> RemoteProgram:

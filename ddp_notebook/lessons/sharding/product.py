@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.lesson import guess_of, options
+from ddp_notebook.lessons.lesson import Shown, guess_of, options, run_with_guess
 from ddp_notebook.lessons.session import Runner, running
 from ddp_notebook.records.units import size
 
@@ -43,7 +43,7 @@ class Held:
     values: dict[int, Matrix]  # by rank
 
 
-class Product:
+class Product(Shown):
     """The product of two matrices that lie on the running ranks as you choose.
 
     Args:
@@ -187,19 +187,11 @@ class Product:
             case "configure":
                 self.configure(**options(wish))
             case "run":
-                self.guessed = None
-                if wish.get("guess"):
-                    self.guess(wish["guess"])
-                self.run()
+                run_with_guess(self, wish)
 
     def __repr__(self) -> str:
         state = " ".join(self.said) if self.has_run else f"{QUESTION} {' or '.join(map(repr, CHOICES))}"
         return f"<A @ B with A {self.of_a}, B {self.of_b} on {self.world_size} ranks: {state}>"
-
-    def _ipython_display_(self) -> None:
-        from ddp_notebook.lessons import shown
-
-        shown.display(self)
 
     # ---- what the ranks have, and what was recorded
 

@@ -6,7 +6,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.lesson import guess_of, options
+from ddp_notebook.lessons.lesson import Shown, guess_of, options, run_with_guess
 from ddp_notebook.lessons.session import Runner, running
 from ddp_notebook.records.units import size
 
@@ -29,7 +29,7 @@ _WIDTH = 24  # of the network
 _APART = 1e-9  # losses in 64 bits that differ by more are other ones
 
 
-class MeshTraining:
+class MeshTraining(Shown):
     """A small network, trained by the running ranks as a mesh.
 
     Args:
@@ -232,19 +232,11 @@ class MeshTraining:
             case "configure":
                 self.configure(**options(wish))
             case "run":
-                self.guessed = None
-                if wish.get("guess"):
-                    self.guess(wish["guess"])
-                self.run()
+                run_with_guess(self, wish)
 
     def __repr__(self) -> str:
         state = " ".join(self.said) if self.has_run else f"{QUESTION} {' or '.join(map(repr, CHOICES))}"
         return f"<{WAYS[self.way]}, on {self.rows} x {self.columns} ranks: {state}>"
-
-    def _ipython_display_(self) -> None:
-        from ddp_notebook.lessons import shown
-
-        shown.display(self)
 
 
 def mesh(

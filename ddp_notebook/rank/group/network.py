@@ -72,7 +72,7 @@ class Network:
         try:
             self.recorder.install()
             self.connections.watch()
-            self._names.watch()
+            self._names.watch(self.connections)
             self._models.watch()
             waiting.install()
         except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for

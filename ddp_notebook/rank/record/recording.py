@@ -97,6 +97,7 @@ class RankRecording:
 
     def end_cell(self) -> None:
         """The cell has ended. One that has recorded nothing leaves nothing."""
+        self.drain.is_in_cell = False
         if self.tape.puts != self._began_at:
             self.training.put(CELL, self._prompt, self._began_ns)
             self.tape.hurries.set()  # in a training loop the recorder's thread sleeps for long
@@ -110,4 +111,3 @@ class RankRecording:
             profile.end()
         self.metrics.end_cell()  # the last: these print, and the cell may have closed stderr
         self.training.end_cell()
-        self.drain.is_in_cell = False

@@ -54,6 +54,7 @@ class Connections:
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
         self.makes_boards = False  # for the guard
+        self.on_group: Callable[[ProcessGroup], object] = lambda _: None  # told each group that this rank has made
         self.rests = False  # groups that are made may be idle for hours, see `ticks`
 
     def watch(self) -> None:
@@ -100,6 +101,8 @@ class Connections:
         @functools.wraps(make)
         def make_group(*args: Any, **kwargs: Any) -> Any:
             made, store = make(*args, **kwargs)
+            if isinstance(made, ProcessGroup):
+                self.on_group(made)
             if self.makes_boards and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
                 # Not in a `Group`: its ranks are not known yet.
                 self._recorder.keep_board(made, make_board(made, store, timeout_of(made)))

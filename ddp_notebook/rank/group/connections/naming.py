@@ -7,13 +7,14 @@ wait for each other under two names until the timeout. In a session that is soon
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.group.connections.cutting import Connections
 
 
 class Names:
@@ -32,20 +33,11 @@ class Names:
         self._epoch = epoch
         self._given.clear()
 
-    def watch(self) -> None:
+    def watch(self, connections: Connections) -> None:
         """Name groups from now on. A torch that names them elsewhere keeps its own names."""
-        with contextlib.suppress(AttributeError):
-            make = distributed_c10d._new_process_group_helper
-
-            @functools.wraps(make)
-            def make_group(*args: Any, **kwargs: Any) -> Any:
-                made = make(*args, **kwargs)
-                self._given.update(distributed_c10d._world.pg_names.values())
-                return made
-
-            if hasattr(distributed_c10d, "_hash_ranks_to_str"):
-                distributed_c10d._hash_ranks_to_str = self.name
-                distributed_c10d._new_process_group_helper = make_group
+        if hasattr(distributed_c10d, "_hash_ranks_to_str"):
+            distributed_c10d._hash_ranks_to_str = self.name
+            connections.on_group = lambda group: self._given.add(group.group_name)
 
     def name(self, ranks: Sequence[int]) -> str:
         """The name of the next group of these ranks. One that could not be made leaves its name to the next one.
@@ -55,9 +47,8 @@ class Names:
             >>> names.name([0, 1]) == names.name([0, 1]) != names.name([0, 2])
             True
         """
-        taken = self._given.union(distributed_c10d._world.pg_names.values())
         at = 0
-        while (found := self._hash(ranks, at)) in taken:
+        while (found := self._hash(ranks, at)) in self._given:
             at += 1
         return found
 
