@@ -371,6 +371,7 @@ def test_torch_lets_training_be_seen():
     assert callable(importlib.import_module("torch._dynamo.trace_rules").add)
     assert torch.ops._c10d_functional.wait_tensor.default._schema.arguments[0].name == "tensor"
     assert "parameters_to_ignore" in inspect.getsource(DistributedDataParallel.__init__)
+    assert "self._use_python_reducer = " in inspect.getsource(DistributedDataParallel.__init__)
     assert callable(torch._C._distributed_c10d.Logger.set_runtime_stats_and_log)
     assert "dist._register_comm_hook(self.reducer, state, hook)" in inspect.getsource(DistributedDataParallel)
     for name in ("_pre_forward", "_post_forward"):

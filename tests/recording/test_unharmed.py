@@ -252,3 +252,36 @@ def test_a_default_device_leaves_tensors_their_own_operators(ranks):
         quiet=True,
     )
     assert ranks.recording.metrics["of_dtensor"].of_rank(1)[1].tolist() == [1.0]
+
+
+def test_torch_compiles_a_model_in_ddp_as_a_whole_where_it_can(ranks):
+    ranks.run(
+        """
+from torch._dynamo import compiled_autograd
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+whole = dict(fullgraph=True, backend="eager")  # which raises at a graph break
+python_reducer = torch._dynamo.config.patch(optimize_ddp="python_reducer")
+with python_reducer: model = torch.nn.parallel.DistributedDataParallel(net)
+torch.manual_seed(rank); x = torch.randn(3, 4)
+""",
+        quiet=True,
+    )
+    rows = new_calls(
+        ranks,
+        """
+with python_reducer:
+    loss = torch.compile(model, **whole)(x).sum()
+    with compiled_autograd._enable(torch.compile(**whole)):
+        loss.backward()
+""",
+    )
+    assert np.count_nonzero(rows["rank"] == 0) == 4  # a sum for each parameter
+    ranks.run(
+        """
+own = torch.autograd.grad(net(x).sum(), list(net.parameters()))
+for gradient in own: dist.all_reduce(gradient)
+right = all(torch.allclose(p.grad, one / world_size, atol=1e-6) for p, one in zip(net.parameters(), own))
+""",
+        quiet=True,
+    )
+    assert set(ranks["right"].values()) == {True}

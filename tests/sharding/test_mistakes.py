@@ -398,3 +398,32 @@ def test_what_refuses_to_be_looked_at_is_saved_all_the_same(ranks, tmp_path):
         quiet=True,
     )
     assert ranks["again"][1] == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("make(4, 4).unshard()", "this Sequential is not sharded: 2 ranks * 80 B = 160 B; call fully_shard"),
+        ("DDP(make(4, 4)).set_requires_gradient_sync(False)", "this DistributedDataParallel is not sharded: 2 ranks"),
+        (
+            "fully_shard(make(4, 4, 4))[0].reshard()",
+            "this Linear is not sharded by itself, though its parameters are: call reshard on the model that was given "
+            "to fully_shard, or call fully_shard on this Linear as well, before that",
+        ),
+        ("make(4, 4)[0].weight.full_tensor()", "this tensor of shape (4, 4) is not sharded: it is no DTensor"),
+    ],
+)
+def test_what_is_not_sharded_is_named_where_its_shards_are_asked_for(ranks, code, words):
+    with pytest.raises(RankError) as raised:
+        ranks.run(code, quiet=True)
+    assert words in str(raised.value)
+    ranks.run("y = torch.ones(1); dist.all_reduce(y)", quiet=True)
+    assert ranks["y"][1].item() == 2
+
+
+def test_another_attribute_that_is_missing_has_no_such_note(ranks):
+    calls = ("make(4, 4).unsharded()", "fully_shard(make(4, 4)).gather()", "x.whole_tensor()", "make.unshard()")
+    for code in calls:
+        with pytest.raises(RankError, match="has no attribute") as raised:
+            ranks.run(code, quiet=True)
+        assert "sharded:" not in str(raised.value)

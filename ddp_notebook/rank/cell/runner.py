@@ -24,6 +24,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.rank.sharding import unsharded
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell
 
@@ -89,6 +90,7 @@ class Runner:
             self._where,
             is_running=lambda: self.running is not None,
             is_stopped=lambda: self._interrupted or network.release.is_under_way,
+            explain=unsharded.of_error,
         )
         # IPython 9 formats a traceback twice, the second time for a history that nobody sees on a rank: 1 s with frames
         # of torch in it.

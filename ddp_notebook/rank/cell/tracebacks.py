@@ -3,6 +3,7 @@ button ends their formatting."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,10 +28,16 @@ class Tracebacks:
         where: knows which files are cells, and is told that the cell has failed.
         is_running: tells whether a cell runs.
         is_stopped: tells whether it is being stopped, so that its traceback is of no interest.
+        explain: tells of an error what it comes of, as a note; "" if that is nothing known.
     """
 
     def __init__(
-        self, shell: Any, where: Where, is_running: Callable[[], bool], is_stopped: Callable[[], bool]
+        self,
+        shell: Any,
+        where: Where,
+        is_running: Callable[[], bool],
+        is_stopped: Callable[[], bool],
+        explain: Callable[[BaseException], str],
     ) -> None:
         self.of_cell: list[str] = []  # lines: of errors in displays that fail the cell, then of the error that ended it
         self.display_error: tuple[str, str] | None = (
@@ -44,6 +51,7 @@ class Tracebacks:
         self._where = where
         self._is_running = is_running
         self._is_stopped = is_stopped
+        self._explain = explain
         self._main = threading.main_thread().ident
         self._left_out = 0  # frames of what is being formatted
         self._format = shell.showtraceback
@@ -136,6 +144,9 @@ class Tracebacks:
             self._left_out = 0
 
     def _show_whole(self, error: BaseException, ends_cell: bool, *args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(Exception):  # from an object that refuses to be looked at
+            if note := self._explain(error):
+                error.add_note(note)
         try:
             self._format(*args, **kwargs)
             if ends_cell:

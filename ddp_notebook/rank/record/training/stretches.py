@@ -14,6 +14,7 @@ import logging
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -183,7 +184,10 @@ class Training:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
             original(model, *args, **named)
             self._model(model)  # its buckets index the parameters that require gradients now
+            if getattr(model, "_use_python_reducer", False):  # torch.compile traces its forward, so it keeps torch's
+                model.forward = types.MethodType(torchs_forward, model)  # type: ignore[method-assign]
 
+        torchs_forward = DistributedDataParallel.forward  # which is looked at from then on
         return __init__
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
