@@ -52,7 +52,7 @@ help:
 	@echo "make test-fast  lint, and the tests to run between two edits"
 	@echo "make test-long  the tests that repeat, soak and measure for long"
 	@echo "make test-matrix  the quick tests with other versions of Python, torch and Jupyter's packages"
-	@echo "make cluster-tools  an ssh server, Slurm, Open MPI and iproute2, for the tests of ranks on other machines (as root)"
+	@echo "make cluster-tools  an ssh server, Slurm, Open MPI, iproute2 and iptables, for the tests of ranks on other machines (as root)"
 	@echo "make bench      the benchmarks, with their tables"
 	@echo "make dist       build a wheel and an sdist in dist (DIR=...)"
 	@echo "make wheelhouse DIR=wheels PYTHON_VERSION=3.12"
@@ -107,10 +107,10 @@ types: $(INSTALLED)
 
 # Without it the tests of ranks on other machines are skipped.
 cluster-tools:
-	@PATH="$$PATH:/usr/sbin"; for tool in sshd ssh ip slurmctld slurmd sbatch munged mpirun; do \
+	@PATH="$$PATH:/usr/sbin"; for tool in sshd ssh ip slurmctld slurmd sbatch munged mpirun iptables; do \
 	    command -v $$tool >/dev/null || missing="$$missing $$tool"; done; test -z "$$missing" || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	    openssh-server openssh-client iproute2 slurmctld slurmd slurm-client munge openmpi-bin; }
+	    openssh-server openssh-client iproute2 iptables slurmctld slurmd slurm-client munge openmpi-bin; }
 
 test-js: $(MONITOR)
 	$(BIN)/python hatch_build.py node --test $(wildcard tests/js/*.test.js)

@@ -21,7 +21,8 @@ from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import Listening
-from ddp_notebook.launch.ways.ssh import Ssh, ssh_command
+from ddp_notebook.launch.ways.ssh import Ssh
+from ddp_notebook.launch.ways.ssh_config import ssh_command
 
 
 class Hosts:

@@ -198,12 +198,10 @@ def _counts(
     left = total - sum(count or 0 for count in asked.values())
     share, rest = divmod(left, len(open_ones)) if open_ones else (0, left)
     if rest or left < 0 or (open_ones and share == 0):
-        fix = (
-            f"write how many each host gets, e.g. --hosts {','.join(f'{host}:2' for host in list(asked)[:2])}"
-            if options.hosts is not None
-            else f"ask for a multiple of {len(asked)}, or leave N out"
+        raise UsageError(
+            f"{total} {'rank does' if total == 1 else 'ranks do'} not divide among {', '.join(asked)} as asked; "
+            f"N is the sum of all: ask for a multiple of {len(asked)}, or leave N out"
         )
-        raise UsageError(f"{total} ranks do not divide among {', '.join(asked)} as asked; N is the sum of all: {fix}")
     return asked | dict.fromkeys(open_ones, share)
 
 

@@ -43,11 +43,14 @@ Host wants-a-password
 Host unknown-key
   Port {port}
   UserKnownHostsFile /dev/null
+Host changed-key
+  Port {port}
+  UserKnownHostsFile {directory}/known_before
 Host two
   HostName 127.0.0.2
-Host one three nobody-listens wants-a-password unknown-key
+Host one three nobody-listens wants-a-password unknown-key changed-key
   HostName 127.0.0.1
-Host one two three nobody-listens unknown-key
+Host one two three nobody-listens unknown-key changed-key
   IdentityFile {directory}/id
 Host *
   User {user}
@@ -71,6 +74,8 @@ def running(directory: Path) -> Iterator[str]:
     (directory / "ssh_config").write_text(_NAMES.format(**given))
     host_key = (directory / "hostkey.pub").read_text()
     (directory / "known_hosts").write_text(f"[127.0.0.1]:{port},[127.0.0.2]:{port} {host_key}")
+    another_key = (directory / "id.pub").read_text()
+    (directory / "known_before").write_text(f"[127.0.0.1]:{port} {another_key}")
     if os.geteuid() == 0:
         os.makedirs("/run/sshd", exist_ok=True)  # which its unit would make
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", directory / "sshd_config"], stderr=subprocess.DEVNULL)

@@ -178,6 +178,7 @@ def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
         ("nobody-listens", r"no host server on nobody-listens: .*; no ssh server answers there"),
         ("wants-a-password", r"no host server on wants-a-password: .*; a key helps: ssh-copy-id wants-a-password"),
         ("unknown-key", r"no host server on unknown-key: .*; connect once by hand, .*: ssh unknown-key"),
+        ("changed-key", r"no host server on changed-key: Host key .* has changed .*; it has another key than it had"),
     ],
 )
 def test_a_host_that_cannot_be_reached(ssh, host, words):
@@ -190,7 +191,7 @@ def test_a_host_that_cannot_be_reached(ssh, host, words):
     ("first", "words"),
     [
         ("exec /no/such/python", "name the Python that has torch there with --python"),
-        ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "No module named"),
+        ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "name the Python that has it with"),
     ],
 )
 def test_a_python_that_will_not_do(ssh, first, words):

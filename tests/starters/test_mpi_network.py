@@ -31,7 +31,7 @@ def network(tmp_path_factory):
     with namespaces.hosts(directory, "a", "b") as made, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDP_NOTEBOOK_SSH", made.command)
         file = directory / "hosts"
-        file.write_text("".join(f"{address} slots=2\n" for address in made.addresses.values()))
+        file.write_text("".join(f"{name} slots=2\n" for name in made.addresses))  # which ssh alone knows
         yield f"--hostfile {file}", sshd.python(directory)
 
 

@@ -41,19 +41,27 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
 
 
 def check_sum(asked: Mapping[str, int | None], world_size: int | None) -> None:
-    """Refuse another number of ranks than the hosts are to have together, where that is said of each.
+    """Refuse a number of ranks that the hosts cannot have together: those of which it is not said share the rest.
 
     Raises:
-        UsageError: it is another one.
+        UsageError: it is none of theirs.
     """
-    counts = [count for count in asked.values() if count is not None]
-    if world_size in (None, sum(counts)) or len(counts) < len(asked):
+    if world_size is None:
         return
-    said = ", ".join(f"{count} on {host}" for host, count in asked.items())
-    raise UsageError(
-        f"{world_size} rank{'s' * (world_size != 1)}, and --hosts says {sum(counts)}: {said}; N is the sum of all: "
-        "leave it out, or write other numbers behind the hosts"
-    )
+    counts = [count for count in asked.values() if count is not None]
+    left, sharing = world_size - sum(counts), len(asked) - len(counts)
+    if sharing and (left < sharing or left % sharing):
+        example = ",".join(f"{host}:2" for host in list(asked)[:2])
+        raise UsageError(
+            f"{world_size} {'rank does' if world_size == 1 else 'ranks do'} not divide among {', '.join(asked)} as "
+            f"asked; N is the sum of all: write how many each host gets, e.g. --hosts {example}"
+        )
+    if not sharing and left:
+        said = ", ".join(f"{count} on {host}" for host, count in asked.items())
+        raise UsageError(
+            f"{world_size} rank{'s' * (world_size != 1)}, and --hosts says {sum(counts)}: {said}; N is the sum of all: "
+            "leave it out, or write other numbers behind the hosts"
+        )
 
 
 def _split(text: str) -> list[str]:

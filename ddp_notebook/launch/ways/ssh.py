@@ -7,9 +7,6 @@ both sides say something each second, a host that has heard nothing for its leas
 notebook gives up one that it has not heard for so long. The host's side of that is `_stand_by`, in the server's parent,
 which has nothing else to do: it is heard while its server imports torch, or is stopped. The server itself reads and
 writes what ssh has opened, so its parent speaks on standard error, of which the notebook keeps a file.
-
-`DDP_NOTEBOOK_SSH` is the command that is run, else that of the site's file, else "ssh"; `ssh -F FILE` for a
-configuration of its own.
 """
 
 from __future__ import annotations
@@ -34,12 +31,12 @@ from urllib.parse import urlsplit
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
-from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.host.framing import ServerEnd
 from ddp_notebook.launch.ways import folders, lasting
 from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
+from ddp_notebook.launch.ways.ssh_config import ssh_command
 from ddp_notebook.wire import signals
 
 _BEATS = 5  # words in a lease, at least
@@ -60,11 +57,17 @@ _OPTIONS = {
 }
 _FIXES = (
     ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
+    (
+        "has changed and you have requested strict checking",
+        "it has another key than it had; if that is right, as after a new installation, remove the old one as "
+        "ssh {name} says by hand, and connect once more",
+    ),
     ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh {name}"),
     ("Permission denied", "it asks for a password, which nobody is there to type; a key helps: ssh-copy-id {name}"),
     (
         "No module named 'ddp_notebook'",
-        "make dist here makes a wheel; copy it there, and: {python} -m pip install ddp_notebook-*.whl",
+        "make dist here makes a wheel; copy it there, and: {python} -m pip install ddp_notebook-*.whl; "
+        "or name the Python that has it with --python",
     ),
     ("No module named 'ddp_notebook.", "the package is older there; install the notebook's: {python} -m pip install"),
     ("No module named", "install it there too, or name another Python than {python} with --python"),
@@ -283,11 +286,6 @@ def _words(options: Mapping[str, str]) -> list[str]:
 def _quoted(path: str) -> str:
     """For the shell there, whose ~ stays."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
-
-
-def ssh_command() -> list[str]:
-    """The command that is run as ssh, with its first options."""
-    return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH") or file.read().ssh or "ssh")
 
 
 # ---- on the host

@@ -1,0 +1,30 @@
+"""What runs as ssh, and what it knows of a host.
+
+`DDP_NOTEBOOK_SSH` is the command, else that of the site's file, else "ssh"; `ssh -F FILE` for a configuration of its
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+
+from ddp_notebook.launch.defaults import file
+
+_READ_S = 5.0  # what ssh gets to read its configuration
+
+
+def ssh_command() -> list[str]:
+    """The command that is run as ssh, with its first options."""
+    return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH") or file.read().ssh or "ssh")
+
+
+def host_name(destination: str) -> str:
+    """The name or address that ssh connects to: what its configuration makes of this one. Nothing is connected to."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [*ssh_command(), "-G", "--", destination]
+        settings = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S).stdout.splitlines()
+        return dict(line.partition(" ")[::2] for line in settings).get("hostname", destination)
+    return destination
