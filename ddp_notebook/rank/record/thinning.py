@@ -12,7 +12,8 @@ import time
 
 FIRST_STEPS = 16  # of a cell, which are all kept
 FIRST_CALLS = 8  # of a line, likewise: what comes after the loop, or every hundredth step
-PER_S = 20  # calls whose values are kept: more than anybody can look at as they come
+PER_S = 5  # calls whose values are kept: a thousandth of the time at 0.2 ms each where caches are cold
+_MOST_RUN_S = 2.0  # from one run to the next, however many calls its steps have: somebody may be looking
 _RUN = 4  # steps that are kept in a row
 _WINDOW = 16  # steps between two looks at the rate
 
@@ -58,7 +59,7 @@ class Thinning:
         """Choose the stride by the calls and steps of the last window."""
         calls_per_s, steps_per_s = self.calls / max(seconds, 1e-6), _WINDOW / max(seconds, 1e-6)
         stride = 1
-        while stride * PER_S < calls_per_s and 2 * stride <= steps_per_s:  # a step a second, however many calls it has
+        while stride * PER_S < calls_per_s and 2 * stride * _RUN <= _MOST_RUN_S * steps_per_s:
             stride *= 2
         if stride > self.stride or 2 * stride < self.stride:  # else it would change back and forth at a limit
             self.stride = stride
