@@ -121,7 +121,8 @@ def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, repo
             why, failure = rest
             if isinstance(failure, DDPNotebookError):
                 raise failure
-            raise StartError(f"the session has ended: {why if failure is None else failure}")
+            said = why if failure is None else f"{type(failure).__name__}: {failure}"
+            raise StartError(f"the session has ended: {said}")
 
 
 def _last_words(entry: Entry) -> str:
