@@ -4,6 +4,7 @@ The hosts are network namespaces of this machine with an ssh server each, so bot
 import torch side by side, and so do the two processes that a cold start is compared with.
     cold      from the call to the end of the first all_reduce
     import    two processes that import torch and `torch._dynamo` at once
+    warm      the same from a notebook whose last session was on these hosts, and on one machine
     pass      a cell of a notebook on the hosts and on one machine; and `session.run("pass")` on the hosts, on one
               machine, and in two host servers of this machine without ssh: the least that two servers take on the
               same cores
@@ -36,7 +37,7 @@ from tests.benchmarks.results import Figure, moment, table
 from tests.kernels import NotebookKernel
 from tests.ssh import namespaces, sshd
 
-BAR_COLD, BAR_PASS = 1.2, 1.3  # ratios to two imports, and to one machine
+BAR_COLD, BAR_WARM, BAR_PASS = 1.2, 1.3, 1.3  # ratios to two imports, and to one machine
 BAR_FREED_S, BAR_HEALED_S = 0.5, 1.0
 _HOSTS = ("a", "b")
 _WORLD_SIZE = 4
@@ -44,6 +45,7 @@ _SUM = "x = torch.ones(1); dist.all_reduce(x)"
 _IMPORT = "import torch, torch._dynamo; assert torch.optim"
 _LIMIT_S = 0.3
 _CELLS = 100  # of a block
+_WARM_STARTS = 3
 
 
 def measure(rounds: int = 3) -> list[Figure]:
@@ -77,7 +79,7 @@ def _measure(rounds: int, python: str) -> list[Figure]:
         return ddp_notebook.start(_WORLD_SIZE, hosts=hosts, python=python if hosts else None, grace_s=0.3)
 
     for _ in range(rounds):
-        note("import", _two_imports_s())
+        note("import", two_imports_s())
         began = time.perf_counter()
         with start(",".join(_HOSTS)) as session:
             session.run(_SUM)
@@ -92,9 +94,14 @@ def _measure(rounds: int, python: str) -> list[Figure]:
     with contextlib.closing(NotebookKernel()) as kernel:
         front_end = FrontEnd(kernel)
         front_end.set_up("%load_ext ddp_notebook")
+        on_hosts = f"%ddp_start {_WORLD_SIZE} --hosts {','.join(_HOSTS)} --python {python}"
+        here = f"%ddp_start {_WORLD_SIZE}"
         for _ in range(rounds):
-            note("cell", _cell_ms(front_end, f"%ddp_start {_WORLD_SIZE} --hosts {','.join(_HOSTS)} --python {python}"))
-            note("local cell", _cell_ms(front_end, f"%ddp_start {_WORLD_SIZE}"))
+            note("cell", _cell_ms(front_end, on_hosts))
+            note("local cell", _cell_ms(front_end, here))
+            for _ in range(_WARM_STARTS):
+                note("warm", _warm_s(front_end, on_hosts))
+                note("local warm", _warm_s(front_end, here))
     middle = {what: median(values) for what, values in times.items()}
     blocks = {what: tuple(values) for what, values in times.items()}
     return [
@@ -106,6 +113,15 @@ def _measure(rounds: int, python: str) -> list[Figure]:
             baseline=middle["import"],
             against="two imports of torch side by side",
             blocks=blocks["cold"],
+        ),
+        Figure(
+            what="... a warm start, in a notebook",
+            value=middle["warm"],
+            unit="s",
+            bar=BAR_WARM,
+            baseline=middle["local warm"],
+            against="of 4 ranks on one machine",
+            blocks=blocks["warm"],
         ),
         Figure(
             what="`pass` on them, in a notebook",
@@ -159,7 +175,8 @@ def _without_ssh() -> Iterator[None]:
         yield
 
 
-def _two_imports_s() -> float:
+def two_imports_s() -> float:
+    """How long two processes take that import torch at once."""
     began = time.perf_counter()
     both = [subprocess.Popen([sys.executable, "-c", _IMPORT]) for _ in _HOSTS]
     assert [one.wait() for one in both] == [0, 0]
@@ -183,6 +200,13 @@ def _cell_ms(front_end: FrontEnd, start: str) -> float:
     each = [front_end.run_s("%%on_all_ranks\npass") for _ in range(_CELLS + _CELLS // 5)][_CELLS // 5 :]
     front_end.set_up("%ddp_stop")
     return median(each) * 1e3
+
+
+def _warm_s(front_end: FrontEnd, start: str) -> float:
+    """After a session there: the host servers wait."""
+    took_s = front_end.run_s(f"{start}\n%on_all_ranks {_SUM}")
+    front_end.set_up("%ddp_stop")
+    return took_s
 
 
 def _freed_s(session: Session) -> float:

@@ -167,11 +167,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-@contextmanager
-def running(directory: Path) -> Iterator[Cluster]:
-    """A Slurm with two nodes; skips the test where it cannot be had."""
+def need() -> None:
+    """Skip the test where Slurm is not installed."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=_PATH) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)}: `make cluster-tools` installs Slurm")
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Cluster]:
+    """A Slurm with two nodes; skips the test where it cannot be had."""
+    need()
     with namespaces.hosts(directory, *NODES) as network, Cluster(directory, network) as made:
         yield made

@@ -132,6 +132,23 @@ def test_the_notebook_may_be_on_a_node_of_the_allocation(slurm, tmp_path):
     assert (tmp_path / "said").read_text() == "[0-1] 2 0\non n1\n"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("end", [_by_a_job_that_goes_before, _by_the_limit])
+def test_tasks_that_were_warned_remove_what_they_have_written(slurm, tmp_path, end):
+    """They do not end at SIGTERM, since ranks save then; SIGKILL would leave their folders."""
+    folders = Path(tempfile.gettempdir()).glob
+    before = set(folders("ddp_notebook-*"))
+    with ddp_notebook.start(2, slurm="-N2 --exclusive -t 10", on_preempt=str(tmp_path)) as session:
+        [job] = slurm.jobs()
+        said = session.run("import os; print(os.environ['TMPDIR'])")[1].stdout.strip()
+        assert said == tempfile.gettempdir(), "which the tasks share with the notebook"
+        later = session.run("import time; time.sleep(100)", wait=False, quiet=True)
+        end(slurm, job)
+        with pytest.raises(SessionBrokenError, match=f"Slurm job {job} "):
+            later.result(timeout=60)
+    assert set(folders("ddp_notebook-*")) == before
+
+
 def _by_signal(slurm, job):
     """What `--signal=USR1@60` does 60 s before the end."""
     slurm.ask("scancel", "--signal=USR1", job)

@@ -80,6 +80,11 @@ class Starter(ABC):
         """What its user should know by now and was not told yet, such as that its time is nearly over."""
         return []
 
+    def killed_in_s(self) -> float | None:
+        """Seconds that its tasks have from the SIGTERM that came just now to their SIGKILL; None: none is to follow, or
+        nobody knows when."""
+        return None
+
     @abstractmethod
     def trouble(self, *, now: bool = False) -> str:
         """Why its tasks have ended, or will not come, in a sentence; "" while all is well.

@@ -151,6 +151,11 @@ class Slurm(Starter):
             return ""
         return f"{self.words} {seen.in_words()}" + ("" if seen.says_why else self._last_words())
 
+    def killed_in_s(self) -> float | None:
+        if self._job is None or not self._look(0.0).is_ending:  # it has a grace time, at whose end SIGTERM comes again
+            return None
+        return self._job.kill_wait_s()
+
     def end(self) -> None:
         self._over.set()
         job, self._job = self._job, None

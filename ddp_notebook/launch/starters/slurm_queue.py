@@ -174,6 +174,15 @@ class Job:
                     return value
         return ""
 
+    def kill_wait_s(self) -> float | None:
+        """What its processes get from SIGTERM to SIGKILL when it ends; None: Slurm does not say."""
+        with contextlib.suppress(StartError):
+            for line in _run(["scontrol", "show", "config", *self._on]).splitlines():
+                name, _, value = line.partition("=")
+                if name.strip() == "KillWait":
+                    return float(value.split()[0])  # "30 sec"
+        return None
+
     def cancel(self) -> None:
         """End it, whether it waits or runs. One that has ended is left alone.
 

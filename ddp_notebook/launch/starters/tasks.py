@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from ddp_notebook.launch.ways.outpost import VARIABLE
 from ddp_notebook.launch.ways.ports import ANY, Listening
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two states of a queue
+_IN_ORDER_S = 3.0  # what tasks get to end in order before they are killed
 _MODULE = "ddp_notebook.launch.ways.outpost"
 
 
@@ -55,6 +57,8 @@ class Tasks:
         self.listening = Listening(starter.address, ports)
         self._starter = starter
         self._owner_pid = os.getpid()
+        self._has_ended = threading.Event()
+        self._goodbye: threading.Thread | None = None
         self._arrivals = Arrivals(self.listening, lease_s, env, partial(starter.trouble, now=True), saves=saves)
         atexit.register(self._at_exit)
         try:
@@ -101,7 +105,21 @@ class Tasks:
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
         """Have this called, from any thread, when their job says that its time is nearly over."""
-        self._arrivals.on_warned = on_warned
+
+        def warned(signal: str, host: str) -> None:
+            on_warned(f"{signal} came to the task on {host}")
+            if signal == "SIGTERM" and not self._has_ended.is_set() and self._goodbye is None:
+                self._goodbye = threading.Thread(target=self._end_before_they_are_killed, daemon=True)
+                self._goodbye.start()
+
+        self._arrivals.on_warned = warned
+
+    def _end_before_they_are_killed(self) -> None:
+        """Else nobody there would remove what they have written."""
+        if (left_s := self._starter.killed_in_s()) is None:
+            return
+        if not self._has_ended.wait(left_s - min(_IN_ORDER_S, left_s / 2)):
+            self._arrivals.say_goodbye()
 
     def status(self) -> str:
         """What `%ddp_status` says of them; "" if nothing."""
@@ -120,6 +138,7 @@ class Tasks:
 
     def end(self) -> None:
         """End what is left of them. Call it when their hosts have ended."""
+        self._has_ended.set()
         atexit.unregister(self._at_exit)
         self._arrivals.dismiss()
         self._starter.end()

@@ -132,7 +132,7 @@ class Arrivals:
 
     Attributes:
         invitation: what each of them is to be given.
-        on_warned: told of such a signal, in words.
+        on_warned: told the name of such a signal, and the host that it came to.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Arrivals:
         *,
         saves: bool = False,
     ) -> None:
-        self.on_warned: Callable[[str], object] = lambda _: None
+        self.on_warned: Callable[[str, str], object] = lambda _, __: None
         keyring = Keyring()
         self._wire = Endpoint.listen(keyring, self._on_message, bind=at.bind, expects_all=True)
         keys = keyring.invite(_IDENTITY, control=self._wire.url, bulk="")
@@ -268,7 +268,7 @@ class Arrivals:
         elif isinstance(message, Stream) and peer in self._incoming:
             self._incoming[peer].put(message.data)
         elif isinstance(message, Warned) and peer in self._arrived:
-            self.on_warned(f"{message.signal} came to the task on {self._arrived[peer].host}")
+            self.on_warned(message.signal, self._arrived[peer].host)
 
 
 def _machine(arrived: Arrived) -> str:
