@@ -50,12 +50,6 @@ model = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 x, other = torch.randn(shape), torch.randn(3_000_000)
 
-def nothing(kernel):
-    redispatch, after = kernel.redispatch, kernel._after
-    def run(keys, *arguments):
-        return redispatch(keys & after, *arguments)
-    return run
-
 kinds = {"nothing": nothing, "least": least}
 whole, is_installed = Kernel.make, False
 

@@ -7,11 +7,11 @@ drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time and processor time of a step in DDP, with the recorder and without (its kernels taken away, nothing
            recorded): blocks of a second take turns on the same ranks, in another order each time. And with
-           `%ddp_record off`, where its kernels and the guard stay; with `%ddp_record all`; with kernels that only note
-           when each operation begins and ends: the least that a recorder in Python can cost; and not recorded once
-           more, which says what the machine alone makes of two blocks that are the same. What it costs is a matter of
-           collectives and steps, not of their size, so a tiny model, whose step takes some milliseconds, pays the
-           largest share
+           `%ddp_record off`, where its kernels and the guard stay; with `%ddp_record all`; with kernels that do
+           nothing, and such that only note when each operation begins and ends: the least that a recorder in Python
+           can cost; and not recorded once more, which says what the machine alone makes of two blocks that are the
+           same. What it costs is a matter of collectives and steps, not of their size, so a tiny model, whose step
+           takes some milliseconds, pays the largest share
 readable   from a `log()` on a rank until the notebook can read it
 
 Of processor times the least of the blocks counts: what else the machine does only adds.
@@ -112,11 +112,15 @@ MODELS = {  # module, shape of the input, bucket_cap_mb
         torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
     ), (4, 32, 128), 1.0""",
 }
-# Kernels that only note when each operation begins and ends: the least that a recorder in Python can do.
+# Kernels that do nothing, which is what it takes to call Python and to come back; and such that only note when each
+# operation begins and ends, the least that a recorder in Python can do.
 LEAST = """
 import time
 from torch._C._distributed_c10d import Work
 from ddp_notebook.rank.record.tape import noting_time
+def nothing(kernel):
+    redispatch, after = kernel.redispatch, kernel._after
+    return lambda keys, *arguments: redispatch(keys & after, *arguments)
 def least(kernel):
     redispatch, after, unbox, now = kernel.redispatch, kernel._after, Work.unbox, time.monotonic_ns
     def run(keys, *arguments):
@@ -152,7 +156,7 @@ def _block(steps):
     return [(time.perf_counter() - began) / steps * 1e3, (time.process_time() - ran) / steps * 1e3]
 def _switch(mode):
     _recorder.remove()
-    Kernel.make = least if mode == "least" else _whole
+    Kernel.make = {"nothing": nothing, "least": least}.get(mode, _whole)
     if mode not in ("bare", "again"): _recorder.install()
     _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 _step_ms = torch.tensor(_block(20)[0])
@@ -173,6 +177,7 @@ _MODES = {
     "recorded": "recorded",
     "all": "recorded with `%ddp_record all`",
     "off": "with `%ddp_record off`",
+    "nothing": "with kernels in Python that do nothing",
     "least": "with kernels in Python that note when each operation begins and ends, the least possible",
     "again": "not recorded once more: what two blocks of the same differ by",
 }
