@@ -36,6 +36,7 @@ c.SlurmEngineSetLauncher.batch_template = '''#!/bin/sh
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --time=10
+#SBATCH --output=/dev/null
 srun {program_and_args}
 '''
 """
