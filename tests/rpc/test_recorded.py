@@ -19,6 +19,7 @@ class Agent:
 def ask(agent): return agent.rpc_sync().act(1) + agent.rpc_sync().act(2)
 def fail(): raise ValueError('no such state')
 def double(x): return 2 * x
+def mistake(): return ValueError('no such state')
 def numbers(): return torch.arange(4.0)
 def box(): return [rpc.remote('worker0', numbers)]
 import sys, threading
@@ -93,6 +94,26 @@ def test_a_call_is_seen_from_both_sides(session, tmp_path):
     assert len(recording.to_pandas("rpc")) == len(recording.rows("rpc"))
     again = ddp_notebook.load(recording.save(tmp_path / "recording.npz"))
     assert again.calls() == recording.calls() and again.references() == recording.references()
+
+
+def test_an_exception_that_is_returned_is_an_answer(session):
+    """However it is waited for, or by nobody."""
+    cell = on_rank_0(
+        session,
+        "assert isinstance(rpc.rpc_sync('worker1', mistake), ValueError)\n"
+        "rpc.rpc_async('worker1', mistake).wait()\n"
+        "torch.futures.wait_all([rpc.rpc_async('worker1', mistake)])\n"
+        "rpc.rpc_async('worker1', mistake)\n"
+        "rpc.remote('worker1', mistake).to_here()\n"
+        "for failing in (rpc.rpc_async('worker1', fail), rpc.rpc_async('worker1', fail)): pass\n"
+        "try: failing.wait()\n"
+        "except ValueError: pass",
+    )
+
+    calls = session.recording.calls(cell=cell)
+    assert [call.function for call in calls].count("mistake") == 5
+    assert {call.function for call in calls if call.error} == {"fail"}
+    assert sum(bool(call.error) for call in calls) == 2
 
 
 def test_references_are_seen_from_their_making_until_they_are_deleted(session):

@@ -31,6 +31,15 @@ class Slow(torch.autograd.Function):
 def slow(x): return Slow.apply(x)
 @rpc.functions.async_execution
 def never(): return torch.futures.Future()
+import threading
+from ddp_notebook.rank.group import waiting
+held = torch.futures.Future()
+@rpc.functions.async_execution
+def hold(): return held
+def wait_too(later_s):
+    waiting.begin(threading.get_ident())
+    time.sleep(later_s)
+    future.wait()
 """
 BACKWARD = """
 with dist_autograd.context() as context:
@@ -106,6 +115,21 @@ def test_what_does_not_end_is_named(session, code, rank):
     assert f"rank {rank} still runs nap for it, until what that waits in returns, such as time.sleep" in told
     wait_until(lambda: frames(session, "nap") == [0, 0], what="the end of nap")
     assert session.run("done", ranks=[rank])[rank].result == "[]", "it ends there, and not behind"
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.2])
+def test_the_end_of_one_threads_wait_is_not_that_of_anothers_for_the_same_call(session, later_s):
+    """The other one would go on to wait in C++, where no stop reaches it; whoever has begun first."""
+    stopped(
+        session,
+        "future = rpc.rpc_async(other, hold)\n"
+        f"thread = threading.Thread(target=wait_too, args=({later_s},)); thread.start()\n"
+        "threading.Timer(0.4, waiting.interrupt, [thread.ident]).start()\n"
+        f"time.sleep({0.2 - later_s}); future.wait()",
+        after_s=1.0,
+    )
+    session.run("held.set_result(1); held = torch.futures.Future()", ranks=[1])
+    wait_until(lambda: frames(session, "wait_too") == [0, 0], 10.0)
 
 
 def test_a_shutdown_does_not_wait_for_what_a_stopped_cell_has_called(session):

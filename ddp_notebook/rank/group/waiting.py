@@ -53,7 +53,9 @@ def notice_interrupt() -> None:
 
 # ---- threads whose waits can be ended: the main one, by its signal, and others for as long as they say so
 
-Came = SimpleQueue[Any]  # gets something when what is waited for has come; unlike a lock it may be told so twice
+# Gets something when what is waited for has come, or the wait is to end; unlike a lock it may be told so twice. Each
+# wait has its own: a thread that took what another one's wait is to end by would go on to wait in C++.
+Came = SimpleQueue[Any]
 _others: dict[int, Came | None] = {}  # by thread: what it waits for
 
 
@@ -96,7 +98,6 @@ def _wait_for(came: Came) -> None:
     if thread in _others:
         _others[thread] = came
     came.get()
-    came.put(None)  # for another thread that waits for the same
 
 
 # ---- futures
@@ -105,8 +106,10 @@ def _wait_for(came: Came) -> None:
 Explain = Callable[[Any, RuntimeError], BaseException | None]
 explain: Explain = lambda future, error: None  # noqa: E731 - says in words why a future has failed, where it can
 # What the end of this future is told to already: spares it one more callback, 3 us in the thread that sets it.
+# For the first who waits for it.
 came_of: Callable[[Any], Came | None] = lambda future: None  # noqa: E731
-on_waited: Callable[[Any, Any], None] = lambda future, value: None  # noqa: E731 - called with what it has raised, too
+# Called with its value, or with its error.
+on_waited: Callable[[Any, Any, Exception | None], None] = lambda future, value, error: None  # noqa: E731
 
 
 def wait_for_future(future: torch._C.Future[Any]) -> Any:
@@ -118,11 +121,11 @@ def wait_for_future(future: torch._C.Future[Any]) -> Any:
     try:
         value = _wait_for_future(future)
     except Exception as error:
-        on_waited(future, error)
+        on_waited(future, None, error)
         if isinstance(error, RuntimeError) and (better := explain(future, error)) is not None:
             raise better from None
         raise
-    on_waited(future, value)
+    on_waited(future, value, None)
     return value
 
 

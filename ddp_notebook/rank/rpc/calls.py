@@ -42,6 +42,7 @@ class Calls:
         self._answered: deque[_Answered] = deque()
         self._of_futures: dict[int, tuple[Sent, weakref.ref[Any]]] = {}  # by the ids of these
         self._waits = itertools.count(-1, -1)  # the same as numbers, of what is no call
+        self._handing = threading.Lock()
 
     def number_from(self, first: int) -> None:
         """Calls have numbers from this on, which no other process of the session gives."""
@@ -83,13 +84,22 @@ class Calls:
         found = self._of_futures.get(id(future))
         return None if found is None else found[0]
 
-    def settle(self, future: Any = None, value: Any = None) -> None:
+    def came_of(self, future: Any) -> SimpleQueue[Any] | None:
+        """What gets something when this future is set, for the first who asks."""
+        if (call := self.of(future)) is None:
+            return None
+        with self._handing:
+            came, call.came = call.came, None
+        return came
+
+    def settle(self, future: Any = None, value: Any = None, error: Exception | None = None) -> None:
         """Take leave of the calls whose answers have come: their waiting caller does, or the next call, or who
         asks what is under way.
 
         Args:
             future: somebody has waited for this one.
-            value: what he got by it, or its error.
+            value: what he got by it.
+            error: or what it has raised.
         """
         answered = self._answered
         while answered:
@@ -100,9 +110,9 @@ class Calls:
             self._under_way.pop(call.number, None)
             if its is not None:
                 if its is future:
-                    self.on_answer(call, time_ns, value)
+                    self.on_answer(call, time_ns, value, error)
                 else:
-                    self.on_answer(call, time_ns, None, its)
+                    self.on_answer(call, time_ns, None, None, its)
 
     @contextmanager
     def during(self, function: str, to: str, *, is_call: bool = True) -> Iterator[None]:

@@ -110,7 +110,8 @@ class Face:
 
         PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
         PyRRef.to_here, PyRRef.local_value = self._to_here(), self._local_value()  # type: ignore[method-assign]
-        waiting.explain, waiting.came_of, waiting.on_waited = self._losses.explain, self._came_of, self.calls.settle
+        waiting.explain, waiting.came_of = self._losses.explain, self.calls.came_of
+        waiting.on_waited = self.calls.settle
         self._lie_over_agent()
 
     # ---- what cells call
@@ -319,10 +320,6 @@ class Face:
     def _described(self, agent: str) -> str:
         """A worker, as its agent is known, in words."""
         return agent if self.names is None else self.names.words.get(agent, agent)
-
-    def _came_of(self, future: Any) -> waiting.Came | None:
-        call = self.calls.of(future)
-        return None if call is None else call.came
 
     def _name_of_meeting(self, options: rpc.TensorPipeRpcBackendOptions, world_size: int) -> str:
         """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one

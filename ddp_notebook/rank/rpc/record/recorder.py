@@ -37,7 +37,6 @@ _DEPTH = 4  # of lists whose tensors are counted
 _LONG_NS = 100_000_000  # a call that takes longer has a row while it does
 _KIND = {name: code for code, name in enumerate(RPC_KINDS)}
 _ASYNC, _TO_HERE, _REMOTE = (_KIND[kind] for kind in ("rpc_async", "to_here", "remote"))
-_ERRORS = RemoteException, Exception
 _now_ns = time.monotonic_ns
 _to_here = "to_here"
 
@@ -114,30 +113,33 @@ class Recorder:
 
     def _in_context(self, call: Sent, context: int, future: Any) -> None:
         call.returned_ns = _now_ns()
-        self._look_at(call, None, future)
+        self._look_at(call, None, None, future)
         self._contexts.returned(call, context)
 
-    def _on_answer(self, call: Sent, time_ns: int, value: Any, future: Any = None) -> None:
+    def _on_answer(self, call: Sent, time_ns: int, value: Any, error: Exception | None, future: Any = None) -> None:
         if call.returned_ns < 0:
             call.returned_ns = time_ns
-            if value is not None or future is not None:
-                self._look_at(call, value, future)
+            if value is not None or error is not None or future is not None:
+                self._look_at(call, value, error, future)
         self.tape.put(call)
 
-    def _look_at(self, call: Sent, value: Any, future: Any) -> None:
+    def _look_at(self, call: Sent, value: Any, error: Any, future: Any) -> None:
         """Keep what its answer says.
 
         Args:
-            value: the answer, if there is no future.
-            future: that has it.
+            value: the answer, if there is no future. It may be an exception, which the callee has returned.
+            error: or what was raised.
+            future: that has either.
         """
         if future is not None:
             try:
                 value = future.value()
-            except Exception as error:  # the user's call raises it
-                value = error
-        if isinstance(value, _ERRORS):
-            call.error = _in_a_line(value)
+            except Exception as raised:  # by the user's call
+                error = raised
+        if isinstance(value, RemoteException):
+            error = value
+        if error is not None:
+            call.error = _in_a_line(error)
         elif call.kind != _REMOTE:
             call.nbytes_back = _nbytes((value,))
 
