@@ -58,6 +58,33 @@ def test_rpc_calls_functions_of_a_cell_on_another_rank(make_session):
         assert [result[rank].result for rank in range(2)] == ["(2, set())", "(4, set())"]
 
 
+def test_transports_of_the_options_count_and_else_nobody_polls(make_session):
+    """As far as an agent can have others that runs already."""
+    definitions = (
+        f"{DEFINITIONS}"
+        "from pathlib import Path\n"
+        "def polls(): return any('SHM' in one.read_text() for one in Path('/proc/self/task').glob('*/comm'))\n"
+        "def init(**ways):\n"
+        "    options = rpc.TensorPipeRpcBackendOptions(**ways)\n"
+        "    rpc.init_rpc(f'worker{rank}', rank=rank, world_size=2, rpc_backend_options=options)\n"
+        "    rpc.rpc_sync(f'worker{1 - rank}', add, args=(torch.ones(2), 1)); rpc.shutdown()"
+    )
+    session = make_session(2)
+    session.run(definitions)
+    shared = "init(_transports=['shm', 'uv'], _channels=['basic']); polls()"
+    (first, answer), _ = (told.splitlines() for told in said(session, shared))
+    assert (first, answer) == ("init_rpc: 2 workers (worker0, worker1)", "True")
+    assert said(session, shared) == [f"{first}\nTrue"] * 2
+    as_before = f"{first}; transports and channels as before, until the rank is started again"
+    assert said(session, "init(_transports=['uv'])") == [as_before] * 2
+    assert said(session, "init()") == [first] * 2
+
+    session.stop()
+    session = make_session(2)
+    session.run(definitions)
+    assert said(session, "init(); polls()") == [f"{first}\nFalse"] * 2
+
+
 def test_references_gradients_and_names_last_from_cell_to_cell(session):
     """Plain torch cannot: what it knows of references is bound to the first agent of a process."""
     code = INIT + (

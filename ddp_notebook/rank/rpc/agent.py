@@ -12,8 +12,10 @@ more worker.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -22,6 +24,8 @@ from torch._C._distributed_rpc import TensorPipeAgent, WorkerInfo, _set_profiler
 from torch.distributed.rpc import TensorPipeRpcBackendOptions, api, backend_registry
 
 _ADDRESS = "addrs/"  # where TensorPipe's agent has the address of a worker
+_WAYS, _ASKED = ("_transports", "_channels"), "_ddp_asked"
+_init_options, _INIT = TensorPipeRpcBackendOptions.__init__, "__init__"
 
 Maps = dict[str, dict[torch.device, torch.device]]  # of devices, by the worker at the other end
 
@@ -50,6 +54,23 @@ class Worker:
         return WorkerInfo(self.agent, self.number)
 
 
+def note_ways() -> None:
+    """Have options keep the transports and channels that they are made with: torch's do not tell them."""
+
+    @functools.wraps(_init_options)
+    def __init__(options: TensorPipeRpcBackendOptions, *args: Any, **kwargs: Any) -> None:
+        _init_options(options, *args, **kwargs)
+        setattr(options, _ASKED, {name: kwargs[name] for name in _WAYS if kwargs.get(name)})
+
+    setattr(TensorPipeRpcBackendOptions, _INIT, __init__)
+
+
+def _asked_ways(options: TensorPipeRpcBackendOptions) -> dict[str, list[str]]:
+    """The transports and channels that they were made with; none where they were left to torch."""
+    found: dict[str, list[str]] = getattr(options, _ASKED, {})
+    return found
+
+
 class Agent:
     """The process's agent. It knows nobody yet.
 
@@ -68,6 +89,7 @@ class Agent:
         self._addresses: dict[str, str] = {}  # of other agents, by their names
         self._threads = options.num_worker_threads
         self._maps = mine.device_maps
+        self._ways = _asked_ways(options)
         dist_autograd._init(mine.number)  # type: ignore[attr-defined]
         _set_profiler_node_id(mine.number)
         self._agent = TensorPipeAgent(
@@ -83,6 +105,8 @@ class Agent:
         stays = []
         if options.num_worker_threads not in (self._threads, TensorPipeRpcBackendOptions().num_worker_threads):
             stays.append(f"num_worker_threads={self._threads}")
+        if _asked_ways(options) not in (self._ways, {}):
+            stays.append("transports and channels")
         if mine.device_maps != self._maps:
             stays.append("the device maps")
         return stays
@@ -128,7 +152,7 @@ def _devices_of(mine: Worker, workers: Sequence[Worker]) -> tuple[Maps, list[tor
 def _as_agents(
     options: TensorPipeRpcBackendOptions, mine: Worker, workers: Sequence[Worker]
 ) -> TensorPipeRpcBackendOptions:
-    """The options, for agents' names, and with a transport that sleeps while nothing comes.
+    """The options, for agents' names, and with a transport that sleeps while nothing comes, unless they name others.
 
     Torch's own choice between processes of a machine is shared memory, at which a thread looks all the time: 21 to 99 %
     of a core of an idle rank, where sockets take 1 %. With nothing beside them sockets have 1.5 to 1.8 times its
@@ -144,6 +168,9 @@ def _as_agents(
         init_method=options.init_method,
         device_maps={agents[name]: dict(to) for name, to in mine.device_maps.items()},  # type: ignore[arg-type]
         devices=list(mine.devices),
-        _transports=["uv"],
-        _channels=None if torch.cuda.is_available() else ["cma", "basic"],
+        **{
+            "_transports": ["uv"],
+            "_channels": None if torch.cuda.is_available() else ["cma", "basic"],
+            **_asked_ways(options),
+        },
     )

@@ -30,7 +30,7 @@ from torch.distributed.rpc import api, internal
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.replacing import replace
-from ddp_notebook.rank.rpc.agent import Agent, Worker
+from ddp_notebook.rank.rpc.agent import Agent, Worker, note_ways
 from ddp_notebook.rank.rpc.calls import INVOKES, Calls
 from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.losses import Losses
@@ -84,6 +84,7 @@ class Face:
 
     def install(self) -> None:
         """Replace torch's functions in this process."""
+        note_ways()
         replace(_init_rpc, _as(_init_rpc, self.init_rpc))
         replace(_shutdown, _as(_shutdown, self.shutdown))
         replace(_get_worker_info, _as(_get_worker_info, self.get_worker_info))
