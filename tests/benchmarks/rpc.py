@@ -11,13 +11,15 @@ stop       processor time that a call which is not recorded takes longer with a 
            torch's; and than a call of plain processes over sockets, so what lets a cell run again is in it, too
 matched    of 10,000 calls, those that only one side has told of
 
-Processor times are medians of differences between blocks that follow each other.
+Processor times are by threads (the kernel's `schedstat`), and medians of differences between stretches of calls that
+follow each other in a random order. They are long enough for the recorder's batches to be in them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -25,8 +27,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import psutil
@@ -38,12 +41,11 @@ BAR_IDLE_PERCENT, BAR_TIME = 2.0, 1.1
 BAR_RECORDING_US, BAR_STOP_US, BAR_UNMATCHED_PERCENT = 20.0, 50.0, 0.1
 _IDLE_S = 3.0
 _BLOCKS, _CALLS, _TRANSFERS = 8, 200, 5
-_COST_BLOCKS, _COST_CALLS = 10, 1000
+_ROUNDS, _ALL_EVERY, _LEAD_S, _STRETCH_S = 48, 4, 0.3, 0.7  # recording is to be known best
 _MATCHED = 10_000
-_OF_CALLS = ("pt_thread_pool", "TP_")  # names of threads that run calls, and of those that send them
 
 WORKER = """
-import time
+import os, time
 from statistics import median
 import torch
 from torch.distributed import rpc
@@ -58,20 +60,38 @@ def timed(times, *call):
         rpc.rpc_sync('worker1', *call)
         each.append(time.perf_counter() - began)
     return median(each) * 1e3
-def often(times):
-    for _ in range(times): rpc.rpc_sync('worker1', nothing)
+def calls_for(s):
+    n, until = 0, time.monotonic() + s
+    while time.monotonic() < until:
+        for _ in range(20): rpc.rpc_sync('worker1', nothing)
+        n += 20
+    return n
+def used_us(pids):
+    'Processor time of two processes that call each other, and of others: of those that make and run calls, of all'
+    calls = every = others = 0
+    for pid in pids:
+        for task in os.listdir(f'/proc/{pid}/task'):
+            with open(f'/proc/{pid}/task/{task}/schedstat') as file: used = int(file.read().split()[0]) / 1e3
+            with open(f'/proc/{pid}/task/{task}/comm') as file: name = file.read()
+            if pid not in pids[:2]: others += used; continue
+            every += used
+            if int(task) == pid or name.startswith(('pt_thread_pool', 'TP_')): calls += used
+    return calls, every, every + others
+def stretch(pids, lead_s, s):
+    calls_for(lead_s)
+    before = used_us(pids)
+    made = calls_for(s)
+    return [(now - was) / made for now, was in zip(used_us(pids), before)]
 def many(to, times):
     for _ in range(times // 100):
         torch.futures.wait_all([rpc.rpc_async(to, nothing) for _ in range(50)])
         for _ in range(50): rpc.rpc_sync(to, nothing)
 """
 _BLOCK = f"[timed({_CALLS}, nothing), timed({_TRANSFERS}, same, (big,))]"
-_OFTEN = f"often({_COST_CALLS})"
-_TORCHS_WAIT = """
-from ddp_notebook.rank.group import waiting as _waiting
-torch._C.Future.wait = _waiting._wait_for_future
+_WAITS = """
+from ddp_notebook.rank.group import waiting
+_ours, _torchs = torch._C.Future.wait, waiting._wait_for_future
 """
-_OUR_WAIT = "torch._C.Future.wait = _waiting.wait_for_future"
 _PLAIN = """
 import json, os, sys
 {worker}
@@ -176,66 +196,65 @@ def _idle_percent(pids: Sequence[int]) -> list[float]:
 # ---- processor time
 
 
-def _costs(session: ddp_notebook.Session, sockets: _Plain) -> dict[str, list[tuple[float, float]]]:
-    """Microseconds of both processes a call, by what is done, block by block: of threads of calls, and of all."""
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What a call takes, in microseconds of processor time."""
 
-    def ours(level: str) -> tuple[float, float]:
+    calls: float  # the threads of both processes that make and run calls
+    every: float  # all of their threads
+    notebook: float  # these, and the notebook's
+
+
+def _costs(session: ddp_notebook.Session, sockets: _Plain) -> list[dict[str, _Cost]]:
+    """Round by round, by what is done, each time in a random order. A stretch is one cell, whose begin and end are not
+    in it; nor is the time after its begin in which the recorder's thread is still to come."""
+
+    def ours(level: str, wait: str = "_ours") -> _Cost:
         session.record(level)
-        return _used_us(session.pids(), lambda: session.run(f"{_OFTEN} if rank == 0 else None", quiet=True))
-
-    def with_torchs_wait() -> tuple[float, float]:
-        session.run(_TORCHS_WAIT, quiet=True)
-        found = ours("off")
-        session.run(_OUR_WAIT, quiet=True)
-        return found
+        session.run(f"torch._C.Future.wait = {wait}", quiet=True)
+        stretch = _stretch([*session.pids(), os.getpid()])
+        return _Cost(*json.loads(session.run(f"{stretch} if rank == 0 else None", quiet=True)[0].result or ""))
 
     runs = {
         "recorded": lambda: ours("values"),
         "not recorded": lambda: ours("off"),
-        "torch's wait": with_torchs_wait,
-        "plain": lambda: _used_us(sockets.pids, lambda: sockets.run(_OFTEN)),
+        "torch's wait": lambda: ours("off", "_torchs"),
+        "plain": lambda: _Cost(*sockets.run(_stretch(sockets.pids))),
     }
-    for run in runs.values():
-        run()
-    found = dict(zip(runs, _in_turn(_COST_BLOCKS, *runs.values()), strict=True))
+    session.run(_WAITS, quiet=True)
+    found = []
+    for n in range(_ROUNDS):
+        done = list(runs)[: len(runs) if n % _ALL_EVERY == 0 else 2]
+        found.append({what: runs[what]() for what in random.sample(done, len(done))})
     session.record("values")
+    session.run("torch._C.Future.wait = _ours", quiet=True)
     return found
 
 
-def _used_us(pids: Sequence[int], run: Callable[[], Any]) -> tuple[float, float]:
-    before = [_used_ns(pid) for pid in pids]
-    run()
-    time.sleep(0.3)  # what was recorded is on its way
-    after = [_used_ns(pid) for pid in pids]
-    calls, every = (sum(now[of] - was[of] for now, was in zip(after, before, strict=True)) for of in (0, 1))
-    return calls / _COST_CALLS / 1e3, every / _COST_CALLS / 1e3
+def _stretch(pids: Sequence[int]) -> str:
+    return f"stretch({list(pids)}, {_LEAD_S}, {_STRETCH_S})"
 
 
-def _used_ns(pid: int) -> tuple[int, int]:
-    """Processor time of a process: of the threads that make and run calls, and of all."""
-    of_calls = every = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        used = int((task / "schedstat").read_text().split()[0])
-        every += used
-        if int(task.name) == pid or (task / "comm").read_text().startswith(_OF_CALLS):
-            of_calls += used
-    return of_calls, every
-
-
-def _cost_figures(costs: dict[str, list[tuple[float, float]]]) -> Iterator[Figure]:
+def _cost_figures(costs: list[dict[str, _Cost]]) -> Iterator[Figure]:
     rows = (
-        ("a recorded call: processor time of the threads of both ranks that make and run calls", "recorded", 0),
-        ("... of all threads", "recorded", 1),
-        ("a wait that can be stopped: processor time of both ranks", "not recorded", 1),
-        ("all that is ours in a call but its recording: processor time of both ranks", "not recorded", 1),
+        ("a recorded call: processor time of the threads of both ranks that make and run calls", "recorded", "calls"),
+        ("... of all threads", "recorded", "every"),
+        ("... of all threads and of the notebook", "recorded", "notebook"),
+        ("a wait that can be stopped: processor time of both ranks", "not recorded", "every"),
+        ("all that is ours in a call but its recording: processor time of both ranks", "not recorded", "every"),
     )
-    than = ("not recorded", "not recorded", "torch's wait", "plain")
-    words = "one that is not recorded", "one that is not recorded", "torch's own", "plain processes over sockets"
-    bars = BAR_RECORDING_US, BAR_RECORDING_US, BAR_STOP_US, BAR_RECORDING_US + BAR_STOP_US
+    than = ("not recorded", "not recorded", "not recorded", "torch's wait", "plain")
+    unrecorded = "one that is not recorded"
+    words = unrecorded, unrecorded, unrecorded, "torch's own", "plain processes over sockets"
+    bars = *[BAR_RECORDING_US] * 3, BAR_STOP_US, BAR_RECORDING_US + BAR_STOP_US
     for (what, ours, of), theirs, against, bar in zip(rows, than, words, bars, strict=True):
-        more = [one[of] - other[of] for one, other in zip(costs[ours], costs[theirs], strict=True)]
-        what = f"{what}, more than of {against} ({median(one[of] for one in costs[theirs]):.0f} us)"
-        yield Figure(what=what, value=median(more), unit="us", bar=bar, blocks=tuple(more))
+        both = [(getattr(one[ours], of), getattr(one[theirs], of)) for one in costs if {ours, theirs} <= one.keys()]
+        base, more = [one for _, one in both], [our - their for our, their in both]
+        low, _, high = quantiles(more, n=4)
+        error = 1.2533 * (high - low) / 1.349 / len(more) ** 0.5  # a median's, of what is normal but for outliers
+        words_of_pairs = f"{median(base):.0f} us; {len(more)} pairs, standard error {error:.1f} us"
+        what = f"{what}, more than of {against} ({words_of_pairs})"
+        yield Figure(what=what, value=median(more), unit="us", bar=bar)
 
 
 def _unmatched_percent(session: ddp_notebook.Session) -> float:
