@@ -6,12 +6,16 @@
 /** @typedef {import("../ddp_notebook/lessons/js/states.js").ExplorerState} ExplorerState */
 /** @typedef {import("../ddp_notebook/lessons/js/states.js").StepperState} StepperState */
 /** @typedef {import("../ddp_notebook/lessons/js/states.js").SceneState} SceneState */
+/** @typedef {import("../ddp_notebook/lessons/js/states.js").ProductState} ProductState */
+/** @typedef {import("../ddp_notebook/lessons/js/states.js").MeshState} MeshState */
 /** @typedef {import("../ddp_notebook/lessons/js/states.js").Happened} Happened */
 /** @typedef {Record<string, any>} Wish  what a button asks for, see `Lesson.act` */
 
 /** @typedef {{first: string, states: Record<string, SceneState>}} SceneTape */
 /** @typedef {{first: string, states: Record<string, StepperState>}} StepperTape  all steps of each algorithm */
 /** @typedef {{first: string, states: ExplorerState[], happened: Record<string, Happened>}} ExplorerTape */
+/** @template S @typedef {{before: S, after: S, guesses: Record<string, Partial<S>>}} Guessed  what another guess changes */
+/** @template S @typedef {{first: string, states: Record<string, Guessed<S>>}} GuessedTape */
 
 const NOT_RECORDED = "This page replays what four ranks did, and that is not among it. In a notebook your own ranks do it: ";
 
@@ -95,6 +99,37 @@ export function collective(tape) {
       if (wish.inputs && !same(wish.inputs, now.inputs)) throw new NotRecordedError(`lessons.collective("${now.op}", inputs=...)`);
       const found = recorded(now);
       return { ...found, prediction: wish.prediction, right: marks(wish.prediction, found), happened: now.happened };
+    },
+  };
+}
+
+/** A @ B: each placement of both. @param {GuessedTape<ProductState>} tape */
+export function product(tape) {
+  return guessed(tape, ({ of_a, of_b }) => `${of_a} ${of_b}`, "lessons.product(...)");
+}
+
+/** A training on a mesh: each shape of it. @param {GuessedTape<MeshState>} tape */
+export function mesh(tape) {
+  const key = /** @param {Wish} options */ ({ way, rows, is_by_rank }) => `${way} ${rows} ${Boolean(is_by_rank) && way !== "HSDP"}`;
+  return guessed(tape, key, "lessons.mesh(...)");
+}
+
+/**
+ * A lesson that asks for a guess and then runs.
+ * @template S
+ * @param {GuessedTape<S>} tape @param {(options: Wish) => string} keyOf @param {string} call what does it in a notebook
+ */
+function guessed(tape, keyOf, call) {
+  let key = tape.first;
+  return {
+    first: tape.states[key].before,
+    /** @param {S} _ @param {Wish} wish @returns {S} */
+    answer(_, wish) {
+      if (wish.do === "run") return { ...tape.states[key].after, ...tape.states[key].guesses[wish.guess] };
+      const wanted = keyOf(wish.options);
+      if (!tape.states[wanted]) throw new NotRecordedError(call);
+      key = wanted;
+      return tape.states[key].before;
     },
   };
 }

@@ -208,6 +208,8 @@ def test_the_recorded_lessons_can_be_played(site):
         predict_a_collective(page.locator("[data-lesson=collective]"))
         take_steps(page.locator("[data-lesson=algorithm]"))
         see_a_race(page.locator("[data-lesson=messages]"))
+        multiply_pieces(page.locator("[data-lesson=product]"))
+        train_on_a_mesh(page.locator("[data-lesson=mesh]"))
 
 
 def predict_a_collective(lesson: Locator) -> None:
@@ -251,6 +253,30 @@ def see_a_race(lesson: Locator) -> None:
     expect(lesson.locator(".ddpl-said")).to_contain_text("changed")
     lesson.get_by_label("scene", exact=True).select_option("deadlock")
     expect(lesson.locator(".ddpl-message")).to_contain_text("waiting in send")
+
+
+def multiply_pieces(lesson: Locator) -> None:
+    lesson.get_by_label("A", exact=True).select_option("Shard(1)")
+    lesson.get_by_label("B", exact=True).select_option("Shard(0)")
+    expect(lesson.locator(".ddpl-matrix")).to_have_count(3)
+    lesson.get_by_role("radio", name="all_gather", exact=True).check()
+    lesson.get_by_role("button", name="Run on the ranks").click()
+    expect(lesson.locator(".ddpl-verdict")).to_contain_text("Not 'all_gather': all_reduce")
+    lesson.get_by_role("radio", name="all_reduce", exact=True).check()
+    lesson.get_by_role("button", name="Run on the ranks").click()
+    expect(lesson.locator(".ddpl-verdict")).to_contain_text("You were right: all_reduce")
+
+
+def train_on_a_mesh(lesson: Locator) -> None:
+    lesson.get_by_role("radio", name="along the row").check()
+    lesson.get_by_role("button", name="Train on the ranks").click()
+    expect(lesson.locator(".ddpl-verdict")).to_contain_text("You were right: along the row")
+    lesson.get_by_label("look at", exact=True).select_option("3")
+    expect(lesson.locator(".ddpl-moved caption")).to_have_text("What rank 3 moves in one step")
+    lesson.get_by_label("training", exact=True).select_option("TP and FSDP")
+    lesson.get_by_role("checkbox", name="every rank its own batch").check()
+    lesson.get_by_role("button", name="Train on the ranks").click()
+    expect(lesson).to_contain_text("Losses are NOT those of one process")
 
 
 def test_the_search_finds_a_method_and_leads_to_it(site):

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { NotRecordedError, algorithm, collective, messages, model } from "../../docs/replay.js";
+import { NotRecordedError, algorithm, collective, mesh, messages, model, product } from "../../docs/replay.js";
 import { linkTo } from "../../ddp_notebook/lessons/js/link.js";
 
 const ALL_REDUCE = {
@@ -63,6 +63,28 @@ test("an algorithm is taken step by step, and compared at its end", () => {
   assert.deepEqual(answer(now, { do: "restart" }), first);
   assert.equal(answer(now, { do: "configure", options: { name: "tree", sizes: [1, 1] } }).name, "tree");
   assert.throws(() => answer(now, { do: "configure", options: { name: "tree", sizes: [2, 1] } }), NotRecordedError);
+});
+
+test("a guess is right or wrong as the ranks have answered, and none is neither", () => {
+  const after = { answer: "all_reduce", right: null, said: ["All_reduce"] };
+  const guesses = { nothing: { guess: "nothing", right: false, said: ["Not 'nothing'"] } };
+  const pair = { before: { answer: null, guess: null }, after, guesses };
+  const { first, answer } = product({ first: "a b", states: { "a b": pair, "a c": { ...pair, before: { answer: null, of_b: "c" } } } });
+  assert.equal(first, pair.before);
+  assert.deepEqual(answer(first, { do: "run", guess: "" }), after);
+  assert.deepEqual(answer(first, { do: "run", guess: "nothing" }), { ...after, ...guesses.nothing });
+  assert.equal(answer(first, { do: "configure", options: { of_a: "a", of_b: "c" } }).of_b, "c");
+  assert.throws(() => answer(first, { do: "configure", options: { of_a: "a", of_b: "d" } }), NotRecordedError);
+  assert.equal(answer(first, { do: "run", guess: "" }).answer, "all_reduce");
+});
+
+test("a mesh has batches by rank only where ranks share a matrix", () => {
+  const states = Object.fromEntries(["HSDP 2 false", "TP and FSDP 2 false", "TP and FSDP 2 true"].map((key) => [key, { before: { key }, after: { key }, guesses: {} }]));
+  const { first, answer } = mesh({ first: "HSDP 2 false", states });
+  const configured = (options) => answer(first, { do: "configure", options: { rows: 2, ...options } }).key;
+  assert.equal(configured({ way: "HSDP", is_by_rank: true }), "HSDP 2 false");
+  assert.equal(configured({ way: "TP and FSDP", is_by_rank: true }), "TP and FSDP 2 true");
+  assert.equal(configured({ way: "TP and FSDP" }), "TP and FSDP 2 false");
 });
 
 test("a view asks it as it would ask a kernel, and is told what was not recorded", async () => {

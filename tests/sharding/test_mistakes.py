@@ -357,6 +357,14 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
             r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
         ),
         (
+            "DTensor.from_local(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(2)])",
+            r"Shard\(2\) of a tensor of shape \(4, 3\): it has 2 dimensions, 0 to 1",
+        ),
+        (
+            "DTensor.from_local(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0), Shard(1)])",
+            r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
+        ),
+        (
             "whole = distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0)])\n"
             "whole.redistribute(placements=[Shard(5)])",
             r"Shard\(5\) of a tensor of shape \(4, 3\): it has 2 dimensions, 0 to 1",

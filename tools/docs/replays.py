@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from ddp_notebook import lessons
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.lesson import Lesson
+from ddp_notebook.lessons.sharding.product import CHOICES as OF_PRODUCT
+from ddp_notebook.lessons.sharding.product import PLACEMENTS
+from ddp_notebook.lessons.sharding.training import CHOICES as OF_MESH
+from ddp_notebook.lessons.sharding.training import WAYS
 from ddp_notebook.lessons.view import BUNDLE, View
 from ddp_notebook.widgets import simulate
 from tools.docs import fresh
@@ -41,7 +46,13 @@ def record_all(folder: Path, *, keep_old: bool = False) -> None:
         return
     began_s = time.monotonic()
     with ddp_notebook.start(WORLD_SIZE, backend="gloo", guard=True) as session:
-        found = {"collective": _collectives(session), "algorithm": _algorithms(session), "messages": _scenes(session)}
+        found = {
+            "collective": _collectives(session),
+            "algorithm": _algorithms(session),
+            "messages": _scenes(session),
+            "product": _products(session),
+            "mesh": _meshes(session),
+        }
     tapes.write_text(json.dumps(found, separators=(",", ":")))
     fresh.set_made(tapes, key)
     print(f"recorded the lessons on {WORLD_SIZE} ranks in {time.monotonic() - began_s:.0f} s", flush=True)
@@ -87,6 +98,38 @@ def _scenes(session: ddp_notebook.Session) -> dict[str, Any]:
         scene.play(name)
         states[name] = _state(scene)
     return {"first": "blocking", "states": states}
+
+
+def _products(session: ddp_notebook.Session) -> dict[str, Any]:
+    """The product of two matrices with each placement of both."""
+    lesson, states = lessons.product(session=session), {}
+    first = f"{lesson.of_a} {lesson.of_b}"
+    for of_a, of_b in product(PLACEMENTS, repeat=2):
+        lesson.configure(of_a=of_a, of_b=of_b)
+        states[f"{of_a} {of_b}"] = _with_each_guess(lesson, OF_PRODUCT)
+    return {"first": first, "states": states}
+
+
+def _meshes(session: ddp_notebook.Session) -> dict[str, Any]:
+    """Each training on each mesh, with one batch for the ranks of a row and, where that is wrong, with others."""
+    lesson, states = lessons.mesh(session=session), {}
+    first = f"{lesson.way} {lesson.rows} false"
+    for way, rows, is_by_rank in product(WAYS, lesson.state()["heights"], (False, True)):
+        lesson.configure(way=way, rows=rows, is_by_rank=is_by_rank)
+        if lesson.is_by_rank == is_by_rank:
+            states[f"{way} {rows} {json.dumps(is_by_rank)}"] = _with_each_guess(lesson, OF_MESH)
+    return {"first": first, "states": states}
+
+
+def _with_each_guess(lesson: lessons.Product | lessons.MeshTraining, choices: Sequence[str]) -> dict[str, Any]:
+    """A lesson before and after it has run without a guess, and what each guess would have changed."""
+    before, guesses = _state(lesson), {}
+    lesson.run()
+    after = _state(lesson)
+    for choice in choices:
+        now = _state(lesson.guess(choice))
+        guesses[choice] = {name: value for name, value in now.items() if value != after[name]}
+    return {"before": before, "after": after, "guesses": guesses}
 
 
 def write_pages(folder: Path) -> None:

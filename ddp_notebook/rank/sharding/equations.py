@@ -28,6 +28,7 @@ def watch() -> None:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     DTensor.redistribute = _around(DTensor.redistribute, _of_redistribution, _check_count)  # type: ignore[method-assign]
+    DTensor.from_local = staticmethod(_around(DTensor.from_local, _of_placements))  # type: ignore[method-assign]
     for original, say in (
         (init_device_mesh, _of_mesh),
         (distribute_tensor, _of_placements),

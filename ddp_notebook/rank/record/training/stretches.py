@@ -6,9 +6,7 @@ them. Our code before and after is hidden from torch.compile, which would trace 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
 import inspect
 import logging
 import sys
@@ -39,7 +37,7 @@ from ddp_notebook.rank.record.training.comm_hooks import Hooks
 from ddp_notebook.rank.record.training.gradients import Gradients
 from ddp_notebook.rank.record.training.naming import new_name
 from ddp_notebook.rank.record.training.pipelines import Pipelines
-from ddp_notebook.rank.record.training.wrapping import around, depth_of_caller, uncompiled
+from ddp_notebook.rank.record.training.wrapping import around, depth_of_caller, hide_from_compile, uncompiled
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import SPANS
 
@@ -47,14 +45,6 @@ CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
     SPANS.index, ("cell", "forward", "backward", "optimizer", "input", "block")
 )
 _log = logging.getLogger(__name__)
-
-
-@functools.cache  # a rank has it from the process that has forked it
-def prepare() -> None:
-    """Have torch.compile leave our code alone, which it would trace beside a model."""
-    with contextlib.suppress(ImportError, AttributeError):
-        trace_rules = importlib.import_module("torch._dynamo.trace_rules")
-        trace_rules.add("ddp_notebook")
 
 
 class Span(NamedTuple):
@@ -101,7 +91,7 @@ class Training:
 
     def install(self) -> None:
         """Begin to look. What this version of torch does not let be seen is left out, with a message."""
-        prepare()
+        hide_from_compile()
         unseen = []
         for what, look in (
             ("models in DDP", self._look_at_ddp),

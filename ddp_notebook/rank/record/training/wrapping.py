@@ -1,8 +1,10 @@
-"""What is wrapped around functions and methods of torch, and how deep their callers are."""
+"""What is wrapped around functions and methods of torch, hidden from torch.compile, and how deep their callers are."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -32,6 +34,14 @@ def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
         method(*args)
 
     return _disable_dynamo(call)
+
+
+@functools.cache  # a rank has it from the process that has forked it
+def hide_from_compile() -> None:
+    """Have torch.compile leave our code alone, which it would trace beside a model."""
+    with contextlib.suppress(ImportError, AttributeError):
+        trace_rules = importlib.import_module("torch._dynamo.trace_rules")
+        trace_rules.add("ddp_notebook")
 
 
 def depth_of_caller() -> int:
