@@ -151,11 +151,18 @@ class Namespaces:
         return all([p.pid for p in self._processes(name)] == [server.pid] for name, server in self._servers.items())
 
     def kill(self, name: str) -> None:
-        """Kill all processes of a host, and its ssh server's for connections."""
-        for process in self._processes(name):
-            if process.pid != self._servers[name].pid:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+        """Kill all processes of a host, and its ssh server's for connections. A machine that ends takes its folder of
+        temporary files along; this one is shared with others, and nobody is left who would remove what is theirs."""
+        killed = [process for process in self._processes(name) if process.pid != self._servers[name].pid]
+        opened: list[Path] = []
+        for process in killed:
+            with suppress(psutil.Error):
+                opened += [Path(file.path) for file in process.open_files()]
+        for process in killed:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for folder in {folder for file in opened for folder in file.parents if folder.name.startswith("ddp_notebook-")}:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
