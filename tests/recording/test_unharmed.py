@@ -285,3 +285,35 @@ right = all(torch.allclose(p.grad, one / world_size, atol=1e-6) for p, one in zi
         quiet=True,
     )
     assert set(ranks["right"].values()) == {True}
+
+
+def test_torch_compiles_a_model_in_tensor_parallel_as_a_whole(ranks):
+    ranks.run(
+        """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+torch.manual_seed(0)
+whole = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+x = torch.randn(3, 4)
+wanted = whole(x)
+mesh = init_device_mesh("cpu", (2,))
+parallel = parallelize_module(whole, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+right = torch.allclose(torch.compile(parallel, fullgraph=True, backend="aot_eager")(x), wanted, atol=1e-6)
+""",
+        quiet=True,
+    )
+    assert set(ranks["right"].values()) == {True}
+
+
+def test_a_forward_of_the_users_own_class_of_ddp_is_kept(ranks):
+    ranks.run(
+        """
+class More(torch.nn.parallel.DistributedDataParallel):
+    def forward(self, x): return super().forward(x) + 100
+net = torch.nn.Linear(4, 2)
+with torch._dynamo.config.patch(optimize_ddp="python_reducer"): more = More(net)
+right = bool(torch.equal(more(x), net(x) + 100))
+""",
+        quiet=True,
+    )
+    assert set(ranks["right"].values()) == {True}

@@ -40,6 +40,10 @@ def wait_too(later_s):
     waiting.begin(threading.get_ident())
     time.sleep(later_s)
     future.wait()
+def interrupt_soon(thread):
+    time.sleep(0.4)  # the main thread waits by then, too
+    while waiting._others.get(thread) is None: time.sleep(0.01)
+    waiting.interrupt(thread)
 """
 BACKWARD = """
 with dist_autograd.context() as context:
@@ -124,7 +128,7 @@ def test_the_end_of_one_threads_wait_is_not_that_of_anothers_for_the_same_call(s
         session,
         "future = rpc.rpc_async(other, hold)\n"
         f"thread = threading.Thread(target=wait_too, args=({later_s},)); thread.start()\n"
-        "threading.Timer(0.4, waiting.interrupt, [thread.ident]).start()\n"
+        "threading.Thread(target=interrupt_soon, args=(thread.ident,)).start()\n"
         f"time.sleep({0.2 - later_s}); future.wait()",
         after_s=1.0,
     )

@@ -415,8 +415,8 @@ def test_what_refuses_to_be_looked_at_is_saved_all_the_same(ranks, tmp_path):
         ("DDP(make(4, 4)).set_requires_gradient_sync(False)", "this DistributedDataParallel is not sharded: 2 ranks"),
         (
             "fully_shard(make(4, 4, 4))[0].reshard()",
-            "this Linear is not sharded by itself, though its parameters are: call reshard on the model that was given "
-            "to fully_shard, or call fully_shard on this Linear as well, before that",
+            "this Linear was not given to fully_shard, though its parameters are DTensors: call reshard on a model "
+            "that was, or call fully_shard on this Linear as well, before that",
         ),
         ("make(4, 4)[0].weight.full_tensor()", "this tensor of shape (4, 4) is not sharded: it is no DTensor"),
     ],

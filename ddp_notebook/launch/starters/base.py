@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.ssh_config import host_name
 
 # Addresses that nobody has (RFC 5737, RFC 3849). What has both versions of IP is reached by the first.
 _BEYOND = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -126,7 +125,7 @@ def address_for(hosts: Iterable[str]) -> str:
     """The address of this machine by which tasks on these hosts reach it: its own stay on loopback.
 
     Args:
-        hosts: as ssh takes them. One that nothing knows is taken to be in the network beyond this machine.
+        hosts: names or addresses. One that nothing knows is taken to be in the network beyond this machine.
 
     Example:
         >>> address_for(["localhost"])
@@ -135,5 +134,5 @@ def address_for(hosts: Iterable[str]) -> str:
     others = [host for host in dict.fromkeys(hosts) if host not in {"localhost", LOOPBACK, socket.gethostname()}]
     if not others:
         return LOOPBACK
-    routes = (address_towards(host_name(host)) for host in others)
+    routes = (address_towards(host) for host in others)
     return next((route for route in routes if not is_loopback(route)), address_towards(""))

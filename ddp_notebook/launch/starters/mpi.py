@@ -20,6 +20,7 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
+from ddp_notebook.launch.ways.ssh_config import host_name
 from ddp_notebook.wire import signals
 
 _PROGRAM = "mpirun"
@@ -38,6 +39,11 @@ _FIXES = (
     ("unable to open the hostfile", "its path is relative to {directory}"),
     ("Could not resolve hostname", "is it spelt otherwise in ~/.ssh/config?"),
     ("connect to host", "does an ssh server run there, and is there a way to it from here?"),
+    (
+        "has changed and you have requested strict checking",
+        "a host has another key than it had; if that is right, remove the old one as ssh NAME says by hand, and "
+        "connect once more",
+    ),
     ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh NAME"),
     ("Permission denied", "ssh asks for a password, which nobody is there to type; a key helps: ssh-copy-id NAME"),
     ("execute an executable", "name the Python that has torch there with --python"),
@@ -73,7 +79,7 @@ class Mpi(Starter):
         hosts = list(self._hosts())
         if not hosts and any(name in os.environ for name in _ALLOCATIONS):
             return address_towards("")
-        return address_for(hosts)
+        return address_for(map(host_name, hosts))  # Open MPI has ssh start its daemons
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it; it has no name that would be left

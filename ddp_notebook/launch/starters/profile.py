@@ -24,6 +24,7 @@ from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, add
 from ddp_notebook.launch.starters.mpi import told
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.ways.ssh_config import host_name
 
 _END_S = 15.0  # what the tasks get to end in order, before the launcher ends them
 _GONE_S = 30.0  # what the launcher gets for that: its commands may wait for a queue that does not answer
@@ -66,7 +67,7 @@ class Profile(Starter):
     @property
     def address(self) -> str:
         if (slots := launchers.slots(self._launcher)) is not None:
-            return address_for(host.rpartition("@")[2].partition(":")[0] for host in slots)
+            return address_for(host_name(host.rpartition("@")[2].partition(":")[0]) for host in slots)
         return LOOPBACK if launchers.starts_one_by_one(self._launcher) else address_towards("")
 
     def expected(self, told: int) -> int:

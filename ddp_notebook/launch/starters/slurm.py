@@ -152,9 +152,13 @@ class Slurm(Starter):
         return f"{self.words} {seen.in_words()}" + ("" if seen.says_why else self._last_words())
 
     def killed_in_s(self) -> float | None:
-        if self._job is None or not self._look(0.0).is_ending:  # it has a grace time, at whose end SIGTERM comes again
+        job, began_s = self._job, time.monotonic()
+        if job is None or not self._look(0.0).is_ending:  # it has a grace time, at whose end SIGTERM comes again
             return None
-        return self._job.kill_wait_s()
+        wait_s = job.kill_wait_s()
+        return (
+            None if wait_s is None else wait_s - (time.monotonic() - began_s)
+        )  # a busy Slurm takes its time to answer
 
     def end(self) -> None:
         self._over.set()

@@ -118,7 +118,7 @@ class Tasks:
         """Else nobody there would remove what they have written."""
         if (left_s := self._starter.killed_in_s()) is None:
             return
-        if not self._has_ended.wait(left_s - min(_IN_ORDER_S, left_s / 2)):
+        if not self._has_ended.wait(max(0.0, left_s - min(_IN_ORDER_S, left_s / 2))):
             self._arrivals.say_goodbye()
 
     def status(self) -> str:

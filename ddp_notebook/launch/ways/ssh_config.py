@@ -22,9 +22,11 @@ def ssh_command() -> list[str]:
 
 
 def host_name(destination: str) -> str:
-    """The name or address that ssh connects to: what its configuration makes of this one. Nothing is connected to."""
+    """The name or address that ssh connects to: what its configuration makes of this one. OpenSSH connects to nothing
+    for that."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = [*ssh_command(), "-G", "--", destination]
-        settings = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S).stdout.splitlines()
+        asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_READ_S)
+        settings = asked.stdout.decode(errors="replace").splitlines()
         return dict(line.partition(" ")[::2] for line in settings).get("hostname", destination)
     return destination

@@ -145,7 +145,7 @@ class Tracebacks:
 
     def _show_whole(self, error: BaseException, ends_cell: bool, *args: Any, **kwargs: Any) -> None:
         with contextlib.suppress(Exception):  # from an object that refuses to be looked at
-            if note := self._explain(error):
+            if (note := self._explain(error)) and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
         try:
             self._format(*args, **kwargs)

@@ -170,7 +170,7 @@ def _is_replicated(_: Any, placements: Any) -> bool:
 
 def _changes(tensor: Any, placements: Any) -> bool:
     """Whether the backward of a redistribution may have something to do. Of a sum that was made whole each rank has the
-    gradient as it is."""
+    gradient as it is, unless what follows is in shards."""
     for before, after in zip(tensor.placements, placements, strict=False):
         if not (after.is_replicate() and before.is_partial()) and before != after:
             return True

@@ -34,7 +34,7 @@ class Sent:
     cell: int  # that it was made for
     thread: int  # that has made it
     sent_ns: int
-    came: SimpleQueue[Any] | None  # gets something when its answer has come; None: somebody waits by it
+    came: list[SimpleQueue[Any]]  # it gets something when the answer has come; none: somebody waits by it
     is_recorded: bool  # else it has nothing of what follows
     kind: int
     src: int

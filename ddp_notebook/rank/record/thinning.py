@@ -12,7 +12,7 @@ import time
 
 FIRST_STEPS = 16  # of a cell, which are all kept
 FIRST_CALLS = 8  # of a line, likewise: what comes after the loop, or every hundredth step
-PER_S = 5  # calls whose values are kept: a thousandth of the time at 0.2 ms each where caches are cold
+PER_S = 5  # calls whose values are kept, if that keeps a run: a thousandth of the time at 0.2 ms each, caches cold
 _MOST_RUN_S = 2.0  # from one run to the next, however many calls its steps have: somebody may be looking
 _RUN = 4  # steps that are kept in a row
 _WINDOW = 16  # steps between two looks at the rate

@@ -42,7 +42,6 @@ class Calls:
         self._answered: deque[_Answered] = deque()
         self._of_futures: dict[int, tuple[Sent, weakref.ref[Any]]] = {}  # by the ids of these
         self._waits = itertools.count(-1, -1)  # the same as numbers, of what is no call
-        self._handing = threading.Lock()
 
     def number_from(self, first: int) -> None:
         """Calls have numbers from this on, which no other process of the session gives."""
@@ -74,7 +73,8 @@ class Calls:
         again (4 to 24 us). `settle` does the rest."""
         key = id(future)
         self._of_futures[key] = call, weakref.ref(future, partial(self._of_futures.pop, key))
-        came = call.came = SimpleQueue()
+        came: SimpleQueue[Any] = SimpleQueue()
+        call.came = [came]
         looked_at = future if call.is_recorded else None
         noted = zip((call,), _times, (looked_at,), map(came.put, (None,)), strict=False)
         future.add_done_callback(partial(next, map(self._answered.append, noted)))
@@ -88,9 +88,10 @@ class Calls:
         """What gets something when this future is set, for the first who asks."""
         if (call := self.of(future)) is None:
             return None
-        with self._handing:
-            came, call.came = call.came, None
-        return came
+        try:
+            return call.came.pop()  # of two threads that ask at once one gets it
+        except IndexError:
+            return None
 
     def settle(self, future: Any = None, value: Any = None, error: Exception | None = None) -> None:
         """Take leave of the calls whose answers have come: their waiting caller does, or the next call, or who

@@ -29,6 +29,7 @@ def watch() -> None:
 
     DTensor.redistribute = _around(DTensor.redistribute, _of_redistribution, _check_count)  # type: ignore[method-assign]
     DTensor.from_local = staticmethod(_around(DTensor.from_local, _of_placements))  # type: ignore[method-assign]
+    torch.compiler.allow_in_graph(DTensor.from_local)  # torch.compile knows torch's own by identity
     for original, say in (
         (init_device_mesh, _of_mesh),
         (distribute_tensor, _of_placements),

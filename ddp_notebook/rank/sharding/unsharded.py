@@ -45,10 +45,12 @@ def _of_model(model: Any, name: str) -> str:
     parameters, kind = list(torch.nn.Module.parameters(model)), type(model).__name__
     if any(hasattr(one, "placements") for one in parameters):
         return (
-            f"this {kind} is not sharded by itself, though its parameters are: call {name} on the model that was given "
-            f"to fully_shard, or call fully_shard on this {kind} as well, before that"
+            f"this {kind} was not given to fully_shard, though its parameters are DTensors: call {name} on a model "
+            f"that was, or call fully_shard on this {kind} as well, before that"
         )
+    if any(hasattr(one, "_is_flat_param") for one in parameters):  # FSDP1, which has no such methods
+        return ""
     whole = sum(one.nbytes for one in parameters)
     ranks = dist.get_world_size() if dist.is_initialized() else 0
-    equation = f"{ranks} ranks * {size(whole)} = {size(ranks * whole)}; " if ranks else ""
+    equation = f"{ranks} ranks * {size(whole)} = {size(ranks * whole)}; " if ranks and whole else ""
     return f"this {kind} is not sharded: {equation}call fully_shard on it first, which gives it {name}"

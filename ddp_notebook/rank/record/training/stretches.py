@@ -174,7 +174,8 @@ class Training:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
             original(model, *args, **named)
             self._model(model)  # its buckets index the parameters that require gradients now
-            if getattr(model, "_use_python_reducer", False):  # torch.compile traces its forward, so it keeps torch's
+            # torch.compile traces its forward, so it keeps torch's, or the one of its own class.
+            if getattr(model, "_use_python_reducer", False) and type(model).forward is DistributedDataParallel.forward:
                 model.forward = types.MethodType(torchs_forward, model)  # type: ignore[method-assign]
 
         torchs_forward = DistributedDataParallel.forward  # which is looked at from then on
