@@ -114,6 +114,7 @@ class Namespaces:
             ["ip", "netns", "exec", namespace, str(SSHD), "-D", "-e", "-f", config], stderr=subprocess.DEVNULL
         )
         self._servers[name] = server
+        self._ends.callback(self._end_connections, name)
         self._ends.callback(server.wait)
         self._ends.callback(server.terminate)
         until = time.monotonic() + 10
@@ -136,6 +137,14 @@ class Namespaces:
             with suppress(psutil.NoSuchProcess):
                 found.append(psutil.Process(int(pid)))
         return found
+
+    def _end_connections(self, name: str) -> None:
+        """End those of an ssh server that has ended: one whose client went while the link was cut would stay for
+        hours, and the network with it."""
+        for process in self._processes(name):
+            with suppress(psutil.NoSuchProcess):
+                if process.name().startswith("sshd"):
+                    process.kill()
 
     def started(self, name: str) -> list[int]:
         """The processes of a host, without its ssh server's."""
