@@ -70,15 +70,20 @@ class Modules:
         return self.name(frame, None, 0) if mark is None else mark
 
     def _mark(self, function: Any, is_on: Callable[[], bool], may_communicate: Callable[[Any, Any], bool]) -> None:
-        original, caller, is_compiling = function.forward, self._caller, torch.compiler.is_compiling
+        original = function.forward
         self._marked |= {id(original.__code__), id(function.backward.__code__)}
 
         @functools.wraps(original)
         def forward(ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any) -> Any:
             # torch.compile knows the first of these while it traces, and so traces nothing but the original.
             # Without a gradient there will be no backward, and a forward's own collectives find their module anyway.
-            if not is_compiling() and ctx.needs_input_grad[0] and may_communicate(tensor, placements) and is_on():
-                setattr(ctx, _MARK, caller())
+            if (
+                not torch.compiler.is_compiling()
+                and ctx.needs_input_grad[0]
+                and is_on()
+                and may_communicate(tensor, placements)
+            ):
+                setattr(ctx, _MARK, self._caller())
             return original(ctx, tensor, mesh, placements, *rest)
 
         function.forward = staticmethod(forward)
@@ -157,21 +162,11 @@ class Modules:
         return self._names
 
 
-# Loops, since a generator for `any` takes twice as long.
-
-
 def _is_replicated(_: Any, placements: Any) -> bool:
     """Whether the gradient of a tensor that becomes a DTensor may be partial sums, which its backward adds up."""
-    for placement in placements:  # noqa: SIM110
-        if placement.is_replicate():
-            return True
-    return False
+    return any(placement.is_replicate() for placement in placements)
 
 
 def _changes(tensor: Any, placements: Any) -> bool:
-    """Whether the backward of a redistribution may have something to do. Of a sum that was made whole each rank has the
-    gradient as it is, unless what follows is in shards."""
-    for before, after in zip(tensor.placements, placements, strict=False):
-        if not (after.is_replicate() and before.is_partial()) and before != after:
-            return True
-    return False
+    """Whether a redistribution has something to do."""
+    return tensor.placements != placements
