@@ -64,7 +64,7 @@ class Recording(RecordedTables):
         cell: int | None = None,
         since: int = 0,
     ) -> Collectives:
-        """Collectives, sends and receives, in the order in which they came in; each rank's in its own order.
+        """Collectives, sends and receives, in the order in which they came in: each rank tells of them as they end.
 
         Args:
             op: as users call it: "all_reduce", "send".

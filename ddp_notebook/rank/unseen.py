@@ -43,6 +43,11 @@ def is_possible() -> bool:
     return _let_see is not _keep_seeing
 
 
+def has_modes() -> bool:
+    """Whether a mode of the user's sees functions or operators of torch in this thread."""
+    return bool(_operator_modes() or _function_modes())
+
+
 def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
     """Call a function whose operators no profiler, trace or mode of the user's sees. Takes 0.6 us.
 

@@ -35,7 +35,8 @@ _CODE = (
 import json, os, random, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.cell.where import Where
-from ddp_notebook.rank.group.recorder import Kernel, Recorder
+from ddp_notebook.rank.group.kernels.kernel import Kernel
+from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
 from ddp_notebook.wire.record_options import RecordOptions

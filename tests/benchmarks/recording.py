@@ -117,12 +117,12 @@ MODELS = {  # module, shape of the input, bucket_cap_mb
 LEAST = """
 import time
 from torch._C._distributed_c10d import Work
-from ddp_notebook.rank.record.tape import noting_time
+from ddp_notebook.rank.group.calls import noting_time
 def nothing(kernel):
-    redispatch, after = kernel.redispatch, kernel._after
+    redispatch, after = kernel.redispatch, kernel.after
     return lambda keys, *arguments: redispatch(keys & after, *arguments)
 def least(kernel):
-    redispatch, after, unbox, now = kernel.redispatch, kernel._after, Work.unbox, time.monotonic_ns
+    redispatch, after, unbox, now = kernel.redispatch, kernel.after, Work.unbox, time.monotonic_ns
     def run(keys, *arguments):
         begin_ns, ends_ns = now(), []
         out = redispatch(keys & after, *arguments)
@@ -143,7 +143,7 @@ _model, _shape, _bucket_cap_mb = MODEL
 _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken = torch.randn(_shape), []
-from ddp_notebook.rank.group.recorder import Kernel
+from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
 _whole = Kernel.make
 def _block(steps):

@@ -3,6 +3,7 @@
 network      ties the rest together
 join         takes a place in the default group
 recorder     every collective, send and receive, as it happens
+kernels/     run before torch's operators, and tell it of each call
 calls        one of them: its operator, its group, what is kept of it
 operators    torch's operators, and what their arguments mean
 origin       whose call it is, and from which line

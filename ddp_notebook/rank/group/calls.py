@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -223,3 +224,19 @@ def _title(group: ProcessGroup, ranks: tuple[int, ...]) -> str:
     if described and described not in ("undefined", "default_pg"):
         return described
     return f"[{','.join(map(str, ranks[:8]))}{',...' if len(ranks) > 8 else ''}]"
+
+
+_NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; one for all, since making it took longer
+
+
+def noting_time(into: list[int]) -> Callable[..., None]:
+    """A callback for a thread of gloo's that appends the time, in builtins only: for its first Python function a thread
+    that is not Python's own gets a stack each time, and frees it again (4 to 24 us a call instead of 1 to 4).
+
+    Example:
+        >>> ends = []
+        >>> noting_time(ends)("a future")
+        >>> ends[0] <= time.monotonic_ns()
+        True
+    """
+    return partial(next, map(into.append, _NOW_NS))

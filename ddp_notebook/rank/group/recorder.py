@@ -26,14 +26,18 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.calls import KINDS, Call, Group, timeout_of
-from ddp_notebook.rank.group.operators import SPECS, Operator, flat
+from ddp_notebook.rank.group.kernels.kernel import Kernel
+from ddp_notebook.rank.group.operators import SPECS, flat
 from ddp_notebook.rank.unseen import unseen
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
     from ddp_notebook.rank.record.tape import Tape
+    from ddp_notebook.rank.record.training.buckets import Backward
 
 _MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier
+_HOOKS = frozenset(("refusal", "pause", "instead", "look"))  # which the short way does not know
+_set = object.__setattr__
 _PRUNE_AT = 16  # operations that may be over; more if many are really under way
 
 
@@ -43,100 +47,6 @@ class Failure(NamedTuple):
     call: Call
     error: BaseException
     at_ns: int  # monotonic
-
-
-class Kernel(Operator):
-    """Runs before one operator."""
-
-    def __init__(self, recorder: Recorder, name: str, after: Any) -> None:
-        super().__init__(name)
-        self._after = after
-        self._recorder = recorder
-
-    def make(self) -> Callable[..., Any]:
-        """The kernel itself: a closure, since attribute lookups cost time (12 us a call, 7 of them for any kernel in
-        Python, even one that does nothing)."""
-        recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self.at_rest - 1
-        live, waiting, by_work, groups = recorder.live, recorder.waiting, recorder.by_work, recorder.groups
-        redispatch, after, unbox_group, unbox_work = self.redispatch, self._after, ProcessGroup.unbox, Work.unbox
-        get_ident, monotonic_ns, is_send = threading.get_ident, time.monotonic_ns, kind == "send"
-        unwaited, is_message = recorder.unwaited, kind != "collective"
-        at_async = None if self.at_async is None else self.at_async + self.at_rest
-        keys_after: dict[int, Any] = {}  # by their bits: `&` takes twice as long as this lookup
-
-        def run(keys: Any, *arguments: Any, **named: Any) -> Any:
-            if named:
-                arguments += tuple(named.get(a.name, a.default_value) for a in self.arguments[len(arguments) :])
-            process_group = unbox_group(arguments[at])
-            group = groups.get(id(process_group))
-            if group is None or group.reference() is not process_group:
-                group = recorder.group(process_group)
-            if (pause := recorder.pause) is not None:
-                pause()
-            if (refuse := recorder.refusal) is not None:
-                raise refuse(group)
-            if group.retired:
-                raise RuntimeError(group.retired)
-            if (instead := recorder.instead) is not None:
-                return instead(kernel, arguments)
-            counts = group.counts
-            thread, tape, key, call = get_ident(), recorder.tape, 0, None
-            try:
-                with group.locks[kind]:  # until it is compared: calls are compared in the order of their numbers
-                    counts[kind] = number = counts[kind] + 1
-                    call = Call(kernel, group, number, arguments, thread, monotonic_ns())
-                    key = id(call)
-                    live[key] = waiting[thread] = call
-                    if is_message and recorder.meaning is not None:
-                        call.meaning = recorder.meaning(call)
-                    elif (look := recorder.look) is not None:
-                        look(call)
-                    if tape is not None:
-                        if tape.level:
-                            call.site = tape.site(2)
-                            unseen(tape.begin, call)
-                        else:
-                            tape = None
-                    if is_send:
-                        to = kernel.root_of(arguments[at + 1 :])
-                        group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
-                    elif (guard := recorder.guard) is not None:
-                        guard(call)
-                if group.connections is not None:
-                    arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
-                bits = keys.raw_repr()
-                if (below := keys_after.get(bits)) is None:
-                    below = keys_after[bits] = keys & after
-                out = redispatch(below, *arguments)
-            except BaseException as error:
-                live.pop(key, None)
-                if call is not None:
-                    recorder.failed = Failure(call, error, monotonic_ns())
-                    if tape is not None and call.moment is not None:
-                        tape.ended(call, True, call.since_ns)
-                raise
-            finally:
-                waiting.pop(thread, None)
-            work = out[-1] if type(out) is tuple or type(out) is list else out
-            if work is None:  # monitored_barrier has waited
-                live.pop(key, None)
-                if tape is not None:
-                    tape.ended(call, False, call.since_ns)
-            elif at_async is not None and at_async < len(arguments) and not arguments[at_async]:
-                if (other := unwaited.get(thread)) is not None:  # of a tensor made of two, of which one is waited for
-                    recorder._forget(id(other), other)
-                unwaited[thread] = call  # the next thing that this thread does is to wait
-            else:
-                work = unbox_work(work)
-                if tape is not None:
-                    tape.issued(call, work)
-                call.work = work  # from now on another thread may see that it is over and forget it
-                by_work[id(work)] = call
-            if len(live) >= recorder.prune_at:
-                recorder.prune()
-            return out
-
-        return run
 
 
 class Recorder:
@@ -151,6 +61,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
+        self.repeating: Backward | None = None  # whose buckets take the short way, see `repeat`
         # Seven hooks, set from outside and looked at in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
         self.pause: Callable[[], None] | None = None  # called before each one
@@ -172,6 +83,21 @@ class Recorder:
         self.groups: dict[int, Group] = {}  # by id of the process group
         self._libraries: list[Any] = []
         self._waits: dict[type, Any] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _set(self, name, value)
+        if name in _HOOKS and value is not None:  # there is more to do in a call than to note it
+            _set(self, "repeating", None)
+
+    def repeat(self, backward: Backward | None) -> None:
+        """Let the buckets of this backward take the short way, see `repeats`. None: no others."""
+        _set(self, "repeating", backward)  # before the look: another thread may set a hook just now
+        if not (self.refusal is None and self.pause is None and self.instead is None and self.look is None):
+            _set(self, "repeating", None)
+
+    def note_failure(self, call: Call, error: BaseException) -> None:
+        """An operation has raised."""
+        self.failed = Failure(call, error, time.monotonic_ns())
 
     def install(self) -> None:
         """Put the kernels before the operators."""
@@ -361,7 +287,7 @@ class Recorder:
                 if call.check is not None:
                     call.check()
             except BaseException as error:
-                self.failed = Failure(call, error, monotonic_ns())
+                self.note_failure(call, error)
                 raise
             finally:
                 waiting.pop(thread, None)

@@ -20,7 +20,7 @@ from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.record import previews, remote
 from ddp_notebook.rank.record.gpu_times import GpuClock
 from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.tape import HAS_DEVICES, Moment
+from ddp_notebook.rank.record.tape import HAS_DEVICES, Moment, Repeated, rows_of
 from ddp_notebook.rank.record.texts import Texts, dtype_name
 from ddp_notebook.rank.record.training.buckets import Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
@@ -129,7 +129,7 @@ class BatchMaker:
                 self._add(rank, record, rows, values, tensors)
             except Exception:  # the other records of the batch are not to be lost
                 _log.info("a record was lost", exc_info=True)  # the report counts it
-                dropped += 1
+                dropped += rows_of([record])
         if resources is not None:
             rows["resource"].append(_packed("resource", **resources))
         tables = {table: np.frombuffer(b"".join(some), TABLES[table]) for table, some in rows.items() if some}
@@ -165,6 +165,8 @@ class BatchMaker:
                 (part,) = whole.parts
                 data, dtype = previews.array_of(part).tobytes(), dtype_name(part.dtype)
                 tensors.append(Tensor(call=serial, side=side, dtype=dtype, shape=tuple(part.shape), data=data))
+        elif kind is Repeated:
+            rows["call"] += self._repeated(rank, record)
         elif kind is Logged:
             if record.event is not None and not record.event.query():
                 self._late.append(record)
@@ -204,19 +206,30 @@ class BatchMaker:
         elif call.is_of_backward:
             end_ns = _end_ns(end_ns, moment)
         row = self._constants(call, moment).copy()
-        row[_CALL] = call.serial
-        row[_RANK] = rank
-        row[_NUMBER] = call.number
+        row[_CALL], row[_NUMBER], row[_RANK] = call.serial, call.number, rank
         row[_BACKWARD] = 0 if moment.backward is None else moment.backward.number
-        row[_CELL] = moment.cell
-        row[_STEP] = moment.step
-        row[_ISSUE] = call.since_ns
-        row[_START] = start_ns
-        row[_END] = end_ns
+        row[_CELL], row[_STEP] = moment.cell, moment.step
+        row[_ISSUE], row[_START], row[_END] = call.since_ns, start_ns, end_ns
         row[_BLOCKED] = call.blocked_ns
         row[_STATE] = call.state
         row[_LEFT_OUT] = call.values == LEFT_OUT
         return _PACK["call"](*row)
+
+    def _repeated(self, rank: int, record: Repeated) -> list[bytes]:
+        """The rows of a backward's buckets, of each of which all but the times is known."""
+        moment, rows = record.moment, []
+        assert moment.backward is not None
+        for serial, (repeat, number, since_ns, ends) in zip(record.serials, record.again, strict=True):
+            row = repeat.columns
+            if row is None:
+                row = repeat.columns = self._constants(repeat, moment).copy()
+                row[_STATE], row[_LEFT_OUT] = DONE, True
+            row[_CALL], row[_NUMBER], row[_RANK] = serial, number, rank
+            row[_BACKWARD], row[_CELL], row[_STEP] = moment.backward.number, moment.cell, moment.step
+            row[_ISSUE] = row[_START] = since_ns
+            row[_END] = _end_ns(ends[0] if ends else moment.backward.end_ns, moment)
+            rows.append(_PACK["call"](*row))
+        return rows
 
     def _constants(self, call: Call, moment: Moment) -> list[Any]:
         """A row with the columns that all calls of one line with tensors of one shape share, and 0 in the others.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.resources import Resources, cores, idle_s
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.tape import OFF, Tape, rows_of
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.codec import encode
 
@@ -135,7 +135,7 @@ class Drain:
             try:
                 batch = unseen(self._maker.batch, records, dropped, self._look_at_resources(bool(records)))
             except Exception:
-                tape.dropped += dropped + len(records)
+                tape.dropped += dropped + rows_of(records)
                 raise
             # Even without rows: later ones may need the texts of a record that has failed.
             if batch.tables or batch.dropped or batch.texts:

@@ -11,21 +11,32 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ddp_notebook.rank.group.calls import DONE, FAILED, ISSUED, KEPT, LEFT_OUT, NOT_ASKED_FOR, UNWAITED, Call
+from ddp_notebook.rank.group.calls import (
+    DONE,
+    FAILED,
+    ISSUED,
+    KEPT,
+    LEFT_OUT,
+    NOT_ASKED_FOR,
+    UNWAITED,
+    Call,
+    noting_time,
+)
+from ddp_notebook.rank.group.kernels.repeats import Again
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import flat
-from ddp_notebook.rank.group.origin import REDUCER, SiteFields, Sites
+from ddp_notebook.rank.group.origin import REDUCER, SiteFields, Sites, line_of
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import Marks
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.unseen import has_modes, unseen
 from ddp_notebook.records.schema import SAMPLE
 
 if TYPE_CHECKING:
@@ -53,6 +64,19 @@ class Moment:
         self.values = values  # whether calls keep theirs: `KEPT` and its like
 
 
+class Repeated(NamedTuple):
+    """The buckets of a backward that took the short way."""
+
+    moment: Moment
+    serials: list[int]
+    again: list[Again]
+
+
+def rows_of(records: Iterable[Any]) -> int:
+    """How many rows they make."""
+    return sum(len(record.again) if type(record) is Repeated else 1 for record in records)
+
+
 class Tape:
     """The tape of one rank. `recorder` leaves calls on it, `training` spans, `metrics` what the user logs.
 
@@ -66,6 +90,8 @@ class Tape:
         self.thinning = Thinning()
         self.thins = True  # values, where the level is `VALUES`
         self.moment = Moment(0, 0, 0, None, KEPT)
+        # Lets the buckets of a backward take the short way, see `repeats`.
+        self.repeat: Callable[[Backward | None], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
         self.dropped = 0
         self.puts = 0  # records so far
@@ -96,7 +122,7 @@ class Tape:
         """
         records = self._records
         if len(records) >= most:
-            gone = len(self.take(1))  # alone: meanwhile the recorder's thread may reset `dropped`
+            gone = rows_of(self.take(1))  # alone: meanwhile the recorder's thread may reset `dropped`
             self.dropped += gone
         records.append(record)
         self.puts += 1
@@ -144,6 +170,7 @@ class Tape:
         """
         self.level, self.thins = level, thins and level == VALUES
         self.thinning.begin_cell()
+        self.repeat(None)
         self.modules.begin_cell()
         self.moment = Moment(cell, title, 0, None, KEPT if level >= VALUES else NOT_ASKED_FOR)
 
@@ -160,11 +187,21 @@ class Tape:
             self.moment = Moment(now.cell, now.title, step, now.backward, self._values_of(step))
         return now
 
-    def go_back(self, backward: Backward | None) -> None:
-        """A backward begins, or has ended."""
+    def go_back(self, backward: Backward | None, depth: int = 1) -> None:
+        """A backward begins, or has ended.
+
+        Args:
+            depth: of the frame that has called torch's backward.
+        """
         with self._moving:
             now = self.moment
             self.moment = Moment(now.cell, now.title, now.step, backward, now.values)
+        if now.values != LEFT_OUT:
+            return
+        if backward is None or backward.is_distributed or not backward.is_known or has_modes():
+            self.repeat(None)
+        else:
+            self.repeat(backward if backward.recalls(line_of(self._sites.site(depth + 1))) else None)
 
     # ---- calls
 
@@ -191,6 +228,8 @@ class Tape:
             call.bucket = backward.bucket_of(call)
             backward.calls.append(call)
             call.is_of_backward = True
+            if self.thins and moment.values == KEPT and not HAS_DEVICES and self.engine is not None:
+                backward.learn(call, self.engine)
         self.thinning.calls += 1
         call.values = moment.values
         if self.thins and self.thinning.keeps_of_line((id(call.site[2]), call.site[3])):
@@ -238,6 +277,8 @@ class Tape:
         """A backward has ended, and with it the calls of DDP's reducer in it: it has waited for them, and nobody has
         used the tensors yet. The work done here would delay the next bucket if gloo's threads did it.
         """
+        if backward.again:
+            self._end_again(backward, failed)
         for call in backward.calls:
             if call.state != ISSUED or call.marks is not None:
                 continue  # it could not begin, or the GPU's events will tell its end
@@ -248,6 +289,26 @@ class Tape:
             self._end(call, failed and call.has_failed, call.ends[0] if call.ends else backward.end_ns)
             self._leave(call)
         backward.calls.clear()
+
+    def _end_again(self, backward: Backward, failed: bool) -> None:
+        """The same for those that took the short way."""
+        serials = list(itertools.islice(self._calls, len(backward.again)))
+        self.thinning.calls += len(serials)
+        if not failed:
+            backward.is_over = True
+            for again in backward.again:
+                again[0].work = None  # it holds the tensors
+            self.put(Repeated(self.moment, serials, backward.again))
+            return
+        backward.forget()
+        for serial, again in zip(serials, backward.again, strict=True):
+            call = again[0].alone(again)
+            call.serial, call.moment, call.values = serial, self.moment, LEFT_OUT
+            if call.work is None and not call.ends:  # it could not begin
+                self._end(call, True, backward.end_ns)
+                self._leave(call)
+            else:
+                backward.calls.append(call)
 
     def ended(self, call: Call, failed: bool, since_ns: int) -> None:
         """A caller has waited for a call since then, or the call has failed to begin."""
@@ -297,22 +358,6 @@ class Tape:
             return previews.copy(tensors)
         except RuntimeError:  # a tensor that cannot be copied: the user's call must go on
             return None
-
-
-_NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; one for all, since making it took longer
-
-
-def noting_time(into: list[int]) -> Callable[..., None]:
-    """A callback for a thread of gloo's that appends the time, in builtins only: for its first Python function a thread
-    that is not Python's own gets a stack each time, and frees it again (4 to 24 us a call instead of 1 to 4).
-
-    Example:
-        >>> ends = []
-        >>> noting_time(ends)("a future")
-        >>> ends[0] <= time.monotonic_ns()
-        True
-    """
-    return partial(next, map(into.append, _NOW_NS))
 
 
 HAS_DEVICES = torch.cuda.is_available()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import CodeType
 from typing import NamedTuple
 
 import torch
@@ -17,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes
-from ddp_notebook.rank.group.origin import SiteFields
+from ddp_notebook.rank.group.origin import Line, SiteFields, line_of
 
 
 class Layout(NamedTuple):
@@ -37,6 +39,8 @@ class Model:
         self.name = name
         self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
         self.at = 0  # its next bucket
+        # By the line of the backward, and the address of their data: those buckets whose calls are known.
+        self.repeats: dict[Line, dict[int, Repeat]] = {}
         self.left = 0  # bytes still to be synchronised in this backward
         ignored = set(model.parameters_to_ignore)
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
@@ -54,6 +58,7 @@ class Model:
         is_rebuilt = bool(model._has_rebuilt_buckets)
         if is_rebuilt == self._is_rebuilt and self.sizes:
             return None
+        self.repeats.clear()
         if model.logger is None:  # it has no buckets
             return None
         facts = model._get_ddp_logging_data()  # 15 us
@@ -115,16 +120,47 @@ class Backward:
         prepared: models whose gradients it may synchronise, by the order of their forwards.
     """
 
-    __slots__ = ("_prepared", "calls", "end_ns", "is_distributed", "number", "site", "thread")
+    __slots__ = (
+        *("_prepared", "again", "calls", "end_ns", "is_distributed", "is_over", "number", "repeats", "site", "thread"),
+    )
 
     def __init__(self, number: int, prepared: list[Model]) -> None:
         self.number = number
         self.end_ns = 0  # once it is over
+        self.is_over = False  # it has ended well, and so have its calls
         self.calls: list[Call] = []  # begun in it by reducers
         self.thread = threading.get_ident()
         self.site: SiteFields | None = None  # of these calls
         self.is_distributed = False  # it runs in threads of its own
+        self.repeats: dict[int, Repeat] = {}  # by the address of their data: calls that may take the short way
+        self.again: list[Again] = []  # those that did
         self._prepared = prepared
+
+    def learn(self, call: Call, engine: CodeType) -> None:
+        """Remember a call, which later backwards will make again if it is a bucket's. Its tensors are still there."""
+        if call.bucket is None or self.is_distributed:
+            return
+        model = next(model for model in self._prepared if model.name == call.bucket[0])
+        repeats = model.repeats.setdefault(line_of(call.site), {})
+        (tensor,) = call.arguments[0]
+        if tensor.layout is torch.strided and (address := tensor.data_ptr()) not in repeats:
+            repeats[address] = Repeat(call, model, engine)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a line whose calls are known."""
+        return any(model.repeats for model in self._prepared)
+
+    def recalls(self, line: Line) -> bool:
+        """Whether there are buckets whose calls from this line are known; they are `repeats` from now on."""
+        for model in self._prepared:
+            self.repeats = self.repeats | model.repeats.get(line, {})
+        return bool(self.repeats) and not any(repeat.group.retired for repeat in self.repeats.values())
+
+    def forget(self) -> None:
+        """It has failed: what it has begun may still be under way, and its calls are not to be begun again."""
+        for model in self._prepared:
+            model.repeats.clear()
 
     def bucket_of(self, call: Call) -> tuple[str, int] | None:
         """The model and the bucket that this call of a reducer synchronises, if any."""

@@ -281,7 +281,7 @@ class Training:
         tape = self._tape
         began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
         backward.is_distributed, backward.site = site is not None, site
-        tape.go_back(backward)
+        tape.go_back(backward, depth=3)  # above this function and the wrapper
         failed = True
         try:
             out = run()
@@ -354,6 +354,8 @@ class Training:
         self.pipelines.begin_cell()
         self._blocks.begin_cell()
         self._tape.bucket = None
+        for model in list(self._models.values()):
+            model.repeats.clear()  # of another cell's lines
 
     def end_cell(self) -> None:
         """The cell has ended."""

@@ -1,0 +1,115 @@
+"""Calls that a training loop makes again in each step: of DDP's buckets all is known but the number and the times.
+
+Where the values of a step are left out its buckets take a short way through the kernel, which notes these and nothing
+else: code that runs once in milliseconds finds no cache warm, so each line of it counts (`tests/benchmarks/cold.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from torch._C._distributed_c10d import Work
+
+from ddp_notebook.rank.group.calls import Call, noting_time
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.group.kernels.kernel import Kernel
+    from ddp_notebook.rank.group.recorder import Recorder
+    from ddp_notebook.rank.record.training.buckets import Backward, Model
+
+
+class Repeat(Call):
+    """The call of one bucket, which is under way again in each backward. It holds no tensors but by its work.
+
+    Args:
+        call: that has synchronised the bucket in an earlier step.
+        model: whose bucket it is.
+        engine: the function that calls it from C++. What a hook of the user's calls is another one.
+    """
+
+    __slots__ = ("backward", "columns", "engine", "following", "lock", "model")
+
+    def __init__(self, call: Call, model: Model, engine: CodeType) -> None:
+        assert call.bucket is not None
+        super().__init__(call.kernel, call.group, call.number, (), call.thread, call.since_ns)
+        _copy(call, self)
+        self.model = model
+        self.following = call.bucket[1] + 1
+        self.engine = engine
+        self.lock = call.group.locks["collective"]
+        self.backward: Backward | None = None  # that has called it last
+        self.columns: list[Any] | None = None  # of its rows, for the recorder's thread
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is known to be over: a backward that has ended well has waited for it."""
+        return (self.backward is not None and self.backward.is_over) or super().is_done
+
+    def alone(self, again: Again) -> Call:
+        """One of these calls by itself, which may end after its backward."""
+        _, number, since_ns, ends = again
+        call = Call(self.kernel, self.group, number, (), self.thread, since_ns)
+        _copy(self, call)
+        call.ends, call.work = ends, self.work
+        return call
+
+
+Again = tuple[Repeat, int, int, list[int]]  # what was called, its number, when, and the time of its end once it is over
+
+
+def _copy(call: Call, into: Call) -> None:
+    """What is the same each time."""
+    into.shapes = call.shapes or call.kernel.shapes_of(call.arguments)
+    into.rest = call.rest or call.arguments[call.kernel.at_rest :]
+    into.site, into.bucket, into.is_of_backward = call.site, call.bucket, True
+
+
+def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel of all_reduce.
+
+    Args:
+        long_way: the kernel for all other calls.
+    """
+    redispatch, after, unbox_work, live = kernel.redispatch, kernel.after, Work.unbox, recorder.live
+    caller, monotonic_ns, at = sys._getframe, time.monotonic_ns, kernel.at_rest - 1
+    keys_after: dict[int, Any] = {}  # as in `Kernel.make`
+
+    def run(keys: Any, *arguments: Any, **named: Any) -> Any:
+        if (backward := recorder.repeating) is None:
+            return long_way(keys, *arguments, **named)
+        try:
+            repeat = backward.repeats.get(arguments[0][0].data_ptr())
+        except (IndexError, RuntimeError):  # no tensor, or one that has no storage: a sparse gradient
+            repeat = None
+        if repeat is None or caller(1).f_code is not repeat.engine:
+            return long_way(keys, *arguments, **named)
+        group = repeat.group
+        if (connections := group.connections) is not None:
+            arguments = (*arguments[:at], connections, *arguments[at + 1 :])
+        with repeat.lock:
+            counts = group.counts
+            counts["collective"] = repeat.number = number = counts["collective"] + 1
+            repeat.since_ns = since_ns = monotonic_ns()
+            repeat.backward, repeat.work = backward, None
+            live[id(repeat)] = repeat
+        ends: list[int] = []
+        backward.again.append((repeat, number, since_ns, ends))
+        try:
+            bits = keys.raw_repr()
+            if (below := keys_after.get(bits)) is None:
+                below = keys_after[bits] = keys & after
+            out = redispatch(below, *arguments)
+        except BaseException as error:
+            live.pop(id(repeat), None)
+            recorder.note_failure(repeat, error)
+            raise
+        repeat.work = work = unbox_work(out[1])
+        work.get_future().add_done_callback(noting_time(ends))
+        repeat.model.at = repeat.following
+        return out
+
+    return run

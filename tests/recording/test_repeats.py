@@ -1,0 +1,263 @@
+"""Buckets of steps whose values are left out take a short way through the kernel. Nobody can tell by what they see."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddp_notebook import starting
+from ddp_notebook.errors import RankError
+from tests.recording.witness import cell_of_last, operations, spans
+from tests.test_hang import wait_for_card
+
+KEPT, STEPS = 4, 12
+# In place of the rate, by which no test could tell which steps are left out.
+SET_UP = f"""
+from ddp_notebook.rank.engine import RankEngine
+from ddp_notebook.rank.record.tape import Repeated, Tape
+from ddp_notebook.rank.record.thinning import Thinning
+from tests.recording.on_rank import make, train
+Thinning.keeps = lambda self, step: step < {KEPT}
+repeated = []
+def put(tape, record, *rest, whole=Tape.put, **named):
+    if type(record) is Repeated: repeated.extend(again[1] for again in record.again)
+    whole(tape, record, *rest, **named)
+Tape.put = put
+"""
+
+
+@pytest.fixture(scope="module")
+def session(waiting_host_server) -> Iterator[Any]:
+    """Two ranks that leave out the values of all steps but the first ones."""
+    waiting_host_server()
+    with starting.start(2) as running:
+        running.run(SET_UP, quiet=True)
+        yield running
+
+
+def repeated(session: Any, code: str, level: str = "values") -> list[list[int]]:
+    """Run it. Returns the numbers of the calls that took the short way, by rank."""
+    session.run("repeated.clear()", quiet=True)
+    session.record(level)
+    try:
+        session.run(code, quiet=True)
+    finally:
+        session.record("values")
+    return values(session, "repeated")
+
+
+def values(session: Any, name: str) -> list[Any]:
+    """A variable, by rank."""
+    pulled = session.pull(name)
+    return [pulled[rank] for rank in range(2)]
+
+
+def rows(session: Any, rank: int) -> list[tuple[Any, ...]]:
+    """What was recorded of the last cell that anything was recorded of, without its times and values."""
+    found = operations(session.recording, cell_of_last(session), rank)
+    return [
+        (
+            *(one.op, one.api, one.group, one.number - found[0].number, one.step, one.reduce_op, one.dtype, one.shapes),
+            *(one.module, one.bucket, one.nbytes_in, one.nbytes_out, one.origin, one.site, one.is_async, one.state),
+        )
+        for one in found
+    ]
+
+
+CASES = {
+    "many buckets": ("make('Deep')", ""),
+    "find_unused_parameters": ("make('Branching', find_unused_parameters=True)", ""),
+    "static_graph": ("make('Deep', static_graph=True)", ""),
+    "without views": ("make('Deep', gradient_as_bucket_view=False)", ""),
+    "no_sync": ("make('Deep')", ", accumulate=2"),
+    "two backwards": ("make('Deep')", ", backwards=2"),
+    "two models": ("make('Deep'), make('Small')", ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rows_are_those_of_the_long_way(session, case):
+    models, how = CASES[case]
+    code = f"models = None; models = [{models}]; train(models, {STEPS}{how})"
+    assert repeated(session, code, "all") == [[], []]
+    expected = [rows(session, rank) for rank in range(2)]
+    short = repeated(session, code)
+    cell = cell_of_last(session)
+    for rank in range(2):
+        assert rows(session, rank) == expected[rank]
+        found = operations(session.recording, cell, rank)
+        buckets = [one for one in found if one.bucket is not None and one.step >= KEPT]
+        assert [one.number for one in buckets] == short[rank], "all of them took it"
+        backwards = {int(row["span"]): row for row in spans(session.recording, cell, rank, "backward")}
+        by_number = {int(row["number"]): row for row in session.recording.rows("call") if row["rank"] == rank}
+        for one in buckets:
+            backward = backwards[int(by_number[one.number]["backward"])]
+            assert backward["start_ns"] <= one.issue_ns <= (one.end_ns or 0) <= backward["end_ns"]
+            assert one.left_out and one.input is None and one.output is None
+        numbers = [one.number for one in found]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "each is there once"
+        assert len(session.recording.steps(cell=cell, rank=rank)) == STEPS
+
+
+def test_each_line_has_its_own(session):
+    """Of one model that goes back from two lines, as the critic of a GAN."""
+    code = f"""
+(model,) = models = [make('Deep')]
+optimizer, x = torch.optim.SGD(model.parameters(), lr=1e-4), torch.randn(128, 512)
+for _ in range({STEPS}):
+    model(x).square().mean().backward()
+    optimizer.step()
+    model(x).abs().mean().backward()
+    optimizer.step()
+"""
+    short = repeated(session, code)
+    for rank in range(2):
+        found = operations(session.recording, cell_of_last(session), rank)
+        assert len(short[rank]) > len(found) / 2
+        assert {(one.step % 2, one.site) for one in found if one.bucket is not None} == {
+            (0, "cell line 5"),
+            (1, "cell line 7"),
+        }
+
+
+def test_a_model_in_the_place_of_another_has_its_own_buckets(session):
+    """Its memory may begin where that of the other one began."""
+    code = f"""
+for kind in ("Deep", "Small", "Deep"):
+    models = None
+    models = [make(kind)]
+    train(models, {STEPS})
+"""
+    short = repeated(session, code)
+    for rank in range(2):
+        found = [one for one in operations(session.recording, cell_of_last(session), rank) if one.bucket is not None]
+        of_step = Counter((one.step, one.module, one.bucket) for one in found)
+        assert set(of_step.values()) == {1} and len(short[rank]) > STEPS
+        assert [one.number for one in found if one.step >= KEPT and one.number in set(short[rank])] == short[rank]
+
+
+def test_what_a_hook_of_the_users_calls_is_looked_at(session):
+    """In the middle of a backward whose buckets take the short way: recorded by its own line, and compared."""
+    code = f"""
+(model,) = models = [make('Deep')]
+calls = 0
+def hook(parameter):
+    global calls; calls += 1
+    dist.all_reduce(torch.ones(1 + rank * (calls == {STEPS})))
+handle = model.module[1].weight.register_post_accumulate_grad_hook(hook)
+train(models, {STEPS})
+"""
+    with pytest.raises(RankError, match=r"CollectiveMismatchError: .*all_reduce\(SUM, float32\[1\]"):
+        repeated(session, code)
+    for rank, short in enumerate(values(session, "repeated")):
+        found = operations(session.recording, cell_of_last(session), rank)
+        own = [one for one in found if one.site.startswith("cell line 6")]
+        assert len(own) == STEPS and [one.state for one in own] == ["done"] * (STEPS - 1) + ["failed"]
+        assert len(short) > STEPS and not {one.number for one in own} & set(short)
+    session.run("handle.remove(); x = torch.ones(1); dist.all_reduce(x)", quiet=True)
+    assert session["x"][0].item() == 2.0
+
+
+def test_a_backward_that_fails_leaves_what_it_has_begun(session):
+    """One rank raises before its last bucket: what the other one had begun is told, and what had ended as it ended."""
+    code = f"""
+(model,) = models = [make('Deep')]
+calls = 0
+def hook(parameter):
+    global calls; calls += 1
+    if rank and calls == {STEPS}: raise ValueError("a bad batch")
+handle = model.module[0].weight.register_post_accumulate_grad_hook(hook)
+train(models, {STEPS})
+"""
+    with pytest.raises(RankError, match="a bad batch"):
+        repeated(session, code)
+    session.run("handle.remove()", quiet=True)
+    for rank in range(2):
+        found = operations(session.recording, cell_of_last(session), rank)
+        last = [one for one in found if one.step == STEPS - 1]
+        assert len(last) == (4 if rank == 0 else 3), "rank 1 raised before its last bucket"
+        assert [one.bucket for one in last] == list(range(len(last)))
+        assert all(one.state == "done" for one in found if one.step < STEPS - 1)
+        assert "done" not in {one.state for one in last if one.bucket == 3}
+    short = repeated(session, f"models = [make('Deep')]; train(models, {STEPS}); x = model.module[0].weight.sum()")
+    assert all(len(one) > STEPS for one in short), "the next ones take it again"
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "recorder.pause = lambda: counted.append(1)",
+        "recorder.look = lambda call: counted.append(1)",
+    ],
+)
+def test_where_there_is_more_to_do_than_to_note_nothing_takes_it(session, hook):
+    """From the moment on at which that is said, in whatever thread."""
+    code = f"""
+import threading
+recorder, counted = RankEngine.instance()._rank._network.recorder, []
+def on_step(step):
+    if step == {STEPS - 3}:
+        def say(): {hook}
+        thread = threading.Thread(target=say); thread.start(); thread.join()
+try: train([make('Deep')], {STEPS}, on_step=on_step)
+finally: recorder.pause = recorder.look = None
+"""
+    short = repeated(session, code)
+    assert [len(one) for one in short] == [4 * (STEPS - 2 - KEPT)] * 2
+    session.run("counted = len(counted)", quiet=True)
+    assert all(count >= 2 * 4 for count in values(session, "counted"))
+
+
+def test_it_holds_no_tensors(session):
+    """Neither a bucket's, once its backward is over, nor a model's, once its cell has ended."""
+    code = f"""
+import gc, weakref
+models = [make('Deep')]
+train(models, {STEPS})
+held = weakref.ref(next(models[0].parameters()))
+recorder = RankEngine.instance()._rank._network.recorder
+works = [call.work for call in list(recorder.live.values()) if type(call).__name__ == "Repeat"]
+del models; gc.collect(); held = held() is not None
+"""
+    repeated(session, code)
+    assert values(session, "held") == [False, False]
+    assert all(works and set(works) == {None} for works in values(session, "works"))
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel):
+    assert kernel.run("%ddp_start 2 --hang-after 1").status == "ok"
+    assert kernel.run(f"%%on_all_ranks\n{SET_UP}").status == "ok"
+    yield kernel
+    kernel.run("%ddp_stop")
+
+
+def test_a_hang_and_a_stop_name_the_bucket(ranks):
+    """Rank 1 does not come to the last bucket of a step whose buckets take the short way."""
+    message = ranks.start(
+        f"""%%on_all_ranks
+import time
+(model,) = models = [make('Deep')]
+calls = 0
+def hook(parameter):
+    global calls; calls += 1
+    while rank and calls == {STEPS}: time.sleep(0.05)
+handle = model.module[0].weight.register_post_accumulate_grad_hook(hook)
+train(models, {2 * STEPS})"""
+    )
+    waiting = r"rank 0: waiting in all_reduce #(\d+) of group default \(mean of gradients, float32\[262656\], 1.1 MB,"
+    card = wait_for_card(ranks)["text/plain"]
+    found = re.search(waiting, card)
+    assert found is not None, card
+    number = found[1]
+    assert f"not arrived at all_reduce #{number}: rank 1 is at cell line 6 in hook" in card
+    ranks.interrupt()
+    reply = ranks.finish(message)
+    assert reply.ename == "KeyboardInterrupt"
+    assert f"rank 0 waited in all_reduce #{number} of group default (float32[262656], " in reply.evalue
+    reply = ranks.run(f"%%on_all_ranks\nhandle.remove(); repeated.clear(); train(models, {STEPS}); len(repeated)")
+    assert reply.stdout == f"[0-1] {4 * (STEPS - KEPT)}\n"
