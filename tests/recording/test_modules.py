@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+
+from ddp_notebook.rank.group.calls import KEPT, Call
+from ddp_notebook.rank.group.sequences import Known, Sequence, name_modules
+from ddp_notebook.rank.record.tape import Moment
+from ddp_notebook.rank.record.thinning import FIRST_STEPS
+
+_STRIDE = 8  # of a loop whose values are thinned
+_STEPS = 70
 
 _MODELS = """
 import torch.nn as nn, torch.nn.functional as F
@@ -209,6 +220,197 @@ explained = torch._dynamo.explain(f)(torch.ones(2, 2)).graph_break_count
         quiet=True,
     )
     assert list(ranks["explained"].values()) == [0, 0]
+
+
+# A loop whose values are thinned after its first steps, always alike: then forwards are not marked either.
+_LOOP = f"""
+import os, threading, time
+from torch.distributed.tensor._api import _FromTorchTensor
+from torch.distributed.tensor._redistribute import Redistribute
+from ddp_notebook.rank.engine import RankEngine
+engine = RankEngine.instance()._rank
+thinning = engine._recording.tape.thinning
+thinning._look = lambda seconds: setattr(thinning, "stride", {_STRIDE})
+class Some(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.used = nn.ModuleList([MLP() for _ in range(3)]), [0, 1]
+        for b in self.blocks: parallelize_module(b, mesh, {{'up': ColwiseParallel(), 'down': RowwiseParallel()}})
+    def forward(self, x):
+        for i in self.used: x = self.blocks[i](x)
+        return x
+model, x = Some(), torch.ones(4, 8, requires_grad=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+mark, are_marked = (_FromTorchTensor.forward, Redistribute.forward), []
+def train(steps, before_forward=lambda step: None, before_backward=lambda step: None):
+    for step in range(steps):
+        before_forward(step)
+        loss = model(x).sum()
+        before_backward(step)
+        loss.backward()
+        are_marked.append((_FromTorchTensor.forward, Redistribute.forward) == mark)
+        optimizer.step()
+"""
+_UNLIKE = FIRST_STEPS + 4  # a step that is not marked
+
+
+@pytest.fixture
+def loop(ranks):
+    ranks.run(_LOOP, quiet=True)
+    yield ranks
+    ranks.run("del thinning._look", quiet=True)
+
+
+def by_step(session: Any, rank: int) -> list[tuple[str, ...]]:
+    """The modules of the collectives of each step of the last cell."""
+    calls = session.recording.collectives(rank=rank)
+    cell = max(call.cell for call in calls)
+    steps: dict[int, list[str]] = {}
+    for call in calls:
+        if call.cell == cell:
+            steps.setdefault(call.step, []).append(call.module)
+    return [tuple(steps[step]) for step in sorted(steps)]
+
+
+def is_marked(step: int) -> bool:
+    return step < FIRST_STEPS or step % (4 * _STRIDE) < 4
+
+
+def test_a_long_loop_has_names_in_all_steps_and_marks_in_few(loop):
+    loop.run(f"train({_STEPS})", quiet=True)
+    for rank in (0, 1):
+        assert by_step(loop, rank) == _STEPS * [("blocks.0.down", "blocks.1.down", "blocks.1.up", "blocks.0.up")]
+        assert loop["are_marked"][rank] == [is_marked(step) for step in range(_STEPS)]
+    loop.run("are_marked.clear(); train(1)", quiet=True)
+    assert loop["are_marked"][0] == loop["are_marked"][1] == [True], "another cell"
+
+
+@pytest.mark.parametrize(
+    ("change", "blocks"),
+    [
+        ("model.used = [0, 2]", [0, 2]),  # of the same shapes: nothing but the forward's names tells them apart
+        ("model.used = [1, 0]", [1, 0]),
+        ("model.used = [0, 1, 2]", [0, 1, 2]),
+        ("globals().update(x=torch.ones(5, 8, requires_grad=True))", [0, 1]),
+    ],
+    ids=["another block", "another order", "one more", "another shape"],
+)
+def test_a_backward_has_no_names_of_another_sequence(loop, change, blocks):
+    loop.run(f"def before(step):\n    if step == {_UNLIKE}: {change}\ntrain({_STEPS}, before)", quiet=True)
+    forward = tuple(f"blocks.{i}.down" for i in blocks)
+    named = (*forward, *[f"blocks.{i}.up" for i in reversed(blocks)])
+    unnamed = (*forward, *["" for _ in blocks])
+    until = next(step for step in range(_UNLIKE, _STEPS) if is_marked(step))  # when its own names are known
+    for rank in (0, 1):
+        steps = by_step(loop, rank)
+        assert steps[:_UNLIKE] == _UNLIKE * [("blocks.0.down", "blocks.1.down", "blocks.1.up", "blocks.0.up")]
+        assert steps[_UNLIKE:until] == (until - _UNLIKE) * [unnamed]
+        assert steps[until:] == (_STEPS - until) * [named]
+
+
+def test_what_is_under_way_in_a_step_without_marks_is_named(loop, tmp_path):
+    seen = str(tmp_path / "seen")
+    loop.run(
+        f"""
+found, until = [""], time.monotonic() + 60
+def before(step):  # rank 0 waits in its backward meanwhile
+    while step == {_UNLIKE} and rank == 1 and not os.path.exists({seen!r}) and time.monotonic() < until:
+        time.sleep(0.01)
+def look():
+    while " of blocks" not in found[-1] and time.monotonic() < until:  # what marked steps tell is known within a second
+        time.sleep(0.01)
+        under_way = [call for call in engine._network.recorder.operations() if call.moment.backward is not None]
+        found.extend(call.describe().meaning for call in under_way if call.moment.step == {_UNLIKE})
+    open({seen!r}, "w").close()
+watcher = threading.Thread(target=look)
+if rank == 0: watcher.start()
+train({_UNLIKE + 1}, before_backward=before)
+if rank == 0: watcher.join()
+""",
+        quiet=True,
+    )
+    assert loop["found"][0][-1] == "redistribution: partial sums to a whole of blocks.1.up"
+    assert len({*loop["found"][0][1:-1]}) <= 1, "nothing else before"
+    assert not loop["are_marked"][0][_UNLIKE]
+
+
+class _Kernel:
+    """An operator whose arguments are the shape of its tensor."""
+
+    at_rest = 1
+
+    def shapes_of(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return torch.float32, arguments, arguments
+
+    def facts_of(self, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+        return rest
+
+
+_KERNEL, _GROUP, _WHERE = cast(Any, _Kernel()), cast(Any, SimpleNamespace(serial=0)), compile("", "cell", "exec")
+
+
+def sequence(known: Known, *calls: str, is_marked: bool) -> tuple[Sequence, list[Call]]:
+    """A step of which these calls have begun: of a forward its modules, of a backward ">" and its modules."""
+    one, made = Sequence(known, is_marked=is_marked), []
+    for words in calls:
+        call = Call(_KERNEL, _GROUP, 0, (torch.Size((1,)),), 0, 0)
+        backward = cast(Any, object()) if words.startswith(">") else None
+        call.moment = Moment(1, 1, 0, backward, KEPT, one)
+        call.site = "dtensor", None, _WHERE, 0, None, words.removeprefix(">")
+        one.add(call)
+        made.append(call)
+    return one, made
+
+
+def end(one: Sequence) -> None:
+    one.is_over = True
+    one.end()
+
+
+def names(calls: list[Call]) -> list[str]:
+    return [call.site[5] for call in calls]
+
+
+def test_of_a_step_that_goes_on_its_first_calls_tell_if_no_other_step_began_so():
+    known = Known()
+    end(sequence(known, "a", ">x", ">y", is_marked=True)[0])
+    end(sequence(known, "a", ">x", ">z", ">z", is_marked=True)[0])
+    one, calls = sequence(known, "a", ">", ">", is_marked=False)
+    one.name()
+    assert names(calls) == ["a", "x", ""]
+    end(one)
+    assert names(calls) == ["a", "x", "y"], "a whole step is the one of so many calls"
+
+
+def test_steps_that_are_alike_and_have_other_names_have_none():
+    known = Known()
+    for name in ("x", "z", "z"):
+        end(sequence(known, "a", f">{name}", ">y", is_marked=True)[0])
+    one, calls = sequence(known, "a", ">", ">", is_marked=False)
+    end(one)
+    assert names(calls) == ["a", "", "y"]
+
+
+def test_a_name_that_is_known_in_a_backward_must_be_the_same():
+    known = Known()
+    end(sequence(known, "a", ">a", ">y", is_marked=True)[0])  # as where a forward runs again in the backward
+    one, calls = sequence(known, "a", ">b", ">", is_marked=False)
+    end(one)
+    assert names(calls) == ["a", "b", ""]
+
+
+def test_a_step_that_is_over_keeps_no_calls():
+    known = Known()
+    one, calls = sequence(known, "a", ">x", is_marked=True)
+    one.is_over = True
+    name_modules([*calls, one])
+    gc.collect()
+    gc.disable()
+    try:
+        del one, calls
+        assert gc.collect() == 0, "no cycle is left"
+    finally:
+        gc.enable()
 
 
 def test_hsdp_on_a_mesh_of_two_by_two(make_session_alone):

@@ -8,6 +8,7 @@ calls        one of them: its operator, its group, what is kept of it
 operators    torch's operators, and what their arguments mean
 origin       whose call it is, and from which line
 modules      which module it is for, where DTensor and tensor parallel call
+sequences    the same of a step whose forward was not marked
 guard/       do all ranks call the same?
 release      ends what the main thread waits in
 waiting      waits in C++ that Python's interrupt can end

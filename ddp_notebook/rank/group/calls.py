@@ -140,6 +140,8 @@ class Call:
         """What a parallel library of torch's has called it for, and for which module: known of recorded calls."""
         if self.site is None:
             return ""
+        if self.moment is not None and self.moment.sequence is not None:
+            self.moment.sequence.name()
         origin, module = self.site[0], self.site[5]
         if self.bucket is not None or self.is_of_backward:
             origin = "ddp"

@@ -2,7 +2,8 @@
 
 A forward has `Module._call_impl` on the stack, whose innermost one is the module and outermost one the model. A
 backward has neither. So the contexts of DTensor's own autograd functions are marked with the module in a forward where
-their backward may communicate, and both find the mark.
+their backward may communicate, and both find the mark. In most steps of a long training loop torch's functions are put
+back, since already to pass through ours takes time; `rank.group.sequences` names the backwards of such steps.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Modules:
         self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # by id, in the largest model seen
         self._found: dict[tuple[int, int, int], tuple[weakref.ref[torch.nn.Module], str]] = {}  # see `name`
         self._marked: set[int] = set()  # ids of codes whose `ctx` may have a mark; they live as long as torch
+        self._watched: list[tuple[Any, Any, Any]] = []  # autograd functions, their own forward and the one that marks
+        self._marks = True
 
     def begin_cell(self) -> None:
         """A cell begins: a module may be a part of another model now."""
@@ -56,9 +59,21 @@ class Modules:
         self._mark(_FromTorchTensor, is_on, _is_replicated)
         self._mark(Redistribute, is_on, _changes)
 
+    def mark(self, on: bool) -> None:
+        """Whether forwards are marked from now on. An autograd function looks for its forward at each call."""
+        if on is self._marks:
+            return
+        self._marks = on
+        for function, torchs, ours in self._watched:
+            if function.forward is (torchs if on else ours):  # else somebody has wrapped it too
+                function.forward = staticmethod(ours if on else torchs)
+
     def noted(self, frame: FrameType) -> str | None:
-        """The module that was marked in this frame's context; None if it is no frame of a function with marks."""
-        return getattr(frame.f_locals["ctx"], _MARK, None) if id(frame.f_code) in self._marked else None
+        """The module that was marked in this frame's context; None if it is no frame of a function with marks, or this
+        is no step with marks: already to look at the context takes time."""
+        if not self._marks or id(frame.f_code) not in self._marked:
+            return None
+        return getattr(frame.f_locals["ctx"], _MARK, None)
 
     def of_context(self, ctx: Any, frame: FrameType) -> str:
         """The module for which DTensor's autograd function of this context runs.
@@ -80,6 +95,7 @@ class Modules:
             if (
                 not torch.compiler.is_compiling()
                 and ctx.needs_input_grad[0]
+                and self._marks
                 and is_on()
                 and may_communicate(tensor, placements)
             ):
@@ -87,6 +103,7 @@ class Modules:
             return original(ctx, tensor, mesh, placements, *rest)
 
         function.forward = staticmethod(forward)
+        self._watched.append((function, original, forward))
 
     def name(self, frame: FrameType | None, code: CodeType | None, instruction: int) -> str:
         """The module whose forward is on the stack, or was when this backward's forward ran; "" if there is none.

@@ -36,6 +36,7 @@ _MAKERS = {
     "autograd/": "torch",
 }
 _FOR_MODULES = frozenset(("fsdp", "dtensor", _FUNCTIONAL))
+MARKED = ("dtensor", _FUNCTIONAL)  # whose modules are known in a backward by marks only
 _TRANSPARENT = ("typing_extensions.py", "contextlib.py")
 _PARAM_GROUP = "_fsdp_param_group.py"  # FSDP's: it knows its module
 # Functions that users do not call themselves.
@@ -128,6 +129,7 @@ class Sites:
         api: CodeType | None = None
         is_always_so = True  # the frames between the first one and the user's
         caller: FrameType | None = None  # that has called the innermost module's forward
+        is_in_backward = False  # of it: a module further out is not the one that the call is for
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
@@ -138,7 +140,7 @@ class Sites:
                 cell = None if file in self._cells else self._cell_above(frame)
                 if is_always_so and api is first and not origin and file in self._cells:
                     self._near[id(first)] = levels, first
-                if not module and origin in _FOR_MODULES:
+                if not module and origin in _FOR_MODULES and not is_in_backward:
                     module = self._modules.name(caller or frame, code, frame.f_lasti)
                 return origin or USER, api, code, frame.f_lasti, cell, module
             if maker and maker is not _NOBODY:
@@ -149,6 +151,8 @@ class Sites:
                     module = ROOT if name == "" else name or ""
                 elif maker == "dtensor" and not module and caller is None:
                     module = self._modules.noted(frame) or ""
+                elif maker is REDUCER and caller is None:
+                    is_in_backward = True
             elif code is CALL_IMPL and caller is None:
                 caller = frame
             if code.co_name not in wrappers and maker is not _NOBODY:

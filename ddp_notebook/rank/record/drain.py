@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ddp_notebook.rank.group.sequences import name_modules
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.resources import Resources, cores, idle_s
 from ddp_notebook.rank.record.tape import OFF, Tape, rows_of
@@ -133,6 +134,7 @@ class Drain:
             dropped, tape.dropped = tape.dropped, 0
             records = tape.take(_MOST_RECORDS)
             try:
+                name_modules(records)
                 batch = unseen(self._maker.batch, records, dropped, self._look_at_resources(bool(records)))
             except Exception:
                 tape.dropped += dropped + rows_of(records)

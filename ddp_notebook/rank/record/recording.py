@@ -99,6 +99,7 @@ class RankRecording:
     def end_cell(self) -> None:
         """The cell has ended. One that has recorded nothing leaves nothing."""
         self.drain.is_in_cell = False
+        self.tape.end_cell()
         if self.tape.puts != self._began_at:
             self.training.put(CELL, self._prompt, self._began_ns)
             self.tape.hurries.set()  # in a training loop the recorder's thread sleeps for long

@@ -32,7 +32,8 @@ from ddp_notebook.rank.group.calls import (
 from ddp_notebook.rank.group.kernels.repeats import Again
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import flat
-from ddp_notebook.rank.group.origin import REDUCER, SiteFields, Sites, line_of
+from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites, line_of
+from ddp_notebook.rank.group.sequences import Known, Sequence
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import Marks
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
@@ -54,14 +55,17 @@ _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach
 class Moment:
     """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
 
-    __slots__ = ("backward", "cell", "step", "title", "values")
+    __slots__ = ("backward", "cell", "sequence", "step", "title", "values")
 
-    def __init__(self, cell: int, title: int, step: int, backward: Backward | None, values: int) -> None:
+    def __init__(
+        self, cell: int, title: int, step: int, backward: Backward | None, values: int, sequence: Sequence | None = None
+    ) -> None:
         self.cell = cell
         self.title = title  # the cell's number in `In [n]`
         self.step = step  # optimizer steps of the cell
         self.backward = backward  # the one under way
         self.values = values  # whether calls keep theirs: `KEPT` and its like
+        self.sequence = sequence  # the step's calls that may need a name; None: all steps are marked
 
 
 class Repeated(NamedTuple):
@@ -100,6 +104,7 @@ class Tape:
         self.is_filled = False  # the same, reset by that thread: asking the event takes longer
         self.engine: CodeType | None = None  # torch's last function before autograd's own code, in C++
         self.modules = Modules()
+        self._sequences = Known()
         self._sites = Sites(cells, self.modules)
         self._moving = threading.Lock()  # for changes of the moment: steps and backwards may run in several threads
         self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
@@ -172,7 +177,27 @@ class Tape:
         self.thinning.begin_cell()
         self.repeat(None)
         self.modules.begin_cell()
-        self.moment = Moment(cell, title, 0, None, KEPT if level >= VALUES else NOT_ASKED_FOR)
+        self._sequences = Known()
+        values = KEPT if level >= VALUES else NOT_ASKED_FOR
+        self.moment = Moment(cell, title, 0, None, values, self._begin_sequence(values))
+
+    def end_cell(self) -> None:
+        """The cell has ended, perhaps in the middle of a step."""
+        with self._moving:
+            now = self.moment
+            self._end_sequence(now)
+            self.moment = Moment(now.cell, now.title, now.step, now.backward, now.values)
+
+    def _begin_sequence(self, values: int) -> Sequence | None:
+        """A step begins that keeps its values or not, and so marks its forwards or not."""
+        is_marked = self.level != OFF and values != LEFT_OUT
+        self.modules.mark(is_marked)
+        return Sequence(self._sequences, is_marked=is_marked) if self.thins else None
+
+    def _end_sequence(self, moment: Moment) -> None:
+        if moment.sequence:
+            moment.sequence.is_over = True
+            self.put(moment.sequence)
 
     def _values_of(self, step: int) -> int:
         if self.level < VALUES:
@@ -184,7 +209,9 @@ class Tape:
         with self._moving:
             now = self.moment
             step = now.step + 1
-            self.moment = Moment(now.cell, now.title, step, now.backward, self._values_of(step))
+            values = self._values_of(step)
+            self._end_sequence(now)
+            self.moment = Moment(now.cell, now.title, step, now.backward, values, self._begin_sequence(values))
         return now
 
     def go_back(self, backward: Backward | None, depth: int = 1) -> None:
@@ -195,7 +222,7 @@ class Tape:
         """
         with self._moving:
             now = self.moment
-            self.moment = Moment(now.cell, now.title, now.step, backward, now.values)
+            self.moment = Moment(now.cell, now.title, now.step, backward, now.values, now.sequence)
         if now.values != LEFT_OUT:
             return
         if backward is None or backward.is_distributed or not backward.is_known or has_modes():
@@ -230,6 +257,8 @@ class Tape:
             call.is_of_backward = True
             if self.thins and moment.values == KEPT and not HAS_DEVICES and self.engine is not None:
                 backward.learn(call, self.engine)
+        elif call.site[0] in MARKED and moment.sequence is not None:
+            moment.sequence.add(call)
         self.thinning.calls += 1
         call.values = moment.values
         if self.thins and self.thinning.keeps_of_line((id(call.site[2]), call.site[3])):
