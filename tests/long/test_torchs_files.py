@@ -55,7 +55,7 @@ def _in_a_cell(session: Any, name: str, directory: Path, capsys: pytest.CaptureF
     known = session.check().mistakes
     capsys.readouterr()
     session.run("looks.seen.clear()", quiet=True)
-    code = f"ended = torchs_files.run(module, {name!r}, rank, world_size, {str(directory)!r})"
+    code = f"ended = torchs_files.run(module, {name!r}, rank, world_size, {str(directory)!r}); seen = looks.seen"
     try:
         session.run(code, timeout=2 * LIMIT_S)
     except DDPNotebookError as error:
@@ -63,7 +63,7 @@ def _in_a_cell(session: Any, name: str, directory: Path, capsys: pytest.CaptureF
     ended = [one for one in session["ended"].values() if one != torchs_files.PASSED]
     told = [one for one in session.check().mistakes if one not in known]
     cards = [line for line in capsys.readouterr().err.splitlines() if "no progress for" in line]
-    seen = [one for ones in session["looks.seen"].values() for one in ones]
+    seen = [one for ones in session["seen"].values() for one in ones]
     return "\n".join([*ended, *told, *cards, *seen])
 
 
