@@ -413,6 +413,25 @@ def test_a_step_that_is_over_keeps_no_calls():
         gc.enable()
 
 
+def test_marks_that_come_and_go_compile_nothing_again(ranks):
+    ranks.run(
+        """
+from torch._dynamo.testing import CompileCounter
+from ddp_notebook.rank.engine import RankEngine
+modules, counter = RankEngine.instance()._rank._recording.tape.modules, CompileCounter()
+@torch.compile(backend=counter)
+def compiled(x):
+    return DTensor.from_local(x, mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local()
+for on in (True, False, True, False):
+    modules.mark(on)
+    compiled(torch.ones(2, 2))
+count = counter.frame_count
+""",
+        quiet=True,
+    )
+    assert list(ranks["count"].values()) == [1, 1]
+
+
 def test_hsdp_on_a_mesh_of_two_by_two(make_session_alone):
     session = make_session_alone(4)
     session.run(_MODELS, quiet=True)
