@@ -1,7 +1,7 @@
 """Which steps of a training loop have their values recorded: more of them than a screen shows would cost it time.
 
 Whole steps are kept or left out, so that what is kept is a collective on all of its ranks, and all buckets of a step:
-ranks count the same steps. Of so many steps as the stride one is kept, in runs of four: with several optimizers, as
+ranks count the same steps. Of so many steps as the stride one is kept, in runs of two: with several optimizers, as
 those of a GAN, each has its turn. The stride comes from how fast this rank trains. It is a power of two, so where ranks
 do not have the same one, what the longest keeps is kept by all.
 """
@@ -14,7 +14,7 @@ FIRST_STEPS = 16  # of a cell, which are all kept
 FIRST_CALLS = 8  # of a line, likewise: what comes after the loop, or every hundredth step
 PER_S = 5  # calls whose values are kept, if that keeps a run: a thousandth of the time at 0.2 ms each, caches cold
 _MOST_RUN_S = 2.0  # from one run to the next, however many calls its steps have: somebody may be looking
-_RUN = 4  # steps that are kept in a row
+_RUN = 2  # steps that are kept in a row
 _WINDOW = 16  # steps between two looks at the rate
 
 
