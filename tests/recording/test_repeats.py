@@ -11,6 +11,7 @@ import pytest
 
 from ddp_notebook import starting
 from ddp_notebook.errors import RankError
+from ddp_notebook.rank.record.thinning import FIRST_CALLS
 from tests.recording.witness import cell_of_last, operations, spans
 from tests.test_hang import wait_for_card
 
@@ -90,8 +91,10 @@ def test_the_rows_are_those_of_the_long_way(session, case):
     for rank in range(2):
         assert rows(session, rank) == expected[rank]
         found = operations(session.recording, cell, rank)
-        buckets = [one for one in found if one.bucket is not None and one.step >= KEPT]
-        assert [one.number for one in buckets] == short[rank], "all of them took it"
+        buckets = [
+            one for one in found if one.bucket is not None and one.step > KEPT
+        ]  # in the one before some are learned
+        assert [one.number for one in buckets] == short[rank][-len(buckets) :], "all of them took it"
         backwards = {int(row["span"]): row for row in spans(session.recording, cell, rank, "backward")}
         by_number = {int(row["number"]): row for row in session.recording.rows("call") if row["rank"] == rank}
         for one in buckets:
@@ -138,6 +141,94 @@ for kind in ("Deep", "Small", "Deep"):
         of_step = Counter((one.step, one.module, one.bucket) for one in found)
         assert set(of_step.values()) == {1} and len(short[rank]) > STEPS
         assert [one.number for one in found if one.step >= KEPT and one.number in set(short[rank])] == short[rank]
+
+
+def test_a_rare_line_keeps_the_values_of_its_first_calls(session):
+    """As many on each rank, however many of them are in steps that keep theirs."""
+    code = f"""
+main, rare = models = [make('Deep'), make('Small', bucket_cap_mb=25)]
+optimizer, x, y = torch.optim.SGD(main.parameters(), lr=1e-4), torch.randn(128, 512), torch.randn(128, 256)
+for step in range(4 * {STEPS}):
+    main(x).square().mean().backward()
+    optimizer.step()
+    if step % 3 == 0:
+        rare(y).sum().backward()
+"""
+    short = repeated(session, code)
+    for rank in range(2):
+        found = operations(session.recording, cell_of_last(session), rank)
+        own = [one for one in found if one.site == "cell line 8" and one.bucket is not None]
+        assert [one.left_out for one in own] == [False] * FIRST_CALLS + [True] * (len(own) - FIRST_CALLS)
+        assert len(set(short[rank]) & {one.number for one in own}) == len(own) - FIRST_CALLS - 1, "one is learned"
+
+
+def test_a_model_that_is_gone_gives_its_place(session):
+    """It went forward and never back, and its memory may be the next one's."""
+    code = f"""
+models = [make('Deep')]
+train(models, {STEPS})
+models[0](torch.randn(128, 512))
+models = None
+models = [make('Small')]
+train(models, {STEPS})
+"""
+    repeated(session, code)
+    for rank in range(2):
+        buckets = [one for one in operations(session.recording, cell_of_last(session), rank) if one.bucket is not None]
+        assert {one.module.split()[0] for one in buckets if one.step >= STEPS} == {"Small"}
+        of_step = Counter(one.step for one in buckets if one.step >= STEPS + 2)
+        assert set(of_step.values()) == {2} and len(of_step) == STEPS - 2, "once rebuilt they are two"
+
+
+def test_an_optimizer_that_steps_inside_a_backward_begins_a_step_there(session):
+    code = f"""
+(model,) = models = [make('Deep')]
+inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+Thinning.keeps, keeps = lambda self, step: step < {KEPT} or step % 2, Thinning.keeps
+handle = model.module[1].weight.register_post_accumulate_grad_hook(lambda _: inner.step())
+try: train(models, {STEPS})
+finally: Thinning.keeps = keeps
+"""
+    short = repeated(session, code)
+    for rank in range(2):
+        found = operations(session.recording, cell_of_last(session), rank)
+        buckets = [one for one in found if one.bucket is not None]
+        assert len(buckets) == 4 * STEPS - 3 and len(short[rank]) > STEPS
+        assert [one.step for one in buckets] == sorted(one.step for one in buckets)
+        for one in buckets:
+            assert one.left_out == (one.step >= KEPT and one.step % 2 == 0 and one.number > buckets[8].number), one
+        assert [one.number for one in found] == list(range(found[0].number, found[0].number + len(found)))
+
+
+def test_a_thread_has_its_own(session):
+    """Of one function, which each epoch calls in a new thread."""
+    code = f"""
+import threading
+models = [make('Deep')]
+def epoch(): train(models, {STEPS})
+epoch()
+thread = threading.Thread(target=epoch); thread.start(); thread.join()
+"""
+    short = repeated(session, code)
+    cell = cell_of_last(session)
+    for rank in range(2):
+        calls = session.recording.rows("call")
+        calls = calls[(calls["rank"] == rank) & (calls["cell"] == cell) & (calls["bucket"] >= 0)]
+        half = len(calls) // 2
+        assert len({*calls["thread"][half + 4 :].tolist()}) == 1 and calls["thread"][0] != calls["thread"][-1]
+        assert set(short[rank]) <= {*calls["number"].tolist()} and len(short[rank]) > STEPS
+
+
+def test_what_a_hook_in_cpp_makes_smaller_takes_the_long_way(session):
+    """It is copied to memory that is another bucket's the next time."""
+    code = f"""
+(model,) = models = [make('Deep')]
+model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+train(models, {STEPS})
+"""
+    assert repeated(session, code) == [[], []]
+    found = operations(session.recording, cell_of_last(session), 0)
+    assert {one.dtype for one in found if one.bucket is not None} == {"float16"}
 
 
 def test_what_a_hook_of_the_users_calls_is_looked_at(session):
@@ -261,3 +352,21 @@ train(models, {2 * STEPS})"""
     assert f"rank 0 waited in all_reduce #{number} of group default (float32[262656], " in reply.evalue
     reply = ranks.run(f"%%on_all_ranks\nhandle.remove(); repeated.clear(); train(models, {STEPS}); len(repeated)")
     assert reply.stdout == f"[0-1] {4 * (STEPS - KEPT)}\n"
+
+
+def test_the_oldest_call_under_way_is_named(ranks):
+    """One of before the backward, for which rank 1 does not come."""
+    message = ranks.start(
+        f"""%%on_all_ranks
+(model,) = models = [make('Deep')]
+def on_step(step):
+    if step < {STEPS - 1}: return
+    if rank: time.sleep(600)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    model(torch.randn(128, 512)).sum().backward()
+train(models, {STEPS}, on_step=on_step)"""
+    )
+    card = wait_for_card(ranks)["text/plain"]
+    assert re.search(r"rank 0: waiting in all_reduce #\d+ of group default \(float32\[3\], 12 B, ", card), card
+    ranks.interrupt()
+    assert ranks.finish(message).ename == "KeyboardInterrupt"

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
 _MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier
-_HOOKS = frozenset(("refusal", "pause", "instead", "look"))  # which the short way does not know
+# Which the short way does not know. (The guard compares the user's calls only, and a meaning is a message's.)
+_HOOKS = frozenset(("refusal", "pause", "instead", "look"))
 _set = object.__setattr__
 _PRUNE_AT = 16  # operations that may be over; more if many are really under way
 
@@ -144,6 +145,7 @@ class Recorder:
     def retire(self, why: str) -> None:
         """In a forked child: no group can be used any more, and operations raise these words. Nothing of a group may
         be freed here, since gloo would join threads that this process does not have."""
+        self.repeat(None)
         self._kept += [*self.groups.values(), *self._boards.values()]
         for group in self.registered().values():
             group.retired = why
@@ -238,7 +240,7 @@ class Recorder:
         for key, call in list(self.live.items()):
             if call.is_done or call.is_given_up:
                 self._forget(key, call)
-        left = list(self.live.items())
+        left = sorted(self.live.items(), key=lambda item: item[1].since_ns)
         for key, call in left[: max(0, len(left) - _MOST_LIVE)]:
             self._forget(key, call)
         self.prune_at = max(_PRUNE_AT, 2 * len(self.live))
@@ -252,7 +254,8 @@ class Recorder:
 
     def operations(self) -> list[Call]:
         """The operations under way, the oldest first. From any thread."""
-        return [call for call in list(self.live.values()) if not call.is_done]
+        under_way = [call for call in list(self.live.values()) if not call.is_done]
+        return sorted(under_way, key=lambda call: call.since_ns)  # a call that is made again has kept its place
 
     def waits_in(self, thread: int) -> Call | None:
         """The operation that a thread waits in, as far as Python sees it. From any thread."""

@@ -18,9 +18,9 @@ from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.record import previews, remote
-from ddp_notebook.rank.record.gpu_times import GpuClock
+from ddp_notebook.rank.record.gpu_times import HAS_DEVICES, GpuClock
 from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.tape import HAS_DEVICES, Moment, Repeated, rows_of
+from ddp_notebook.rank.record.tape import Moment, Repeated, rows_of
 from ddp_notebook.rank.record.texts import Texts, dtype_name
 from ddp_notebook.rank.record.training.buckets import Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.rank.group.operators import flat
+
 _ANCHOR_S = 1.0  # between two anchors: clocks drift
 
 
@@ -67,3 +69,14 @@ class GpuClock:
             event.synchronize()  # the stream is empty, and this thread may wait
             known = self._anchors[device] = (event, time.monotonic_ns(), time.monotonic())
         return known[0], known[1]
+
+
+HAS_DEVICES = torch.cuda.is_available()
+
+
+def marks_of(value: Any) -> Marks | None:
+    """Events around an operation, on the stream of a GPU whose tensors it takes; None on the CPU."""
+    tensors = flat(value)
+    if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
+        return None
+    return Marks()

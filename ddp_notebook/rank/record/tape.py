@@ -35,7 +35,7 @@ from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites, line_of
 from ddp_notebook.rank.group.sequences import Known, Sequence
 from ddp_notebook.rank.record import previews
-from ddp_notebook.rank.record.gpu_times import Marks
+from ddp_notebook.rank.record.gpu_times import HAS_DEVICES, marks_of
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
 from ddp_notebook.rank.unseen import has_modes, unseen
 from ddp_notebook.records.schema import SAMPLE
@@ -93,7 +93,7 @@ class Tape:
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
         self.thinning = Thinning()
         self.thins = True  # values, where the level is `VALUES`
-        self.moment = Moment(0, 0, 0, None, KEPT)
+        self.moment = self._went_back = Moment(0, 0, 0, None, KEPT)  # the latter: at the begin of the last backward
         # Lets the buckets of a backward take the short way, see `repeats`.
         self.repeat: Callable[[Backward | None], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
@@ -212,6 +212,8 @@ class Tape:
             values = self._values_of(step)
             self._end_sequence(now)
             self.moment = Moment(now.cell, now.title, step, now.backward, values, self._begin_sequence(values))
+        if now.backward is not None:  # inside it
+            self.repeat(None)
         return now
 
     def go_back(self, backward: Backward | None, depth: int = 1) -> None:
@@ -223,12 +225,13 @@ class Tape:
         with self._moving:
             now = self.moment
             self.moment = Moment(now.cell, now.title, now.step, backward, now.values, now.sequence)
-        if now.values != LEFT_OUT:
-            return
-        if backward is None or backward.is_distributed or not backward.is_known or has_modes():
+        if backward is None:
             self.repeat(None)
-        else:
-            self.repeat(backward if backward.recalls(line_of(self._sites.site(depth + 1))) else None)
+            return
+        self._went_back = self.moment
+        is_known = now.values == LEFT_OUT and backward.is_known and not backward.is_distributed and not has_modes()
+        is_known = is_known and backward.recalls(line_of(self._sites.site(depth + 1)))
+        self.repeat(backward if is_known else None)
 
     # ---- calls
 
@@ -251,22 +254,23 @@ class Tape:
         """An operation whose site is known is about to begin."""
         call.serial = next(self._calls)
         call.moment = moment = self.moment
-        if call.site[0] is REDUCER and (backward := moment.backward) is not None and self.bucket is None:
-            call.bucket = backward.bucket_of(call)
-            backward.calls.append(call)
-            call.is_of_backward = True
-            if self.thins and moment.values == KEPT and not HAS_DEVICES and self.engine is not None:
-                backward.learn(call, self.engine)
+        model = None
+        backward = moment.backward
+        if call.site[0] is REDUCER and backward is not None and self.bucket is None:
+            model = backward.take(call)
         elif call.site[0] in MARKED and moment.sequence is not None:
             moment.sequence.add(call)
         self.thinning.calls += 1
         call.values = moment.values
-        if self.thins and self.thinning.keeps_of_line((id(call.site[2]), call.site[3])):
-            call.values = KEPT
+        if self.thins:
+            if self.thinning.keeps_of_line((id(call.site[2]), call.site[3])):
+                call.values = KEPT
+            elif model is not None and backward is not None and backward.can_learn(call) and self.engine is not None:
+                model.learn(call, self.engine)
         if call.values == KEPT and (at := call.kernel.at_input) is not None:
             call.input = self._copy(call, 0, call.arguments[at])
         if HAS_DEVICES and (at := call.kernel.at_tensors) is not None:
-            call.marks = _marks(call.arguments[at])
+            call.marks = marks_of(call.arguments[at])
 
     def issued(self, call: Call, work: Any) -> None:
         """A call is under way, and its caller goes on. Its future, if it has one, reports its end."""
@@ -324,15 +328,16 @@ class Tape:
         serials = list(itertools.islice(self._calls, len(backward.again)))
         self.thinning.calls += len(serials)
         if not failed:
-            backward.is_over = True
-            for again in backward.again:
-                again[0].work = None  # it holds the tensors
-            self.put(Repeated(self.moment, serials, backward.again))
+            if backward.has_waited:
+                backward.is_over = True
+                for again in backward.again:
+                    again[0].work = None  # it holds the tensors
+            self.put(Repeated(self._went_back, serials, backward.again))
             return
         backward.forget()
         for serial, again in zip(serials, backward.again, strict=True):
             call = again[0].alone(again)
-            call.serial, call.moment, call.values = serial, self.moment, LEFT_OUT
+            call.serial, call.moment, call.values = serial, self._went_back, LEFT_OUT
             if call.work is None and not call.ends:  # it could not begin
                 self._end(call, True, backward.end_ns)
                 self._leave(call)
@@ -387,14 +392,3 @@ class Tape:
             return previews.copy(tensors)
         except RuntimeError:  # a tensor that cannot be copied: the user's call must go on
             return None
-
-
-HAS_DEVICES = torch.cuda.is_available()
-
-
-def _marks(value: Any) -> Marks | None:
-    """Events around an operation, on the stream of a GPU whose tensors it takes; None on the CPU."""
-    tensors = flat(value)
-    if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
-        return None
-    return Marks()

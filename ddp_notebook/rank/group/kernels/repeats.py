@@ -87,18 +87,18 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
             repeat = None
         if repeat is None or caller(1).f_code is not repeat.engine:
             return long_way(keys, *arguments, **named)
+        ends: list[int] = []
         group = repeat.group
         if (connections := group.connections) is not None:
             arguments = (*arguments[:at], connections, *arguments[at + 1 :])
-        with repeat.lock:
-            counts = group.counts
-            counts["collective"] = repeat.number = number = counts["collective"] + 1
-            repeat.since_ns = since_ns = monotonic_ns()
-            repeat.backward, repeat.work = backward, None
-            live[id(repeat)] = repeat
-        ends: list[int] = []
-        backward.again.append((repeat, number, since_ns, ends))
         try:
+            with repeat.lock:
+                counts = group.counts
+                counts["collective"] = repeat.number = number = counts["collective"] + 1
+                repeat.since_ns = since_ns = monotonic_ns()
+                repeat.backward, repeat.work = backward, None
+                live[id(repeat)] = repeat
+                backward.again.append((repeat, number, since_ns, ends))
             bits = keys.raw_repr()
             if (below := keys_after.get(bits)) is None:
                 below = keys_after[bits] = keys & after
@@ -108,7 +108,7 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
             recorder.note_failure(repeat, error)
             raise
         repeat.work = work = unbox_work(out[1])
-        work.get_future().add_done_callback(noting_time(ends))
+        work.get_future().add_done_callback(noting_time(ends))  # where it is over already: here, and in builtins only
         repeat.model.at = repeat.following
         return out
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
-from ddp_notebook.rank.group.operators import nbytes
+from ddp_notebook.rank.group.operators import nbytes, nbytes_of
 from ddp_notebook.rank.group.origin import Line, SiteFields, line_of
+from ddp_notebook.rank.record.gpu_times import HAS_DEVICES
 
 
 class Layout(NamedTuple):
@@ -37,6 +39,8 @@ class Model:
 
     def __init__(self, model: DistributedDataParallel, name: str) -> None:
         self.name = name
+        self._model = weakref.ref(model)
+        self._reduced_by: list[weakref.ref[Any]] = []  # the reducer and the group that the layout is of
         self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
         self.at = 0  # its next bucket
         # By the line of the backward, and the address of their data: those buckets whose calls are known.
@@ -55,6 +59,10 @@ class Model:
     def prepare(self, model: DistributedDataParallel) -> Layout | None:
         """The next backward will synchronise its gradients. Returns its layout if that has changed."""
         self.at, self.left = 0, sum(self._nbytes)
+        reduces = model.reducer, model.process_group
+        if [one() for one in self._reduced_by] != [*reduces]:
+            self.repeats.clear()
+            self._reduced_by = [weakref.ref(one) for one in reduces]
         is_rebuilt = bool(model._has_rebuilt_buckets)
         if is_rebuilt == self._is_rebuilt and self.sizes:
             return None
@@ -105,11 +113,26 @@ class Model:
         """Whether its next bucket is known to have this size."""
         return self.at < len(self.sizes) and self.sizes[self.at] == size
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the user has it no more."""
+        return self._model() is None
+
     def take(self, size: int) -> tuple[str, int]:
         """Count its next bucket."""
         self.at += 1
         self.left -= size
         return self.name, self.at - 1
+
+    def learn(self, call: Call, engine: CodeType) -> None:
+        """Remember the call of a bucket, unless that is of something else, as a compressed copy of it."""
+        assert call.bucket is not None
+        (tensor,), (_, bucket) = call.arguments[0], call.bucket
+        if tensor.layout is not torch.strided or self.sizes[bucket : bucket + 1] != [nbytes_of(tensor)]:
+            return
+        repeats = self.repeats.setdefault(line_of(call.site), {})
+        if (address := tensor.data_ptr()) not in repeats:
+            repeats[address] = Repeat(call, self, engine)
 
 
 class Backward:
@@ -136,15 +159,30 @@ class Backward:
         self.again: list[Again] = []  # those that did
         self._prepared = prepared
 
-    def learn(self, call: Call, engine: CodeType) -> None:
-        """Remember a call, which later backwards will make again if it is a bucket's. Its tensors are still there."""
-        if call.bucket is None or self.is_distributed:
-            return
-        model = next(model for model in self._prepared if model.name == call.bucket[0])
-        repeats = model.repeats.setdefault(line_of(call.site), {})
-        (tensor,) = call.arguments[0]
-        if tensor.layout is torch.strided and (address := tensor.data_ptr()) not in repeats:
-            repeats[address] = Repeat(call, model, engine)
+    def take(self, call: Call) -> Model | None:
+        """A reducer has called it. Returns the model whose bucket it synchronises, if any."""
+        self.calls.append(call)
+        call.is_of_backward = True
+        dtype, shapes, _ = call.kernel.shapes_of(call.arguments)
+        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # the latter says which parameters were used
+            return None
+        size = nbytes(shapes, dtype)
+        if (model := self._whose_next_has(size)) is not None:
+            call.bucket = model.take(size)
+        return model
+
+    def _whose_next_has(self, size: int) -> Model | None:
+        for model in reversed(self._prepared):  # gradients become ready from the last forward to the first
+            if model.takes(size):
+                return model
+        for model in reversed(self._prepared):  # its buckets are not known yet, or a hook has made them smaller
+            if size <= model.left and (not model.sizes or model.at < len(model.sizes)):
+                return model
+        return None
+
+    def can_learn(self, call: Call) -> bool:
+        """Whether later backwards may make this call again in the same way. On a GPU events tell its begin and end."""
+        return call.thread == self.thread and not self.is_distributed and not HAS_DEVICES
 
     @property
     def is_known(self) -> bool:
@@ -153,25 +191,20 @@ class Backward:
 
     def recalls(self, line: Line) -> bool:
         """Whether there are buckets whose calls from this line are known; they are `repeats` from now on."""
+        known: dict[int, Repeat] = {}
         for model in self._prepared:
-            self.repeats = self.repeats | model.repeats.get(line, {})
-        return bool(self.repeats) and not any(repeat.group.retired for repeat in self.repeats.values())
+            known = known | model.repeats.get(line, {})
+        if any(repeat.thread != self.thread or repeat.group.retired for repeat in known.values()):
+            return False
+        self.repeats = known
+        return bool(known)
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether it has waited for all that it has begun: DDP does if each of a model's buckets was complete."""
+        return all(model.at in (0, len(model.sizes)) for model in self._prepared)
 
     def forget(self) -> None:
         """It has failed: what it has begun may still be under way, and its calls are not to be begun again."""
         for model in self._prepared:
             model.repeats.clear()
-
-    def bucket_of(self, call: Call) -> tuple[str, int] | None:
-        """The model and the bucket that this call of a reducer synchronises, if any."""
-        dtype, shapes, _ = call.kernel.shapes_of(call.arguments)
-        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # the latter says which parameters were used
-            return None
-        size = nbytes(shapes, dtype)
-        for model in reversed(self._prepared):  # gradients become ready from the last forward to the first
-            if model.takes(size):
-                return model.take(size)
-        for model in reversed(self._prepared):  # its buckets are not known yet, or a hook has made them smaller
-            if size <= model.left and (not model.sizes or model.at < len(model.sizes)):
-                return model.take(size)
-        return None

@@ -279,11 +279,12 @@ class Training:
             site: of a distributed one, in whatever thread its collectives are called.
         """
         tape = self._tape
+        self._prepared[:] = [model for model in self._prepared if not model.is_gone]
         began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
         backward.is_distributed, backward.site = site is not None, site
-        tape.go_back(backward, depth=3)  # above this function and the wrapper
         failed = True
         try:
+            tape.go_back(backward, depth=3)  # above this function and the wrapper
             out = run()
             failed = False
             self._gradients.end_backward()
@@ -354,7 +355,7 @@ class Training:
         self.pipelines.begin_cell()
         self._blocks.begin_cell()
         self._tape.bucket = None
-        for model in list(self._models.values()):
+        for model in [*self._models.values(), *self._prepared]:
             model.repeats.clear()  # of another cell's lines
 
     def end_cell(self) -> None:
