@@ -273,7 +273,7 @@ def by_step(session: Any, rank: int) -> list[tuple[str, ...]]:
 
 
 def is_marked(step: int) -> bool:
-    return step < FIRST_STEPS or step % (4 * _STRIDE) < 4
+    return step < FIRST_STEPS or step % (2 * _STRIDE) < 2
 
 
 def test_a_long_loop_has_names_in_all_steps_and_marks_in_few(loop):

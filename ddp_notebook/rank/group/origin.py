@@ -67,7 +67,10 @@ Line = tuple[int, int, tuple[int, int] | None]  # by ids of code objects, since 
 
 def line_of(site: SiteFields) -> Line:
     """What tells one line of the user's from another."""
-    _, _, code, instruction, cell, _ = site
+    return _line(site[2], site[3], site[4])
+
+
+def _line(code: CodeType | None, instruction: int, cell: tuple[CodeType, int] | None) -> Line:
     return id(code), instruction, None if cell is None else (id(cell[0]), cell[1])
 
 
@@ -163,6 +166,21 @@ class Sites:
         if not module and origin in _FOR_MODULES:
             module = self._modules.name(caller, None, 0)
         return origin or REDUCER, api, None, 0, None, module
+
+    def line(self, depth: int) -> Line:
+        """The line of the site of the frame `depth` levels above, for less than the site."""
+        frame: FrameType | None = sys._getframe(depth)
+        known = _known
+        while frame is not None:
+            file = frame.f_code.co_filename
+            maker = known.get(file)
+            if maker is None:
+                maker = known[file] = _maker(file)
+            if maker is USER:
+                cell = None if file in self._cells else self._cell_above(frame)
+                return _line(frame.f_code, frame.f_lasti, cell)
+            frame = frame.f_back
+        return _line(None, 0, None)
 
     def is_of_cell(self, site: SiteFields) -> bool:
         """Whether a cell has led to it, in its own thread."""

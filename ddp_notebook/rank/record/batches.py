@@ -15,16 +15,18 @@ import numpy as np
 import torch
 
 from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
+from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.record import previews, remote
 from ddp_notebook.rank.record.gpu_times import HAS_DEVICES, GpuClock
 from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.tape import Moment, Repeated, rows_of
+from ddp_notebook.rank.record.tape import Moment
 from ddp_notebook.rank.record.texts import Texts, dtype_name
 from ddp_notebook.rank.record.training.buckets import Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import Gradient
+from ddp_notebook.rank.record.training.repeated import Repeated, pack, rows_of
 from ddp_notebook.rank.record.training.stretches import Span
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
@@ -122,14 +124,22 @@ class BatchMaker:
                 time.sleep(0)  # as below
                 dropped += self._add_calls(rank, kind, calls[first : first + _CALLS_AT_ONCE], rows["rpc"])
         others = [record for record in records if type(record) not in remote.COLUMNS]
+        again: list[Repeated] = []
         for number, record in enumerate(others):
             if number % _YIELD_EVERY == 0:
                 time.sleep(0)  # a thread that trains may wait for the GIL: it would get it only after 5 ms
+            if type(record) is Repeated:
+                again.append(record)
+                continue
+            if again and type(record) in (Call, Hooked):  # rows of calls keep their order
+                dropped += self._add_again(rank, again, rows["call"])
             try:
                 self._add(rank, record, rows, values, tensors)
             except Exception:  # the other records of the batch are not to be lost
                 _log.info("a record was lost", exc_info=True)  # the report counts it
                 dropped += rows_of([record])
+        if again:
+            dropped += self._add_again(rank, again, rows["call"])
         if resources is not None:
             rows["resource"].append(_packed("resource", **resources))
         tables = {table: np.frombuffer(b"".join(some), TABLES[table]) for table, some in rows.items() if some}
@@ -165,8 +175,6 @@ class BatchMaker:
                 (part,) = whole.parts
                 data, dtype = previews.array_of(part).tobytes(), dtype_name(part.dtype)
                 tensors.append(Tensor(call=serial, side=side, dtype=dtype, shape=tuple(part.shape), data=data))
-        elif kind is Repeated:
-            rows["call"] += self._repeated(rank, record)
         elif kind is Logged:
             if record.event is not None and not record.event.query():
                 self._late.append(record)
@@ -185,6 +193,17 @@ class BatchMaker:
             rows["layout"].append(self._layout(rank, record))
         elif (table := remote.TABLES.get(kind)) is not None:
             rows[table].append(_PACK[table](*remote.row(record, rank, self._texts)))
+
+    def _add_again(self, rank: int, again: list[Repeated], rows: list[bytes]) -> int:
+        """Add the rows of these, and empty the list. Returns how many of them have failed."""
+        try:
+            rows.append(pack(again, rank, self._repeated))
+            return 0
+        except Exception:  # as above
+            _log.info("records were lost", exc_info=True)
+            return rows_of(again)
+        finally:
+            again.clear()
 
     def _add_calls(self, rank: int, kind: type, calls: Sequence[Any], rows: list[bytes]) -> int:
         """Add the rows of some remote calls of one kind. Returns how many of them have failed."""
@@ -215,21 +234,11 @@ class BatchMaker:
         row[_LEFT_OUT] = call.values == LEFT_OUT
         return _PACK["call"](*row)
 
-    def _repeated(self, rank: int, record: Repeated) -> list[bytes]:
-        """The rows of a backward's buckets, of each of which all but the times is known."""
-        moment, rows = record.moment, []
-        assert moment.backward is not None
-        for serial, (repeat, number, since_ns, ends) in zip(record.serials, record.again, strict=True):
-            row = repeat.columns
-            if row is None:
-                row = repeat.columns = self._constants(repeat, moment).copy()
-                row[_STATE], row[_LEFT_OUT] = DONE, True
-            row[_CALL], row[_NUMBER], row[_RANK] = serial, number, rank
-            row[_BACKWARD], row[_CELL], row[_STEP] = moment.backward.number, moment.cell, moment.step
-            row[_ISSUE] = row[_START] = since_ns
-            row[_END] = _end_ns(ends[0] if ends else moment.backward.end_ns, moment)
-            rows.append(_PACK["call"](*row))
-        return rows
+    def _repeated(self, repeat: Repeat, moment: Moment) -> bytes:
+        """What is the same of all rows of a bucket that takes the short way."""
+        row = self._constants(repeat, moment).copy()
+        row[_STATE], row[_LEFT_OUT] = DONE, True
+        return _PACK["call"](*row)
 
     def _constants(self, call: Call, moment: Moment) -> list[Any]:
         """A row with the columns that all calls of one line with tensors of one shape share, and 0 in the others.
@@ -316,22 +325,10 @@ class BatchMaker:
         return _ORIGIN.get(name, _ORIGIN["torch"])
 
     def _span(self, rank: int, span: Span) -> bytes:
-        moment = span.moment
-        return _packed(
-            "span",
-            span=span.span,
-            rank=rank,
-            kind=span.kind,
-            name=self._texts.number(span.name),
-            cell=moment.cell,
-            step=moment.step,
-            start_ns=span.start_ns,
-            end_ns=span.end_ns,
-            samples=span.samples,
-            thread=self._thread(span.thread),
-            pipeline=span.place[0],
-            stage=span.place[1],
-            microbatch=span.place[2],
+        number, kind, name, moment, start_ns, end_ns, samples, thread, place = span
+        name_at, thread_at = self._texts.number(name), self._thread(thread)
+        return _PACK["span"](
+            *(number, rank, kind, name_at, moment.cell, moment.step, start_ns, end_ns, samples, thread_at, *place)
         )
 
     def _metric(self, rank: int, one: Logged) -> bytes:

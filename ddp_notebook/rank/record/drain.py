@@ -17,7 +17,8 @@ from typing import Any
 from ddp_notebook.rank.group.sequences import name_modules
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.resources import Resources, cores, idle_s
-from ddp_notebook.rank.record.tape import OFF, Tape, rows_of
+from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.training.repeated import rows_of
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.codec import encode
 

@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,14 +29,14 @@ from ddp_notebook.rank.group.calls import (
     Call,
     noting_time,
 )
-from ddp_notebook.rank.group.kernels.repeats import Again
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import flat
-from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites, line_of
+from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites
 from ddp_notebook.rank.group.sequences import Known, Sequence
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import HAS_DEVICES, marks_of
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
+from ddp_notebook.rank.record.training.repeated import Repeated, rows_of
 from ddp_notebook.rank.unseen import has_modes, unseen
 from ddp_notebook.records.schema import SAMPLE
 
@@ -66,19 +66,6 @@ class Moment:
         self.backward = backward  # the one under way
         self.values = values  # whether calls keep theirs: `KEPT` and its like
         self.sequence = sequence  # the step's calls that may need a name; None: all steps are marked
-
-
-class Repeated(NamedTuple):
-    """The buckets of a backward that took the short way."""
-
-    moment: Moment
-    serials: list[int]
-    again: list[Again]
-
-
-def rows_of(records: Iterable[Any]) -> int:
-    """How many rows they make."""
-    return sum(len(record.again) if type(record) is Repeated else 1 for record in records)
 
 
 class Tape:
@@ -230,7 +217,7 @@ class Tape:
             return
         self._went_back = self.moment
         is_known = now.values == LEFT_OUT and backward.is_known and not backward.is_distributed and not has_modes()
-        is_known = is_known and backward.recalls(line_of(self._sites.site(depth + 1)))
+        is_known = is_known and backward.recalls(self._sites.line(depth + 1))
         self.repeat(backward if is_known else None)
 
     # ---- calls

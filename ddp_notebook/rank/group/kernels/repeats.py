@@ -31,7 +31,7 @@ class Repeat(Call):
         engine: the function that calls it from C++. What a hook of the user's calls is another one.
     """
 
-    __slots__ = ("backward", "columns", "engine", "following", "lock", "model")
+    __slots__ = ("backward", "engine", "following", "lock", "model", "row")
 
     def __init__(self, call: Call, model: Model, engine: CodeType) -> None:
         assert call.bucket is not None
@@ -42,7 +42,7 @@ class Repeat(Call):
         self.engine = engine
         self.lock = call.group.locks["collective"]
         self.backward: Backward | None = None  # that has called it last
-        self.columns: list[Any] | None = None  # of its rows, for the recorder's thread
+        self.row: bytes | None = None  # without number and times, for the recorder's thread
 
     @property
     def is_done(self) -> bool:
