@@ -81,12 +81,8 @@ def origin(depth: int = 1) -> str:
         depth: frames to skip, from the caller's on.
     """
     frame: FrameType | None = sys._getframe(depth)
-    known = _known
     while frame is not None:
-        file = frame.f_code.co_filename
-        maker = known.get(file)
-        if maker is None:
-            maker = known[file] = _maker(file)
+        maker = _maker_of(frame)
         if maker and maker is not _NOBODY:
             return maker
         frame = frame.f_back
@@ -170,17 +166,12 @@ class Sites:
     def line(self, depth: int) -> Line:
         """The line of the site of the frame `depth` levels above, for less than the site."""
         frame: FrameType | None = sys._getframe(depth)
-        known = _known
-        while frame is not None:
-            file = frame.f_code.co_filename
-            maker = known.get(file)
-            if maker is None:
-                maker = known[file] = _maker(file)
-            if maker is USER:
-                cell = None if file in self._cells else self._cell_above(frame)
-                return _line(frame.f_code, frame.f_lasti, cell)
+        while frame is not None and _maker_of(frame) is not USER:
             frame = frame.f_back
-        return _line(None, 0, None)
+        if frame is None:
+            return _line(None, 0, None)
+        cell = None if frame.f_code.co_filename in self._cells else self._cell_above(frame)
+        return _line(frame.f_code, frame.f_lasti, cell)
 
     def is_of_cell(self, site: SiteFields) -> bool:
         """Whether a cell has led to it, in its own thread."""
@@ -195,6 +186,14 @@ class Sites:
                 return back.f_code, back.f_lasti
             back = back.f_back
         return None
+
+
+def _maker_of(frame: FrameType) -> str:
+    file = frame.f_code.co_filename
+    maker = _known.get(file)
+    if maker is None:
+        maker = _known[file] = _maker(file)
+    return maker
 
 
 def _maker(file: str) -> str:
