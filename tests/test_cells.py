@@ -9,12 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import IPython
 import psutil
 import pytest
 
 from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError, SessionBrokenError
+from ddp_notebook.run.cells import face
+from ddp_notebook.run.foresee.warnings import foresee
+from tests.conftest import wait_until
 
 
 def test_result_text_and_displays_by_rank(session):
@@ -275,17 +279,36 @@ def test_presses_within_a_second_count_as_one(session, tmp_path):
     pressed = tmp_path / "pressed"
 
     def press_twice() -> None:
+        wait_until(lambda: session._cells.watched is not None, 20)
+        time.sleep(0.3)  # the ranks are in the cell
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.0005)
         pressed.touch()
 
-    threading.Timer(0.3, press_twice).start()
+    threading.Thread(target=press_twice).start()
     with pytest.raises(KeyboardInterrupt, match=r"^the cell was stopped\n  ranks 0,1 were interrupted at cell line 2$"):
         session.run(
             "import os, time\ntry: time.sleep(60)\nfinally:\n"
             f"    while not os.path.exists({str(pressed)!r}): time.sleep(0.001)"
         )
+
+
+def test_a_press_before_the_cell_is_sent_is_not_lost(session, monkeypatch):
+    """The press comes in a callback of the garbage collector's, and Python ignores what is raised there."""
+
+    def foresee_with_press(*args):
+        thing = type("Thing", (), {})()
+        callback = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing
+        assert callback() is None
+        return foresee(*args)
+
+    monkeypatch.setattr(face, "foresee", foresee_with_press)
+    with pytest.raises(KeyboardInterrupt):
+        session.run("was_run = True")
+    monkeypatch.undo()
+    assert session.run("'was_run' in globals()")[0].result == "False"
 
 
 def test_a_group_formed_again_by_the_users_own_code(session):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import inspect
 import itertools
 import json
@@ -1075,3 +1077,23 @@ def test_where_a_rank_has_died_it_is_to_be_healed():
     ]
     [other] = foresee("dist.barrier()", [0], 3, gone=[])
     assert other.endswith("Use a group of these ranks (group=...), or run it on all")
+
+
+def test_a_parser_that_fails_does_not_fail_the_cell(monkeypatch):
+    """Python 3.11 raises SystemError where another `ast.parse` runs within one or beside it."""
+    code = "if rank == 0:\n    dist.barrier()"
+
+    def parse_too(phase: str, _: dict[str, int]) -> None:
+        gc.disable()
+        ast.parse("[" * 9 + "]" * 9)
+        gc.enable()
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(parse_too)
+    gc.set_threshold(5)
+    try:
+        warned = foresee(code, range(2), 2)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(parse_too)
+    assert warned in ([], foresee(code, range(2), 2))

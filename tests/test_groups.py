@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,20 @@ DEADLOCK = "dist.recv(torch.ones(1), (rank + 1) % world_size)"
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 
 
-def press_stop(after_s: float = 0.5) -> None:
-    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+def press_stop(session, after_s: float = 0.5) -> None:
+    """Half a second after the next cell has begun: a garbage collection before it may last longer than that."""
+
+    def press() -> None:
+        wait_until(lambda: session._cells.watched is not None, 20)
+        time.sleep(after_s)  # for the ranks to be where the test wants them stopped
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
 
 
 def stop_in(session, code: str) -> str:
     """What the notebook says of a cell that is stopped."""
-    press_stop()
+    press_stop(session)
     with pytest.raises(KeyboardInterrupt) as caught:
         session.run(code)
     return str(caught.value)
@@ -322,14 +330,14 @@ asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
 
 def test_a_handler_of_the_users_gets_an_interrupt_once(session):
-    press_stop()
+    press_stop(session)
     with contextlib.suppress(KeyboardInterrupt):
         session.run(f"import time\n{HANDLES}")
     assert session["count"] == {0: 1, 1: 1}
 
 
 def test_a_handler_of_asyncio_gets_it(session):
-    press_stop()
+    press_stop(session)
     with contextlib.suppress(KeyboardInterrupt):
         session.run(AWAITS)
     assert results(session, "heard.is_set()") == ["True", "True"]

@@ -8,6 +8,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.run.assembly import Assembled
+from ddp_notebook.run.cells.interrupt import uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside
@@ -131,7 +132,8 @@ class CellFace(Assembled):
         warned: list[str] = []
         if not quiet:
             left = [rank for rank in asked_for if rank not in gone]
-            warned = foresee(code, left, self.world_size, gone, self._placement.local_rank)
+            with uninterrupted():  # a press during a garbage collection would be lost: a callback of its swallows it
+                warned = foresee(code, left, self.world_size, gone, self._placement.local_rank)
         if timeout is not None:
             check_timeout(timeout)
         asked = parts.recordings.for_cell(record)

@@ -111,7 +111,7 @@ def _tree(code: str) -> ast.Module:
         warnings.simplefilter("ignore")  # invalid escapes: the rank warns about them itself
         try:
             return ast.parse(code)
-        except (ValueError, RecursionError, MemoryError) as error:
+        except (ValueError, RecursionError, MemoryError, SystemError) as error:  # the last: python/cpython#106905
             raise SyntaxError from error
 
 
