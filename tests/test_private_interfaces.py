@@ -382,6 +382,19 @@ def test_torch_lets_training_be_seen():
     for module in (torch.autograd, torch.autograd.graph):
         assert callable(module._engine_run_backward)
         assert "_engine_run_backward(" in inspect.getsource(module)
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    compiles: list[bool] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        compiles.append(get_eval_frame_callback() is not None)
+        return x
+
+    for is_recursive in (True, False):  # whether what a function calls that is not to be compiled may be
+        looking = torch._dynamo.disable(look, recursive=is_recursive)
+        torch.compile(lambda x, do=looking: do(x + 1) + 1, backend="eager")(torch.ones(1))
+    look(torch.ones(1))
+    assert compiles == [False, True, False]
     x = torch.ones(1, requires_grad=True)
     inside: list[int] = []
     x.register_hook(lambda _: inside.append(torch._C._current_graph_task_id()))

@@ -96,6 +96,17 @@ class Around(torch.optim.Optimizer):
     def step(self, closure=None): self.inner.step(closure)
 model = make()[0]
 optimizer = Around(list(model.parameters()), 0.1)""",
+    "around another one, which has raised": """
+class Failing(torch.optim.SGD):
+    def step(self, closure=None): 1 / 0 if self.fails else super().step()
+class Around(torch.optim.Optimizer):
+    def __init__(self, params, lr): super().__init__(params, {}); self.inner = Failing(params, lr)
+    def step(self, closure=None): self.inner.step()
+model = make()[0]
+optimizer = Around(list(model.parameters()), 0.1)
+optimizer.inner.fails = True
+try: optimizer.step()
+except ZeroDivisionError: optimizer.inner.fails = False""",
     "around another one, without torch's __init__": """
 class Around(torch.optim.Optimizer):
     def __init__(self, inner): self.inner = inner

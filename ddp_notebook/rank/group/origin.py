@@ -163,9 +163,8 @@ class Sites:
             module = self._modules.name(caller, None, 0)
         return origin or REDUCER, api, None, 0, None, module
 
-    def line(self, depth: int) -> Line:
-        """The line of the site of the frame `depth` levels above, for less than the site."""
-        frame: FrameType | None = sys._getframe(depth)
+    def line(self, frame: FrameType | None) -> Line:
+        """The line of the site of this frame, for less than the site."""
         while frame is not None and _maker_of(frame) is not USER:
             frame = frame.f_back
         if frame is None:

@@ -93,7 +93,9 @@ class Recorder:
     def repeat(self, backward: Backward | None) -> None:
         """Let the buckets of this backward take the short way, see `repeats`. None: no others."""
         _set(self, "repeating", backward)  # before the look: another thread may set a hook just now
-        if not (self.refusal is None and self.pause is None and self.instead is None and self.look is None):
+        if backward is not None and not (
+            self.refusal is None and self.pause is None and self.instead is None and self.look is None
+        ):
             _set(self, "repeating", None)
 
     def note_failure(self, call: Call, error: BaseException) -> None:

@@ -58,34 +58,31 @@ class Sequence:
         is_marked: whether this is one.
     """
 
-    __slots__ = ("_calls", "_known", "is_marked", "is_over")
+    __slots__ = ("_known", "calls", "is_marked", "is_over")
 
     def __init__(self, known: Known, *, is_marked: bool) -> None:
         self.is_marked = is_marked
         self.is_over = False
         self._known = known
-        self._calls: list[Call] | None = []  # None: too many, or nobody needs them any more
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
+        self.calls: list[Call] | None = []  # None: too many, or nobody needs them any more
 
     def add(self, call: Call) -> None:
         """A call begins."""
-        if (calls := self._calls) is not None:
+        if (calls := self.calls) is not None:
             calls.append(call)
             if len(calls) > _MOST_CALLS:
-                self._calls = None
+                self.calls = None
 
     def end(self) -> None:
         """The step is over: learn its names, or give it some. Forgets the calls, which refer to this sequence."""
-        if self.is_marked and (calls := self._calls) is not None:
+        if self.is_marked and (calls := self.calls) is not None:
             self._known.learn([_facts(call) for call in calls], [call.site[5] for call in calls])
         self.name()
-        self._calls = None
+        self.calls = None
 
     def name(self) -> None:
         """Give the calls so far their names, if this is not a marked step."""
-        calls = [*(self._calls or ())]
+        calls = [*(self.calls or ())]
         if self.is_marked or all(call.site[5] or not _is_in_backward(call) for call in calls):
             return
         names = self._known.names([_facts(call) for call in calls], is_over=self.is_over)

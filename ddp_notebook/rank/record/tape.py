@@ -80,7 +80,8 @@ class Tape:
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
         self.thinning = Thinning()
         self.thins = True  # values, where the level is `VALUES`
-        self.moment = self._went_back = Moment(0, 0, 0, None, KEPT)  # the latter: at the begin of the last backward
+        self.moment = Moment(0, 0, 0, None, KEPT)
+        self._before = self._went_back = self.moment  # before the last backward, and at its begin
         # Lets the buckets of a backward take the short way, see `repeats`.
         self.repeat: Callable[[Backward | None], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
@@ -97,7 +98,7 @@ class Tape:
         self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
-        self._spans = itertools.count(1)
+        self.spans = itertools.count(1)  # the numbers of those that begin
 
     @property
     def is_steady(self) -> bool:
@@ -148,10 +149,6 @@ class Tape:
         self.filled, self.hurries = threading.Event(), threading.Event()
         self._records.clear()
 
-    def next_span(self) -> int:
-        """The number of a span that begins."""
-        return next(self._spans)
-
     # ---- the moment
 
     def enter(self, cell: int, title: int, level: int = VALUES, *, thins: bool = True) -> None:
@@ -182,7 +179,7 @@ class Tape:
         return Sequence(self._sequences, is_marked=is_marked) if self.thins else None
 
     def _end_sequence(self, moment: Moment) -> None:
-        if moment.sequence:
+        if moment.sequence is not None and moment.sequence.calls:
             moment.sequence.is_over = True
             self.put(moment.sequence)
 
@@ -196,29 +193,38 @@ class Tape:
         with self._moving:
             now = self.moment
             step = now.step + 1
-            values = self._values_of(step)
-            self._end_sequence(now)
-            self.moment = Moment(now.cell, now.title, step, now.backward, values, self._begin_sequence(values))
+            values, sequence = self._values_of(step), now.sequence
+            if values != LEFT_OUT or now.values != LEFT_OUT or (sequence is not None and sequence.calls != []):
+                self._end_sequence(now)
+                sequence = self._begin_sequence(values)  # else it goes on, as empty as it is
+            self.moment = Moment(now.cell, now.title, step, now.backward, values, sequence)
         if now.backward is not None:  # inside it
             self.repeat(None)
         return now
 
-    def go_back(self, backward: Backward | None, depth: int = 1) -> None:
-        """A backward begins, or has ended.
+    def go_back(self, backward: Backward, depth: int = 1) -> None:
+        """A backward begins.
 
         Args:
             depth: of the frame that has called torch's backward.
         """
         with self._moving:
+            self._before = now = self.moment
+            self.moment = self._went_back = Moment(now.cell, now.title, now.step, backward, now.values, now.sequence)
+        if now.values == LEFT_OUT and not backward.is_distributed and not has_modes():
+            frame = sys._getframe(depth)
+            if backward.recalls(partial(self._sites.line, frame)):
+                self.repeat(backward)
+
+    def come_back(self) -> None:
+        """The backward has ended."""
+        with self._moving:
             now = self.moment
-            self.moment = Moment(now.cell, now.title, now.step, backward, now.values, now.sequence)
-        if backward is None:
-            self.repeat(None)
-            return
-        self._went_back = self.moment
-        is_known = now.values == LEFT_OUT and backward.is_known and not backward.is_distributed and not has_modes()
-        is_known = is_known and backward.recalls(self._sites.line(depth + 1))
-        self.repeat(backward if is_known else None)
+            if now is self._went_back:
+                self.moment = self._before
+            else:
+                self.moment = Moment(now.cell, now.title, now.step, None, now.values, now.sequence)
+        self.repeat(None)
 
     # ---- calls
 
@@ -297,8 +303,10 @@ class Tape:
         """A backward has ended, and with it the calls of DDP's reducer in it: it has waited for them, and nobody has
         used the tensors yet. The work done here would delay the next bucket if gloo's threads did it.
         """
-        if backward.again:
-            self._end_again(backward, failed)
+        if backward.again and failed:
+            self._forget_again(backward)
+        elif backward.again:
+            self.end_again(backward)
         for call in backward.calls:
             if call.state != ISSUED or call.marks is not None:
                 continue  # it could not begin, or the GPU's events will tell its end
@@ -310,21 +318,23 @@ class Tape:
             self._leave(call)
         backward.calls.clear()
 
-    def _end_again(self, backward: Backward, failed: bool) -> None:
-        """The same for those that took the short way."""
-        serials = list(itertools.islice(self._calls, len(backward.again)))
-        self.thinning.calls += len(serials)
-        if not failed:
-            if backward.has_waited:
-                backward.is_over = True
-                for again in backward.again:
-                    again[0].work = None  # it holds the tensors
-            self.put(Repeated(self._went_back, serials, backward.again))
-            return
+    def end_again(self, backward: Backward) -> None:
+        """The same for calls that took the short way, of a backward that has ended well."""
+        again = backward.again
+        self.thinning.calls += len(again)
+        if backward.has_waited:
+            backward.is_over = True
+            for one in again:
+                one[0].work = None  # it holds the tensors
+        self.put(Repeated(self._went_back, self._calls, again))
+
+    def _forget_again(self, backward: Backward) -> None:
+        """A backward has failed: those of its calls that took the short way become calls like others."""
+        self.thinning.calls += len(backward.again)
         backward.forget()
-        for serial, again in zip(serials, backward.again, strict=True):
+        for again in backward.again:
             call = again[0].alone(again)
-            call.serial, call.moment, call.values = serial, self._went_back, LEFT_OUT
+            call.serial, call.moment, call.values = next(self._calls), self._went_back, LEFT_OUT
             if call.work is None and not call.ends:  # it could not begin
                 self._end(call, True, backward.end_ns)
                 self._leave(call)

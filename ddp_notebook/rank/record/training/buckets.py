@@ -10,6 +10,7 @@ import json
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -34,22 +35,28 @@ class Layout(NamedTuple):
     is_rebuilt: bool
 
 
+def nothing() -> None:
+    """A reference to nothing yet."""
+
+
 class Model:
     """What is known of one model in DDP."""
 
     def __init__(self, model: DistributedDataParallel, name: str) -> None:
         self.name = name
-        self._model = weakref.ref(model)
-        self._reduced_by: list[weakref.ref[Any]] = []  # the reducer and the group that the layout is of
+        self.reference = weakref.ref(model)
+        self._reducer: Callable[[], Any] = nothing  # that the layout is of, as the group a weak reference
+        self._group: Callable[[], Any] = nothing
         self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
         self.at = 0  # its next bucket
-        # By the line of the backward, and the address of their data: those buckets whose calls are known.
-        self.repeats: dict[Line, dict[int, Repeat]] = {}
+        # By the line of the backward and its thread, and the address of their data: buckets whose calls are known.
+        self.repeats: dict[tuple[Line, int], dict[int, Repeat]] = {}
         self.left = 0  # bytes still to be synchronised in this backward
         ignored = set(model.parameters_to_ignore)
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
         self._names = [name for name, _ in named]
         self._nbytes = [parameter.numel() * parameter.element_size() for _, parameter in named]
+        self._sum = sum(self._nbytes)
         self._is_rebuilt: bool | None = None
 
     def forget_layout(self) -> None:
@@ -58,11 +65,10 @@ class Model:
 
     def prepare(self, model: DistributedDataParallel) -> Layout | None:
         """The next backward will synchronise its gradients. Returns its layout if that has changed."""
-        self.at, self.left = 0, sum(self._nbytes)
-        reduces = model.reducer, model.process_group
-        if [one() for one in self._reduced_by] != [*reduces]:
+        self.at, self.left = 0, self._sum
+        if self._reducer() is not model.reducer or self._group() is not model.process_group:
             self.repeats.clear()
-            self._reduced_by = [weakref.ref(one) for one in reduces]
+            self._reducer, self._group = weakref.ref(model.reducer), weakref.ref(model.process_group)
         is_rebuilt = bool(model._has_rebuilt_buckets)
         if is_rebuilt == self._is_rebuilt and self.sizes:
             return None
@@ -116,7 +122,7 @@ class Model:
     @property
     def is_gone(self) -> bool:
         """Whether the user has it no more."""
-        return self._model() is None
+        return self.reference() is None
 
     def take(self, size: int) -> tuple[str, int]:
         """Count its next bucket."""
@@ -130,7 +136,7 @@ class Model:
         (tensor,), (_, bucket) = call.arguments[0], call.bucket
         if tensor.layout is not torch.strided or self.sizes[bucket : bucket + 1] != [nbytes_of(tensor)]:
             return
-        repeats = self.repeats.setdefault(line_of(call.site), {})
+        repeats = self.repeats.setdefault((line_of(call.site), call.thread), {})
         if (address := tensor.data_ptr()) not in repeats:
             repeats[address] = Repeat(call, self, engine)
 
@@ -184,25 +190,27 @@ class Backward:
         """Whether later backwards may make this call again in the same way. On a GPU events tell its begin and end."""
         return call.thread == self.thread and not self.is_distributed and not HAS_DEVICES
 
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a line whose calls are known."""
-        return any(model.repeats for model in self._prepared)
-
-    def recalls(self, line: Line) -> bool:
-        """Whether there are buckets whose calls from this line are known; they are `repeats` from now on."""
-        known: dict[int, Repeat] = {}
+    def recalls(self, line_of_it: Callable[[], Line]) -> bool:
+        """Whether there are buckets whose calls from its line are known; they are `repeats` from now on."""
+        line = None
         for model in self._prepared:
-            known = known | model.repeats.get(line, {})
-        if any(repeat.thread != self.thread or repeat.group.retired for repeat in known.values()):
-            return False
-        self.repeats = known
-        return bool(known)
+            if not model.repeats:
+                continue
+            line = line or line_of_it()
+            if repeats := model.repeats.get((line, self.thread)):
+                if next(iter(repeats.values())).group.retired:  # the model's, so that of all of them
+                    self.repeats = {}
+                    break
+                self.repeats = self.repeats | repeats if self.repeats else repeats
+        return bool(self.repeats)
 
     @property
     def has_waited(self) -> bool:
         """Whether it has waited for all that it has begun: DDP does if each of a model's buckets was complete."""
-        return all(model.at in (0, len(model.sizes)) for model in self._prepared)
+        for model in self._prepared:  # noqa: SIM110 - a generator is one more thing that no cache holds
+            if model.at and model.at != len(model.sizes):
+                return False
+        return True
 
     def forget(self) -> None:
         """It has failed: what it has begun may still be under way, and its calls are not to be begun again."""

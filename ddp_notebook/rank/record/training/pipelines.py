@@ -131,7 +131,7 @@ class Pipelines:
     def _put(self, action: Action, began_ns: int, step: _Step | None) -> None:
         name = f"stage {action.stage}, microbatch {action.microbatch}"
         place = (step.span if step else 0), action.stage, action.microbatch
-        self._leave(action.kind, name, began_ns, number=self._tape.next_span(), place=place)
+        self._leave(action.kind, name, began_ns, number=next(self._tape.spans), place=place)
 
     def _around_messages(self, what: str, toward: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ class Pipelines:
         def step(schedule: Any, *args: Any, **named: Any) -> Any:
             stages = getattr(schedule, "_stages", None) or [schedule._stage]
             samples = _check(schedule, stages, args, named)
-            thread, began_ns, span = threading.get_ident(), time.monotonic_ns(), self._tape.next_span()
+            thread, began_ns, span = threading.get_ident(), time.monotonic_ns(), next(self._tape.spans)
             self._steps[thread] = _Step(span, samples)
             try:
                 return original(schedule, *args, **named)

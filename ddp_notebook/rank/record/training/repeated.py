@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ class Repeated(NamedTuple):
     """The buckets of a backward that took the short way."""
 
     moment: Moment
-    serials: list[int]
+    serials: Iterator[int]  # the rank's count of calls: they are counted when rows are made of them
     again: list[Again]
 
 
@@ -34,8 +35,9 @@ def pack(records: Sequence[Repeated], rank: int, constants: Callable[[Repeat, Mo
         rank: this one.
         constants: makes a row of what is the same each time.
     """
+    calls: list[int] = []
     rows, numbers, times, ends, moments = [], [], [], [], []
-    for moment, _, again in records:
+    for moment, serials, again in records:
         assert moment.backward is not None
         last_ns = moment.backward.end_ns
         for repeat, number, since_ns, its_ends in again:
@@ -46,11 +48,11 @@ def pack(records: Sequence[Repeated], rank: int, constants: Callable[[Repeat, Mo
             times.append(since_ns)
             # A thread of gloo's may get the GIL to note the end only after the backward has gone on.
             ends.append(min(its_ends[0], last_ns) if its_ends else last_ns)
+        calls += islice(serials, len(again))
         moments.append((moment.backward.number, moment.cell, moment.step))
     counts = [len(record.again) for record in records]
     table = np.frombuffer(bytearray(b"".join(rows)), CALL)
-    table["call"] = [serial for record in records for serial in record.serials]
-    table["rank"], table["number"], table["end_ns"] = rank, numbers, ends
+    table["rank"], table["call"], table["number"], table["end_ns"] = rank, calls, numbers, ends
     table["issue_ns"] = table["start_ns"] = times
     for name, values in zip(("backward", "cell", "step"), np.array(moments).T, strict=True):
         table[name] = np.repeat(values, counts)

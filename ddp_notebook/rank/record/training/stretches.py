@@ -15,12 +15,14 @@ import time
 import types
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -32,13 +34,13 @@ from ddp_notebook.rank.group.origin import SiteFields
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.blocks import Blocks
-from ddp_notebook.rank.record.training.buckets import Backward, Model
+from ddp_notebook.rank.record.training.buckets import Backward, Model, nothing
 from ddp_notebook.rank.record.training.comm_hooks import Hooks
 from ddp_notebook.rank.record.training.gradients import Gradients
 from ddp_notebook.rank.record.training.naming import new_name
 from ddp_notebook.rank.record.training.pipelines import Pipelines
-from ddp_notebook.rank.record.training.wrapping import around, depth_of_caller, hide_from_compile, uncompiled
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, uncompiled
+from ddp_notebook.rank.unseen import has_modes, unseen
 from ddp_notebook.records.schema import SPANS
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
@@ -65,7 +67,6 @@ class _Stepping(NamedTuple):
     """An optimizer in its step."""
 
     optimizer: int
-    depth: int  # of its frame
     began_ns: int
 
 
@@ -80,6 +81,9 @@ class Training:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
         self.tape = self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
+        # That were asked for: probably the next ones again.
+        self._last: Model | None = None
+        self._last_optimizer: tuple[Callable[[], Any], str] = nothing, ""
         self._prepared: list[Model] = []
         self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
         self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
@@ -146,7 +150,6 @@ class Training:
         name: str,
         start_ns: int,
         samples: int = -1,
-        *,
         number: int = 0,
         end_ns: int = 0,
         moment: Moment | None = None,
@@ -156,7 +159,7 @@ class Training:
         tape = self._tape
         tape.put(
             Span(
-                number or tape.next_span(),
+                number or next(tape.spans),
                 kind,
                 name,
                 moment or tape.moment,
@@ -194,7 +197,10 @@ class Training:
                 return out
             finally:
                 try:
-                    unseen(after, model, began_ns, (*inputs, *named.values()), has_failed)
+                    if has_modes():
+                        unseen(after, model, began_ns, (*inputs, *named.values()), has_failed)
+                    else:  # it calls no operators
+                        after(model, began_ns, (*inputs, *named.values()), has_failed)
                 except Exception:  # the user's forward must go on
                     _log.info("a forward was not recorded", exc_info=True)
                     self._tape.dropped += 1
@@ -210,10 +216,12 @@ class Training:
             return
         if (layout := known.prepare(model)) is not None:
             self._tape.put(layout)
-        if known in self._prepared:
-            self._prepared.remove(known)
-        self._prepared.append(known)
-        self._gradients.look_at(model.module)
+        if self._prepared != [known]:
+            if known in self._prepared:
+                self._prepared.remove(known)
+            self._prepared.append(known)
+        if self._gradients.parameter:
+            self._gradients.look_at(model.module)
 
     def _around_register(self, original: Callable[..., None]) -> Callable[..., None]:
         def register_comm_hook(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
@@ -231,11 +239,15 @@ class Training:
             return next(found, None)
 
     def _model(self, model: DistributedDataParallel) -> Model:
+        last = self._last
+        if last is not None and last.reference() is model:
+            return last
         with self._naming:
             known = self._models.get(model)
             if known is None:
                 name = new_name(model.module, {one.name for one in self._models.values()})
                 known = self._models[model] = Model(model, name)
+        self._last = known
         return known
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -279,24 +291,34 @@ class Training:
             site: of a distributed one, in whatever thread its collectives are called.
         """
         tape = self._tape
-        self._prepared[:] = [model for model in self._prepared if not model.is_gone]
-        began_ns, backward = time.monotonic_ns(), Backward(tape.next_span(), self._prepared)
+        for model in self._prepared:
+            if model.is_gone:
+                self._prepared[:] = [model for model in self._prepared if not model.is_gone]
+                break
+        began_ns, backward = time.monotonic_ns(), Backward(next(tape.spans), self._prepared)
         backward.is_distributed, backward.site = site is not None, site
         failed = True
         try:
             tape.go_back(backward, depth=3)  # above this function and the wrapper
             out = run()
             failed = False
-            self._gradients.end_backward()
+            if self._gradients.parameter:
+                self._gradients.end_backward()
             return out
         finally:
             backward.end_ns = time.monotonic_ns()
-            unseen(tape.end_backward, backward, failed)
-            self._gradients.forget_backward()
-            if threading.get_ident() not in self.pipelines.doing:  # else it is an action
-                self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
-            self._prepared[:] = [model for model in self._prepared if not model.at]
-            tape.go_back(None)
+            if failed or backward.calls:
+                unseen(tape.end_backward, backward, failed)
+            elif backward.again:
+                tape.end_again(backward)
+            if self._gradients.parameter:
+                self._gradients.forget_backward()
+            if backward.thread not in self.pipelines.doing:  # else it is an action
+                self.put(BACKWARD, "", began_ns, -1, backward.number, backward.end_ns)
+            for model in [*self._prepared]:
+                if model.at:
+                    self._prepared.remove(model)
+            tape.come_back()
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns = time.monotonic_ns()
@@ -311,10 +333,10 @@ class Training:
     def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         if self._tape.level == OFF:
             return
-        stack, depth = self._stepping.setdefault(threading.get_ident(), []), depth_of_caller()
-        while stack and stack[-1].depth >= depth:  # that one has raised: a step inside it would be deeper
-            stack.pop()
-        stack.append(_Stepping(id(optimizer), depth, time.monotonic_ns()))
+        stack = self._stepping.setdefault(threading.get_ident(), [])
+        if stack:
+            del stack[_steps_under_way() - 1 :]  # those have raised
+        stack.append(_Stepping(id(optimizer), time.monotonic_ns()))
 
     def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         stack = self._stepping.get(threading.get_ident(), [])
@@ -328,13 +350,20 @@ class Training:
 
     def stepped(self, optimizer: Any, began_ns: int) -> str:
         """An optimizer has stepped since then. Returns its name."""
+        last, name = self._last_optimizer
+        if last() is not optimizer:
+            name = self._name_of(optimizer)
+        self.put(OPTIMIZER, name, began_ns, -1, 0, 0, self._tape.count_step())
+        for call in self.on_step:
+            call()
+        return name
+
+    def _name_of(self, optimizer: Any) -> str:
         with self._naming:
             name = self._optimizers.get(optimizer)
             if name is None:
                 name = self._optimizers[optimizer] = new_name(optimizer, set(self._optimizers.values()))
-        self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
-        for call in self.on_step:
-            call()
+        self._last_optimizer = weakref.ref(optimizer), name
         return name
 
     def tell_again(self) -> None:
@@ -372,6 +401,16 @@ class Training:
             return data
 
         return __next__
+
+
+def _steps_under_way() -> int:
+    """How many optimizers are in their step in this thread, by the wrapper that torch puts around it."""
+    frame: FrameType | None = sys._getframe(1)
+    count = 0
+    while frame is not None:
+        code, frame = frame.f_code, frame.f_back
+        count += code.co_name == "wrapper" and code.co_filename == optimizers.__file__
+    return count
 
 
 def _say_unseen(what: list[str]) -> None:

@@ -1,16 +1,23 @@
-"""What is wrapped around functions and methods of torch, hidden from torch.compile, and how deep their callers are."""
+"""What is wrapped around functions and methods of torch, hidden from torch.compile."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from torch._compile import _disable_dynamo
+
+try:  # what looks at each frame of this thread to compile it; None: nothing does
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    _compiles: Callable[[], Any] = get_eval_frame_callback
+except ImportError:
+
+    def _compiles() -> Any:
+        return True
 
 
 def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -33,7 +40,16 @@ def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
     def call(*args: Any) -> None:
         method(*args)
 
-    return _disable_dynamo(call)
+    disabled = _disable_dynamo(call)
+
+    def call_uncompiled(*args: Any) -> None:
+        if _compiles() is None:  # else through four functions of torch's, which no cache holds in the middle of a step
+            method(*args)
+        else:
+            disabled(*args)
+
+    call_uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it is traced itself
+    return call_uncompiled
 
 
 @functools.cache  # a rank has it from the process that has forked it
@@ -42,12 +58,3 @@ def hide_from_compile() -> None:
     with contextlib.suppress(ImportError, AttributeError):
         trace_rules = importlib.import_module("torch._dynamo.trace_rules")
         trace_rules.add("ddp_notebook")
-
-
-def depth_of_caller() -> int:
-    """How many frames are below the caller's."""
-    frame: FrameType | None = sys._getframe(1)
-    depth = 0
-    while frame is not None:
-        depth, frame = depth + 1, frame.f_back
-    return depth
