@@ -6,7 +6,8 @@ call       processor time that a collective of four floats takes longer, with th
 drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time and processor time of a step in DDP, with the recorder and without (its kernels taken away, nothing
-           recorded): blocks of a second take turns on the same ranks, in another order each time. And with
+           recorded): short blocks take turns on the same ranks, in another order each time, since threads pass their
+           work on faster in one second than in another. And with
            `%ddp_record off`, where its kernels and the guard stay; with `%ddp_record all`; with kernels that do
            nothing, and such that only note when each operation begins and ends: the least that a recorder in Python
            can cost; and not recorded once more, which says what the machine alone makes of two blocks that are the
@@ -27,7 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median, quantiles, stdev
 from typing import Any
 
 import ddp_notebook
@@ -37,6 +38,7 @@ WORLD_SIZES = (2, 4)
 BAR_META_US, BAR_VALUES_US, BAR_DRAIN_US, BAR_LOG_US = 15.0, 30.0, 10.0, 10.0
 BAR_STEP, BAR_READABLE_MS = 1.03, 100.0
 LONG_STEP_MS, BAR_LONG_STEP = 100.0, 1.01
+_BLOCK_MS = 170.0  # of steps, but two at least
 _CALL = """
 import json, os, time, torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -161,12 +163,13 @@ def _switch(mode):
     _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 _step_ms = torch.tensor(_block(20)[0])
 dist.broadcast(_step_ms, 0)
-_steps = max(4, round(1000 / float(_step_ms)))
-for _turn in range(PAIRS):
+_steps = max(2, round(BLOCK_MS / float(_step_ms)))
+_turns = max(30, round(SECONDS * 1000 / float(_step_ms) / (_steps + 1) / len(MODES)))
+for _turn in range(_turns):
     _ms = {}
     for _mode in random.Random(SEED + _turn).sample(MODES, len(MODES)):
         _switch(_mode)
-        _block(2)
+        _block(1)
         _ms[_mode] = _block(_steps)
     _taken.append(_ms)
 _switch("recorded")
@@ -190,12 +193,16 @@ for _ in range(COUNT):
 """
 
 
-def measure(blocks: int = 12, pairs: int = 30) -> list[Figure]:
-    """Run all of them."""
+def measure(blocks: int = 12, seconds: float = 60.0) -> list[Figure]:
+    """Run all of them.
+
+    Args:
+        seconds: of steps of each model, recorded in each way.
+    """
     figures = _calls(blocks)
     for world_size in WORLD_SIZES:
         with ddp_notebook.start(world_size) as session:
-            figures += [figure for model in MODELS for figure in _steps(session, model, pairs)]
+            figures += [figure for model in MODELS for figure in _steps(session, model, seconds)]
             if world_size == min(WORLD_SIZES):
                 figures.append(_readable(session))
     return figures
@@ -226,19 +233,24 @@ def _least(what: str, blocks: list[float], bar: float) -> Figure:
     return Figure(what=what, value=min(blocks), unit="us", bar=bar, blocks=tuple(blocks))
 
 
-def _steps(session: Any, model: str, pairs: int) -> list[Figure]:
-    return figures_of(model, session.world_size, blocks_of(session, model, pairs))
+def _steps(session: Any, model: str, seconds: float) -> list[Figure]:
+    return figures_of(model, session.world_size, blocks_of(session, model, seconds))
 
 
-def blocks_of(session: Any, model: str, pairs: int, modes: Sequence[str] = (*_MODES, "bare"), seed: int = 0) -> OfRanks:
-    """Run a block of each mode so many times.
+def blocks_of(
+    session: Any, model: str, seconds: float, modes: Sequence[str] = (*_MODES, "bare"), seed: int = 0
+) -> OfRanks:
+    """Run blocks of each mode in turn.
 
     Args:
         session: whose ranks train.
         model: a key of `MODELS`.
+        seconds: of each mode.
+        modes: keys of `_MODES`, and "bare".
         seed: of the orders of the modes.
     """
-    code = f"MODEL, PAIRS, MODES, SEED = ({MODELS[model]}), {pairs}, {list(modes)}, {seed}\n{_STEPS}"
+    code = f"MODEL, MODES, SEED = ({MODELS[model]}), {list(modes)}, {seed}\n"
+    code += f"SECONDS, BLOCK_MS = {seconds * len(modes)}, {_BLOCK_MS}\n{_STEPS}"
     result = session.run(code, quiet=True, timeout=3600)
     return [json.loads(result[rank].stdout) for rank in result.ranks]
 
@@ -260,12 +272,13 @@ def figures_of(model: str, world_size: int, of_ranks: OfRanks) -> list[Figure]:
 
 
 def _ratio(what: str, pairs_ms: list[dict[str, float]], mode: str, bar: float) -> Figure:
-    bare_ms = median(pair["bare"] for pair in pairs_ms)
-    ratios = sorted(pair[mode] / pair["bare"] for pair in pairs_ms)
-    middle = f"half of them between {ratios[len(ratios) // 4]:.3f} and {ratios[3 * len(ratios) // 4]:.3f}"
+    bare_ms = mean(pair["bare"] for pair in pairs_ms)
+    added_ms = sorted(pair[mode] - pair["bare"] for pair in pairs_ms)
+    added_ms = added_ms[len(added_ms) // 20 : len(added_ms) - len(added_ms) // 20]  # something else ran in the others
+    error = stdev(added_ms) / len(added_ms) ** 0.5 / bare_ms
     return Figure(
-        what=f"{what}; median of {len(ratios)} ratios, each of two blocks of a second, {middle}",
-        value=bare_ms * median(ratios),
+        what=f"{what}; {len(pairs_ms)} pairs of blocks, standard error {error:.3f}",
+        value=bare_ms + mean(added_ms),
         unit="ms",
         bar=bar,
         baseline=bare_ms,
@@ -297,10 +310,10 @@ def _readable(session: Any, count: int = 300) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.recording")
     parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each model, recorded in each way")
     parser.add_argument("--calls-only", action="store_true", help="no sessions")
     given = parser.parse_args()
-    figures = _calls(given.blocks) if given.calls_only else measure(given.blocks, given.pairs)
+    figures = _calls(given.blocks) if given.calls_only else measure(given.blocks, given.seconds)
     print("", moment(), "", *table(figures), sep="\n")
 
 
