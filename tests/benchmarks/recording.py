@@ -7,7 +7,8 @@ drain      processor time of the rank's own thread for each collective
 log        processor time of a `log()` of a float and of a tensor
 step       wall time and processor time of a step in DDP, with the recorder and without (its kernels taken away, nothing
            recorded): short blocks take turns on the same ranks, in another order each time, since threads pass their
-           work on faster in one second than in another. And with
+           work on faster in one second than in another, and in several sessions, of which each has its own luck with
+           where memory and threads are: 0.02 of a step of 14 ms. And with
            `%ddp_record off`, where its kernels and the guard stay; with `%ddp_record all`; with kernels that do
            nothing, and such that only note when each operation begins and ends: the least that a recorder in Python
            can cost; and not recorded once more, which says what the machine alone makes of two blocks that are the
@@ -28,7 +29,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median, quantiles, stdev
+from statistics import mean, quantiles, stdev
 from typing import Any
 
 import ddp_notebook
@@ -39,6 +40,7 @@ BAR_META_US, BAR_VALUES_US, BAR_DRAIN_US, BAR_LOG_US = 15.0, 30.0, 10.0, 10.0
 BAR_STEP, BAR_READABLE_MS = 1.03, 100.0
 LONG_STEP_MS, BAR_LONG_STEP = 100.0, 1.01
 _BLOCK_MS = 170.0  # of steps, but two at least
+_SESSIONS = 6
 _CALL = """
 import json, os, time, torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -100,7 +102,9 @@ for _ in range(BLOCKS):
 print(json.dumps(taken), flush=True)
 os._exit(0)
 """
-OfRanks = list[list[dict[str, list[float]]]]  # by rank and turn: of each mode a step in ms, wall and processor time
+# By rank and turn: of each mode a step in ms, wall and processor time.
+OfRanks = list[list[dict[str, list[float]]]]
+_Taken = list[list[dict[str, float]]]  # by session and turn: of each mode a step in ms
 MODELS = {  # module, shape of the input, bucket_cap_mb
     "an MLP of 6 buckets of 26 MB, DDP's own size": (
         "torch.nn.Sequential(*[torch.nn.Linear(1480, 1480) for _ in range(16)]), (8, 1480), None"
@@ -164,7 +168,7 @@ def _switch(mode):
 _step_ms = torch.tensor(_block(20)[0])
 dist.broadcast(_step_ms, 0)
 _steps = max(2, round(BLOCK_MS / float(_step_ms)))
-_turns = max(30, round(SECONDS * 1000 / float(_step_ms) / (_steps + 1) / len(MODES)))
+_turns = max(5, round(SECONDS * 1000 / float(_step_ms) / (_steps + 1) / len(MODES)))
 for _turn in range(_turns):
     _ms = {}
     for _mode in random.Random(SEED + _turn).sample(MODES, len(MODES)):
@@ -201,10 +205,9 @@ def measure(blocks: int = 12, seconds: float = 60.0) -> list[Figure]:
     """
     figures = _calls(blocks)
     for world_size in WORLD_SIZES:
-        with ddp_notebook.start(world_size) as session:
-            figures += [figure for model in MODELS for figure in _steps(session, model, seconds)]
-            if world_size == min(WORLD_SIZES):
-                figures.append(_readable(session))
+        figures += [figure for model in MODELS for figure in steps_of(model, world_size, seconds)]
+    with ddp_notebook.start(min(WORLD_SIZES)) as session:
+        figures.append(_readable(session))
     return figures
 
 
@@ -233,57 +236,68 @@ def _least(what: str, blocks: list[float], bar: float) -> Figure:
     return Figure(what=what, value=min(blocks), unit="us", bar=bar, blocks=tuple(blocks))
 
 
-def _steps(session: Any, model: str, seconds: float) -> list[Figure]:
-    return figures_of(model, session.world_size, blocks_of(session, model, seconds))
-
-
-def blocks_of(
-    session: Any, model: str, seconds: float, modes: Sequence[str] = (*_MODES, "bare"), seed: int = 0
-) -> OfRanks:
-    """Run blocks of each mode in turn.
+def steps_of(model: str, world_size: int, seconds: float, modes: Sequence[str] = (*_MODES,)) -> list[Figure]:
+    """What recording costs a step.
 
     Args:
-        session: whose ranks train.
         model: a key of `MODELS`.
-        seconds: of each mode.
-        modes: keys of `_MODES`, and "bare".
-        seed: of the orders of the modes.
+        seconds: of each mode, in all sessions together.
+        modes: keys of `_MODES`.
     """
+    sessions = []
+    for seed in range(_SESSIONS):
+        with ddp_notebook.start(world_size) as session:
+            sessions.append(_blocks(session, model, seconds / _SESSIONS, [*modes, "bare"], seed))
+    return _figures(model, world_size, sessions)
+
+
+def _blocks(session: Any, model: str, seconds: float, modes: Sequence[str], seed: int) -> OfRanks:
+    """Blocks of each mode in turn."""
     code = f"MODEL, MODES, SEED = ({MODELS[model]}), {list(modes)}, {seed}\n"
     code += f"SECONDS, BLOCK_MS = {seconds * len(modes)}, {_BLOCK_MS}\n{_STEPS}"
     result = session.run(code, quiet=True, timeout=3600)
     return [json.loads(result[rank].stdout) for rank in result.ranks]
 
 
-def figures_of(model: str, world_size: int, of_ranks: OfRanks) -> list[Figure]:
-    """What the blocks say."""
+def _figures(model: str, world_size: int, sessions: list[OfRanks]) -> list[Figure]:
+    """What the blocks of some sessions say."""
     # Ranks wait for each other, so that one tells the time of all; what they compute is added up.
-    wall_ms = [{mode: both[0] for mode, both in pair.items()} for pair in of_ranks[0]]
+    wall_ms = [[{mode: both[0] for mode, both in turn.items()} for turn in of_ranks[0]] for of_ranks in sessions]
     processor_ms = [
-        {mode: sum(one[mode][1] for one in pair) for mode in pair[0]} for pair in zip(*of_ranks, strict=True)
+        [{mode: sum(one[mode][1] for one in turn) for mode in turn[0]} for turn in zip(*of_ranks, strict=True)]
+        for of_ranks in sessions
     ]
-    bar = BAR_LONG_STEP if median(pair["bare"] for pair in wall_ms) > LONG_STEP_MS else BAR_STEP
+    bar = BAR_LONG_STEP if _mean_ms(wall_ms, "bare") > LONG_STEP_MS else BAR_STEP
     return [
-        _ratio(f"{what} of {model} on {world_size} ranks, {words}", pairs_ms, mode, bar)
+        _ratio(f"{what} of {model} on {world_size} ranks, {words}", taken_ms, mode, bar)
         for mode, words in _MODES.items()
-        if mode in wall_ms[0]
-        for what, pairs_ms in (("a step", wall_ms), ("... processor time of all ranks for a step", processor_ms))
+        if mode in wall_ms[0][0]
+        for what, taken_ms in (("a step", wall_ms), ("... processor time of all ranks for a step", processor_ms))
     ]
 
 
-def _ratio(what: str, pairs_ms: list[dict[str, float]], mode: str, bar: float) -> Figure:
-    bare_ms = mean(pair["bare"] for pair in pairs_ms)
-    added_ms = sorted(pair[mode] - pair["bare"] for pair in pairs_ms)
-    added_ms = added_ms[len(added_ms) // 20 : len(added_ms) - len(added_ms) // 20]  # something else ran in the others
-    error = stdev(added_ms) / len(added_ms) ** 0.5 / bare_ms
+def _ratio(what: str, sessions: _Taken, mode: str, bar: float) -> Figure:
+    bare_ms = _mean_ms(sessions, "bare")
+    added = [_added_ms(turns, mode) / _mean_ms([turns], "bare") for turns in sessions]
+    words = ", ".join(f"{1 + one:.3f}" for one in added)
     return Figure(
-        what=f"{what}; {len(pairs_ms)} pairs of blocks, standard error {error:.3f}",
-        value=bare_ms + mean(added_ms),
+        what=f"{what}; mean of {len(added)} sessions ({words}), standard error {stdev(added) / len(added) ** 0.5:.3f}",
+        value=bare_ms * (1 + mean(added)),
         unit="ms",
         bar=bar,
         baseline=bare_ms,
         against="not recorded",
     )
+
+
+def _mean_ms(sessions: _Taken, mode: str) -> float:
+    return mean(turn[mode] for turns in sessions for turn in turns)
+
+
+def _added_ms(turns: list[dict[str, float]], mode: str) -> float:
+    """What a mode takes more in a session, without a twentieth of the turns at either end: something else ran then."""
+    added = sorted(turn[mode] - turn["bare"] for turn in turns)
+    return mean(added[len(added) // 20 : len(added) - len(added) // 20])
 
 
 def _readable(session: Any, count: int = 300) -> Figure:
