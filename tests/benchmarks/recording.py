@@ -39,7 +39,7 @@ WORLD_SIZES = (2, 4)
 BAR_META_US, BAR_VALUES_US, BAR_DRAIN_US, BAR_LOG_US = 15.0, 30.0, 10.0, 10.0
 BAR_STEP, BAR_READABLE_MS = 1.03, 100.0
 LONG_STEP_MS, BAR_LONG_STEP = 100.0, 1.01
-_BLOCK_MS = 170.0  # of steps, but two at least
+_BLOCK_MS = 500.0  # of steps, but two at least
 _SESSIONS = 6
 _CALL = """
 import json, os, time, torch, torch.distributed as dist
@@ -168,12 +168,12 @@ def _switch(mode):
 _step_ms = torch.tensor(_block(20)[0])
 dist.broadcast(_step_ms, 0)
 _steps = max(2, round(BLOCK_MS / float(_step_ms)))
-_turns = max(5, round(SECONDS * 1000 / float(_step_ms) / (_steps + 1) / len(MODES)))
+_turns = max(5, round(SECONDS * 1000 / float(_step_ms) / (_steps + 2) / len(MODES)))
 for _turn in range(_turns):
     _ms = {}
     for _mode in random.Random(SEED + _turn).sample(MODES, len(MODES)):
         _switch(_mode)
-        _block(1)
+        _block(2)
         _ms[_mode] = _block(_steps)
     _taken.append(_ms)
 _switch("recorded")
