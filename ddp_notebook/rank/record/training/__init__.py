@@ -1,6 +1,7 @@
 """The stretches of a training step.
 
 stretches   input, forward, backward, optimizer
+optimizers  those in their steps, and their names
 pipelines   what the stages of a pipeline do with each microbatch
 blocks      code that the user has named
 gradients   the gradients of one parameter, as computed and averaged
@@ -8,5 +9,5 @@ buckets     which gradients a bucket of DDP holds, and which call synchronises i
 repeated    buckets that took the short way through the kernel, as rows
 comm_hooks  users' comm hooks of DDP, seen bucket by bucket
 naming      names of models and optimizers
-wrapping    what is wrapped around functions of torch, and how deep their callers are
+wrapping    what is wrapped around functions of torch
 """

@@ -24,6 +24,7 @@ from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes, nbytes_of
 from ddp_notebook.rank.group.origin import Line, SiteFields, line_of
 from ddp_notebook.rank.record.gpu_times import HAS_DEVICES
+from ddp_notebook.rank.record.training.naming import nothing
 
 
 class Layout(NamedTuple):
@@ -33,10 +34,6 @@ class Layout(NamedTuple):
     model: str
     buckets: str
     is_rebuilt: bool
-
-
-def nothing() -> None:
-    """A reference to nothing yet."""
 
 
 class Model:

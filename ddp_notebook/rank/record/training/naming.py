@@ -11,3 +11,7 @@ def new_name(one: object, taken: Container[str]) -> str:
     kind = type(one).__name__
     names = itertools.chain([kind], (f"{kind} {number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
+
+
+def nothing() -> None:
+    """A weak reference to nothing yet."""

@@ -15,29 +15,23 @@ import time
 import types
 import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import optimizer as optimizers
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.data import dataloader
 
 from ddp_notebook.rank.group.origin import SiteFields
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.blocks import Blocks
-from ddp_notebook.rank.record.training.buckets import Backward, Model, nothing
+from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import Hooks
 from ddp_notebook.rank.record.training.gradients import Gradients
 from ddp_notebook.rank.record.training.naming import new_name
+from ddp_notebook.rank.record.training.optimizers import Optimizers
 from ddp_notebook.rank.record.training.pipelines import Pipelines
 from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, uncompiled
 from ddp_notebook.rank.unseen import has_modes, unseen
@@ -63,13 +57,6 @@ class Span(NamedTuple):
     place: tuple[int, int, int]  # of an action: the span of the pipeline's step, the stage, the microbatch
 
 
-class _Stepping(NamedTuple):
-    """An optimizer in its step."""
-
-    optimizer: int
-    began_ns: int
-
-
 class Training:
     """Sees the training in this process, from `install` on.
 
@@ -81,14 +68,11 @@ class Training:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
         self.tape = self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
-        # That were asked for: probably the next ones again.
-        self._last: Model | None = None
-        self._last_optimizer: tuple[Callable[[], Any], str] = nothing, ""
+        self._last: Model | None = None  # that was asked for: probably the next one again
         self._prepared: list[Model] = []
         self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
-        self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
-        self._naming = threading.Lock()  # models and optimizers may be new in several threads at once
-        self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._naming = threading.Lock()  # models may be new in several threads at once
+        self._optimizers = Optimizers(tape, self.stepped)
         self._gradients = Gradients(tape)
         self.pipelines = Pipelines(tape, self.put)
         self._blocks = Blocks(tape, lambda name, began_ns: self.put(BLOCK, name, began_ns))
@@ -111,8 +95,7 @@ class Training:
                 unseen.append(what)
         _say_unseen(unseen)
         after_import("torch.distributed.pipelining.schedules", self._look_at_pipelines)
-        register_optimizer_step_pre_hook(uncompiled(self._before_step))
-        register_optimizer_step_post_hook(uncompiled(self._after_step))
+        self._optimizers.look()
 
     def _look_at_pipelines(self) -> None:
         try:
@@ -330,40 +313,12 @@ class Training:
 
     # ---- optimizer and input
 
-    def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
-        if self._tape.level == OFF:
-            return
-        stack = self._stepping.setdefault(threading.get_ident(), [])
-        if stack:
-            del stack[_steps_under_way() - 1 :]  # those have raised
-        stack.append(_Stepping(id(optimizer), time.monotonic_ns()))
-
-    def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
-        stack = self._stepping.get(threading.get_ident(), [])
-        while stack and stack[-1].optimizer != id(optimizer):
-            stack.pop()
-        if not stack:
-            return
-        began_ns = stack.pop().began_ns
-        if not stack:  # else a step inside another optimizer's
-            self.stepped(optimizer, began_ns)
-
     def stepped(self, optimizer: Any, began_ns: int) -> str:
         """An optimizer has stepped since then. Returns its name."""
-        last, name = self._last_optimizer
-        if last() is not optimizer:
-            name = self._name_of(optimizer)
+        name = self._optimizers.name(optimizer)
         self.put(OPTIMIZER, name, began_ns, -1, 0, 0, self._tape.count_step())
         for call in self.on_step:
             call()
-        return name
-
-    def _name_of(self, optimizer: Any) -> str:
-        with self._naming:
-            name = self._optimizers.get(optimizer)
-            if name is None:
-                name = self._optimizers[optimizer] = new_name(optimizer, set(self._optimizers.values()))
-        self._last_optimizer = weakref.ref(optimizer), name
         return name
 
     def tell_again(self) -> None:
@@ -380,7 +335,7 @@ class Training:
         """
         self._gradients.begin_cell(gradient)
         self._roots.clear()
-        self._stepping.clear()
+        self._optimizers.begin_cell()
         self.pipelines.begin_cell()
         self._blocks.begin_cell()
         self._tape.bucket = None
@@ -401,16 +356,6 @@ class Training:
             return data
 
         return __next__
-
-
-def _steps_under_way() -> int:
-    """How many optimizers are in their step in this thread, by the wrapper that torch puts around it."""
-    frame: FrameType | None = sys._getframe(1)
-    count = 0
-    while frame is not None:
-        code, frame = frame.f_code, frame.f_back
-        count += code.co_name == "wrapper" and code.co_filename == optimizers.__file__
-    return count
 
 
 def _say_unseen(what: list[str]) -> None:

@@ -1,0 +1,94 @@
+"""Optimizers in their steps, and their names."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch.optim import optimizer as torchs
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.training.naming import new_name, nothing
+from ddp_notebook.rank.record.training.wrapping import uncompiled
+
+
+class _Stepping(NamedTuple):
+    """An optimizer in its step."""
+
+    optimizer: int
+    began_ns: int
+
+
+class Optimizers:
+    """Sees the steps of optimizers from `look` on.
+
+    Args:
+        tape: says whether anything is recorded.
+        stepped: gets an optimizer that has stepped inside no other, and when it began.
+    """
+
+    def __init__(self, tape: Tape, stepped: Callable[[Any, int], object]) -> None:
+        self._tape = tape
+        self._stepped = stepped
+        self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
+        self._naming = threading.Lock()  # they may be new in several threads at once
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._last: tuple[Callable[[], Any], str] = nothing, ""  # that was asked for: probably the next one again
+
+    def look(self) -> None:
+        """Begin to look."""
+        register_optimizer_step_pre_hook(uncompiled(self._before_step))
+        register_optimizer_step_post_hook(uncompiled(self._after_step))
+
+    def begin_cell(self) -> None:
+        """A cell begins: forget what an interrupted one has left half done."""
+        self._stepping.clear()
+
+    def name(self, optimizer: Any) -> str:
+        """Its name, which no other one has."""
+        last, name = self._last
+        if last() is optimizer:
+            return name
+        with self._naming:
+            if (name := self._names.get(optimizer, "")) == "":
+                name = self._names[optimizer] = new_name(optimizer, set(self._names.values()))
+        self._last = weakref.ref(optimizer), name
+        return name
+
+    def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        if self._tape.level == OFF:
+            return
+        stack = self._stepping.setdefault(threading.get_ident(), [])
+        if stack:
+            del stack[_steps_under_way() - 1 :]  # those have raised
+        stack.append(_Stepping(id(optimizer), time.monotonic_ns()))
+
+    def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        stack = self._stepping.get(threading.get_ident(), [])
+        while stack and stack[-1].optimizer != id(optimizer):
+            stack.pop()
+        if not stack:
+            return
+        began_ns = stack.pop().began_ns
+        if not stack:  # else a step inside another optimizer's
+            self._stepped(optimizer, began_ns)
+
+
+def _steps_under_way() -> int:
+    """How many optimizers are in their step in this thread, by the wrapper that torch puts around it."""
+    frame: FrameType | None = sys._getframe(1)
+    count = 0
+    while frame is not None:
+        code, frame = frame.f_code, frame.f_back
+        count += code.co_name == "wrapper" and code.co_filename == torchs.__file__
+    return count
