@@ -8,7 +8,8 @@ log        processor time of a `log()` of a float and of a tensor
 step       wall time and processor time of a step in DDP, with the recorder and without (its kernels taken away, nothing
            recorded): short blocks take turns on the same ranks, in another order each time, since threads pass their
            work on faster in one second than in another, and in several sessions, of which each has its own luck with
-           where memory and threads are: 0.02 of a step of 14 ms. And with
+           where memory and threads are: 0.02 of a step of 14 ms. (Rows of a block are sent at the next full second, and
+           so may fall into one of another mode: 0.002 at most.) And with
            `%ddp_record off`, where its kernels and the guard stay; with `%ddp_record all`; with kernels that do
            nothing, and such that only note when each operation begins and ends: the least that a recorder in Python
            can cost; and not recorded once more, which says what the machine alone makes of two blocks that are the
@@ -151,7 +152,7 @@ _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken = torch.randn(_shape), []
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
-_whole = Kernel.make
+_whole, _away = Kernel.make, []
 def _block(steps):
     dist.barrier()
     began, ran = time.perf_counter(), time.process_time()
@@ -162,6 +163,9 @@ def _block(steps):
     return [(time.perf_counter() - began) / steps * 1e3, (time.process_time() - ran) / steps * 1e3]
 def _switch(mode):
     _recorder.remove()
+    if _tape.level == VALUES: _away[:] = [time.monotonic_ns()]
+    if mode == "recorded" and _away:  # what it does not record is not in its rate
+        _tape.thinning._since_ns += time.monotonic_ns() - _away[0]
     Kernel.make = {"nothing": nothing, "least": least}.get(mode, _whole)
     if mode not in ("bare", "again"): _recorder.install()
     _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))

@@ -194,7 +194,7 @@ class Tape:
             now = self.moment
             step = now.step + 1
             values, sequence = self._values_of(step), now.sequence
-            if values != LEFT_OUT or now.values != LEFT_OUT or (sequence is not None and sequence.calls != []):
+            if values != LEFT_OUT or now.values != LEFT_OUT or sequence is None or sequence.calls != []:
                 self._end_sequence(now)
                 sequence = self._begin_sequence(values)  # else it goes on, as empty as it is
             self.moment = Moment(now.cell, now.title, step, now.backward, values, sequence)
@@ -211,20 +211,21 @@ class Tape:
         with self._moving:
             self._before = now = self.moment
             self.moment = self._went_back = Moment(now.cell, now.title, now.step, backward, now.values, now.sequence)
-        if now.values == LEFT_OUT and not backward.is_distributed and not has_modes():
-            frame = sys._getframe(depth)
-            if backward.recalls(partial(self._sites.line, frame)):
-                self.repeat(backward)
+        is_known = now.values == LEFT_OUT and not backward.is_distributed and not has_modes()
+        is_known = is_known and backward.recalls(partial(self._sites.line, sys._getframe(depth)))
+        self.repeat(backward if is_known else None)
 
-    def come_back(self) -> None:
+    def come_back(self, backward: Backward) -> None:
         """The backward has ended."""
+        self.repeat(None)
         with self._moving:
             now = self.moment
-            if now is self._went_back:
+            if (
+                now is self._went_back and now.backward is backward
+            ):  # else another one runs beside it, or it has stepped
                 self.moment = self._before
             else:
                 self.moment = Moment(now.cell, now.title, now.step, None, now.values, now.sequence)
-        self.repeat(None)
 
     # ---- calls
 

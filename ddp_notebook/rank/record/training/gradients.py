@@ -47,11 +47,10 @@ class Gradients:
             parameter: the name of the parameter to look at, or empty.
         """
         self.parameter, self._has_shown = parameter, False
+        self._to_be_averaged.clear()
 
     def look_at(self, module: torch.nn.Module) -> None:
-        """The next backward may be one of this module: hook the parameter, if it is there."""
-        if not self.parameter:
-            return
+        """The next backward may be one of this module: hook the chosen parameter, if it is there."""
         for name, parameter in module.named_parameters():
             if name == self.parameter and parameter.requires_grad and parameter not in self._hooked:
                 self._hooked[parameter] = True

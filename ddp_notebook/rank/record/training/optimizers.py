@@ -70,7 +70,7 @@ class Optimizers:
             return
         stack = self._stepping.setdefault(threading.get_ident(), [])
         if stack:
-            del stack[_steps_under_way() - 1 :]  # those have raised
+            del stack[max(0, _steps_under_way() - 1) :]  # those have raised
         stack.append(_Stepping(id(optimizer), time.monotonic_ns()))
 
     def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:

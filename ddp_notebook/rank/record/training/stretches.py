@@ -298,10 +298,8 @@ class Training:
                 self._gradients.forget_backward()
             if backward.thread not in self.pipelines.doing:  # else it is an action
                 self.put(BACKWARD, "", began_ns, -1, backward.number, backward.end_ns)
-            for model in [*self._prepared]:
-                if model.at:
-                    self._prepared.remove(model)
-            tape.come_back()
+            self._prepared[:] = [model for model in self._prepared if not model.at]
+            tape.come_back(backward)
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns = time.monotonic_ns()
@@ -336,6 +334,7 @@ class Training:
         self._gradients.begin_cell(gradient)
         self._roots.clear()
         self._optimizers.begin_cell()
+        self._last = None
         self.pipelines.begin_cell()
         self._blocks.begin_cell()
         self._tape.bucket = None
