@@ -16,6 +16,7 @@ from ddp_notebook.observe.trace.trace import chrome_trace
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.rank.record.training.buckets import Backward
 from ddp_notebook.rank.record.training.stretches import FORWARD, Training
 from ddp_notebook.records.codec import decode
 from ddp_notebook.records.schema import SPANS
@@ -132,6 +133,18 @@ schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)""",
 @pytest.mark.parametrize("kind", _KINDS)
 def test_each_step_is_seen_once(ranks, kind):
     assert steps_of(ranks, f"{_KINDS[kind]}\nfor _ in range(5): step(model, optimizer)") == [5, 5]
+
+
+def test_of_backwards_that_overlap_none_is_the_present_one_when_it_is_over():
+    """Distributed ones run in threads of RPC's."""
+    tape, first, second = Tape({}), Backward(1, []), Backward(2, [])
+    tape.enter(1, 1)
+    tape.go_back(first)
+    tape.go_back(second)
+    tape.come_back(first)
+    assert tape.moment.backward is not first
+    tape.come_back(second)
+    assert tape.moment.backward is None
 
 
 # ---- apart

@@ -220,9 +220,8 @@ class Tape:
         self.repeat(None)
         with self._moving:
             now = self.moment
-            if (
-                now is self._went_back and now.backward is backward
-            ):  # else another one runs beside it, or it has stepped
+            # Else another one runs beside it, or an optimizer has stepped in it.
+            if now is self._went_back and now.backward is backward:
                 self.moment = self._before
             else:
                 self.moment = Moment(now.cell, now.title, now.step, None, now.values, now.sequence)
