@@ -193,9 +193,9 @@ class Watch:
             self._on_press(now)
         if now > self._stop_at:
             self._on_timeout(now)
-        is_ending = self._released_at != float("inf") or self._grace_ends_at != float("inf")
-        survives = not is_ending and self._controls.survive(self._run, self._interrupts.check)
-        if self._run.has_failed and not survives:
+        if not self.has_released and self._controls.survive(self._run, self._interrupts.check):
+            self._look_at = self._grace_ends_at = float("inf")  # a rank's end may be known before what others have said
+        elif self._run.has_failed:
             self._on_failure(now)
         if self._handled and not self._told and now - self._released_at > ONE_PRESS_S:
             self._tell_who_is_silent()
