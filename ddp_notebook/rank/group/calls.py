@@ -228,7 +228,7 @@ def _title(group: ProcessGroup, ranks: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, ranks[:8]))}{',...' if len(ranks) > 8 else ''}]"
 
 
-NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; one for all, since making it took longer
+_NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; one for all, since making it took longer
 
 
 def noting_time(into: list[int]) -> Callable[..., None]:
@@ -241,4 +241,4 @@ def noting_time(into: list[int]) -> Callable[..., None]:
         >>> ends[0] <= time.monotonic_ns()
         True
     """
-    return partial(next, map(into.append, NOW_NS))
+    return partial(next, map(into.append, _NOW_NS))

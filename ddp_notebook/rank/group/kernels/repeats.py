@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import Work
 
-from ddp_notebook.rank.group.calls import NOW_NS, Call
+from ddp_notebook.rank.group.calls import Call, noting_time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.kernels.kernel import Kernel
@@ -109,8 +108,7 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
             recorder.note_failure(repeat, error)
             raise
         repeat.work = work = unbox_work(out[1])
-        # In builtins only, see `noting_time`; where it is over already: here.
-        work.get_future().add_done_callback(partial(next, map(ends.append, NOW_NS)))
+        work.get_future().add_done_callback(noting_time(ends))  # where it is over already: here, and in builtins only
         repeat.model.at = repeat.following
         return out
 

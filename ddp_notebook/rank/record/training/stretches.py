@@ -133,6 +133,7 @@ class Training:
         name: str,
         start_ns: int,
         samples: int = -1,
+        *,
         number: int = 0,
         end_ns: int = 0,
         moment: Moment | None = None,
@@ -199,10 +200,9 @@ class Training:
             return
         if (layout := known.prepare(model)) is not None:
             self._tape.put(layout)
-        if self._prepared != [known]:
-            if known in self._prepared:
-                self._prepared.remove(known)
-            self._prepared.append(known)
+        if known in self._prepared:
+            self._prepared.remove(known)
+        self._prepared.append(known)
         if self._gradients.parameter:
             self._gradients.look_at(model.module)
 
@@ -274,10 +274,7 @@ class Training:
             site: of a distributed one, in whatever thread its collectives are called.
         """
         tape = self._tape
-        for model in self._prepared:
-            if model.is_gone:
-                self._prepared[:] = [model for model in self._prepared if not model.is_gone]
-                break
+        self._prepared[:] = [model for model in self._prepared if not model.is_gone]
         began_ns, backward = time.monotonic_ns(), Backward(next(tape.spans), self._prepared)
         backward.is_distributed, backward.site = site is not None, site
         failed = True
@@ -297,7 +294,7 @@ class Training:
             if self._gradients.parameter:
                 self._gradients.forget_backward()
             if backward.thread not in self.pipelines.doing:  # else it is an action
-                self.put(BACKWARD, "", began_ns, -1, backward.number, backward.end_ns)
+                self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
             self._prepared[:] = [model for model in self._prepared if not model.at]
             tape.come_back(backward)
 
@@ -314,7 +311,7 @@ class Training:
     def stepped(self, optimizer: Any, began_ns: int) -> str:
         """An optimizer has stepped since then. Returns its name."""
         name = self._optimizers.name(optimizer)
-        self.put(OPTIMIZER, name, began_ns, -1, 0, 0, self._tape.count_step())
+        self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
         for call in self.on_step:
             call()
         return name
