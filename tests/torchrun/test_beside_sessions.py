@@ -69,7 +69,8 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
 def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp_path):  # noqa: F811
     script = jobs.script("train(6)")
     kernel = notebook()
-    assert kernel.run(f"%ddp_torchrun --name mine --nproc-per-node 2 {script}").status == "ok"
+    ran = kernel.run(f"%ddp_torchrun --name mine --nproc-per-node 2 {script}")
+    assert ran.status == "ok", ran
     assert kernel.run("%ddp_stop").stdout == "let go of mine, which has ended\n"
     left = "this notebook has let go of mine; this is what they have recorded (mine, 2 ranks)\n"
     assert kernel.run("%ddp_report").stdout.startswith(f"{left}cell 1: 4 steps on 2 ranks")  # without the first ones
