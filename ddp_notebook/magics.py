@@ -31,8 +31,9 @@ class DDPMagics(Magics):
 
     @line_magic
     def ddp_start(self, line: str) -> None:
-        """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...]
-        [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off]
+        """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4|each|none] [--share-gpus]
+        [--env K=V ...] [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal]
+        [--live auto|html|off]
         [--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH]
         [--sync DIR] [--sync-large] [--lease S] [--keep [HOURS]] [--on-preempt save DIR]
         [--check]"""

@@ -140,7 +140,7 @@ def test_hidden_gpus_mean_cpu_ranks():
 def test_more_ranks_than_gpus_are_refused_with_the_reason():
     assert refusal(host(gpus=2), world_size=4) == (
         "4 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
-        "Start at most 2, or add --share-gpus to let ranks share them over gloo"
+        "Start at most 2, or add --share-gpus to let ranks share them over gloo, or --gpus none for ranks on the CPU"
     )
     assert "3 ranks on 1 GPU:" in refusal(host(gpus=1), world_size=3)
     assert "2 ranks on 1 GPU:" in refusal(host(gpus=4), world_size=2, gpus=("3",))
@@ -212,15 +212,31 @@ def test_nccl_without_gpus_is_refused():
     assert refusal(host(gpus=1), {"CUDA_VISIBLE_DEVICES": "-1"}, backend="nccl") == message
 
 
-def test_nccl_with_more_ranks_than_gpus_is_refused_also_when_they_may_share():
+def test_nccl_with_more_ranks_than_gpus_is_refused_unless_they_may_share():
     assert refusal(host(gpus=2), backend="nccl", world_size=3) == (
         "3 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
-        "Start at most 2, or use --backend gloo --share-gpus"
+        "Start at most 2, or add --share-gpus, which has NCCL take each rank for a host of its own: good to try "
+        "something, and slow"
     )
-    assert refusal(host(gpus=2), backend="nccl", world_size=3, share_gpus=True) == (
-        "3 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
-        "--share-gpus works over gloo only. Start at most 2, or use --backend gloo --share-gpus"
-    )
+    shared = placed(host(gpus=2), backend="nccl", world_size=3, share_gpus=True)
+    assert (shared.backend, shared.devices, shared.shares_gpus) == ("nccl", ("cuda:0", "cuda:1", "cuda:0"), True)
+    assert not placed(host(gpus=2), backend="nccl", world_size=2, share_gpus=True).shares_gpus
+
+
+def test_ranks_on_the_cpu_though_there_are_gpus():
+    hidden = placed(host(gpus=2), world_size=4, gpus=("none",))
+    assert (hidden.backend, hidden.devices, hidden.cuda_visible_devices) == ("gloo", ("cpu",) * 4, "")
+    assert placed(host(gpus=2, cores=8), gpus=("none",)).world_size == 4
+    assert placed(host(), world_size=2, gpus=("none",)).cuda_visible_devices is None
+    assert refusal(host(gpus=2), backend="nccl", gpus=("none",)).startswith("nccl needs GPUs")
+
+
+def test_a_gpu_for_each_rank_or_none():
+    assert placed(host(gpus=2), world_size=2, gpus=("each",)).devices == ("cuda:0", "cuda:1")
+    assert placed(host(gpus=2), world_size=2, gpus=("each",)).backend == "nccl"
+    assert placed(host(gpus=2), gpus=("each",)).world_size == 2
+    assert placed(host(gpus=2), world_size=3, gpus=("each",)).devices == ("cpu",) * 3
+    assert placed(host(), world_size=3, gpus=("each",)).devices == ("cpu",) * 3
 
 
 def test_a_backend_that_torch_was_built_without_is_refused():

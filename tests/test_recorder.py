@@ -123,3 +123,16 @@ def test_after_it_is_removed_nothing_is_seen(group):
     made.remove()
     dist.all_reduce(torch.ones(1))
     assert made.begun == 0
+
+
+def test_gloo_is_kept_from_what_would_end_the_process(group):
+    """Tensors that claim to be on a GPU do, where there is none."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ddp_notebook.rank.group.kernels import gloo_on_gpu
+
+    gloo_on_gpu.refuse("send", dist.group.WORLD, [torch.ones(2)])
+    with FakeTensorMode():
+        x = torch.empty(2, device="cuda")
+    with pytest.raises(RuntimeError, match=r"gloo cannot send tensors of a GPU.*x\.cpu\(\).*--backend nccl"):
+        gloo_on_gpu.refuse("send", dist.group.WORLD, [x])

@@ -93,6 +93,7 @@ class Forming:
                     form_timeout_s=max(_FORM_TIMEOUT_S, placement.world_size / 2),
                     threads=placement.threads,
                     guard=self._guard,
+                    shares_gpu=placement.shares_gpus,
                 ),
                 process.name,
             )

@@ -22,9 +22,10 @@ _LONGEST_S = 7 * 24 * 3600.0
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 LiveMode = Literal["auto", "html", "off"]
 BACKENDS = get_args(Backend)
+NO_GPUS, ONE_EACH = ("none",), ("each",)  # what `gpus` may be beside names
 LIVE = get_args(LiveMode)
 USAGE = (
-    "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4] [--share-gpus] [--env K=V ...] [--timeout S] "
+    "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4|each|none] [--share-gpus] [--env K=V ...] [--timeout S] "
     "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
     "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
     "[--sync DIR] [--sync-large] [--lease S] [--ports FIRST-LAST] "
@@ -40,8 +41,9 @@ class StartOptions:
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
         backend: "auto" is nccl with one GPU per rank, else gloo.
-        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs; "0,1" or a sequence; None: all.
-        share_gpus: allow more ranks than GPUs (gloo).
+        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs; "0,1" or a sequence; None: all. "none": ranks on the CPU
+            though there are GPUs; "each": the same unless there is a GPU for each rank.
+        share_gpus: allow more ranks than GPUs: over gloo, or over NCCL if the backend says so.
         env: variables on top of the notebook's own.
         timeout_s: how long the start may take, in seconds.
         grace_s: how long the others go on when a rank has failed, in seconds; None: until they end by themselves.

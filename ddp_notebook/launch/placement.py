@@ -10,7 +10,7 @@ from typing import Any
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.devices import Gpu, find, visible
 from ddp_notebook.launch.environment import threads_asked, threads_per_rank
-from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.options import NO_GPUS, ONE_EACH, StartOptions
 from ddp_notebook.launch.ways import host_list
 from ddp_notebook.launch.ways.base import LOCAL
 
@@ -31,6 +31,7 @@ class Placement:
     threads: int  # per rank
     threads_asked: bool = False  # by the user: they stay when there are more or fewer ranks
     local_ranks: tuple[int, ...] = ()  # by rank; (): in the order of the ranks
+    shares_gpus: bool = False  # there may be several ranks on one
 
     @property
     def world_size(self) -> int:
@@ -94,14 +95,15 @@ def place(
     Raises:
         UsageError: it does not fit; says why and what would.
     """
-    gpus = _choose_gpus(options, [Gpu(**gpu) for gpu in facts["gpus"]], env.get("CUDA_VISIBLE_DEVICES"))
+    installed, setting = [Gpu(**gpu) for gpu in facts["gpus"]], env.get("CUDA_VISIBLE_DEVICES")
+    gpus = _choose_gpus(options, installed, setting)
     world_size = options.world_size or len(gpus) or max(2, min(_MAX_DEFAULT_CPU_RANKS, facts["cores"]))
     backend = _choose_backend(options, gpus, taken + world_size, facts)
     if gpus and taken + world_size > len(gpus) and not options.share_gpus:
         raise UsageError(
             f"{taken + world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
             f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
-            "them over gloo"
+            "them over gloo, or --gpus none for ranks on the CPU"
         )
     if world_size * RANK_MIB > facts["memory_mib"]:
         raise UsageError(
@@ -114,9 +116,10 @@ def place(
         machines=(host,) * world_size,
         devices=tuple(f"cuda:{(taken + rank) % len(gpus)}" if gpus else "cpu" for rank in range(world_size)),
         names=tuple(gpus[(taken + rank) % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
-        cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus else None,
+        cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus and installed else None,
         threads=threads_per_rank(env, facts["cores"], world_size),
         threads_asked=threads_asked(env) > 0,
+        shares_gpus=options.share_gpus and taken + world_size > len(gpus) > 0,
     )
 
 
@@ -167,6 +170,7 @@ def place_on_hosts(
         cuda_visible_devices=None,
         threads=min(one.threads for one in placed),
         threads_asked=any(one.threads_asked for one in placed),
+        shares_gpus=any(one.shares_gpus for one in placed),
     )
 
 
@@ -209,6 +213,8 @@ def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str |
     seen = visible(installed, setting)
     if options.gpus is None:
         return seen
+    if options.gpus in (NO_GPUS, ONE_EACH):
+        return seen if options.gpus == ONE_EACH and (options.world_size or 0) <= len(seen) else []
     asked = [str(name) for name in options.gpus]
     if not seen:
         hidden = f" (CUDA_VISIBLE_DEVICES={setting} hides {_count(len(installed), 'GPU')})" if installed else ""
@@ -248,11 +254,11 @@ def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int,
         )
     if options.backend == "nccl" and not gpus:
         raise UsageError("nccl needs GPUs, and this host shows none; use --backend gloo")
-    if options.backend == "nccl" and world_size > len(gpus):
-        shared = "--share-gpus works over gloo only. " if options.share_gpus else ""
+    if options.backend == "nccl" and world_size > len(gpus) and not options.share_gpus:
         raise UsageError(
             f"{world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
-            f"('Duplicate GPU detected'). {shared}Start at most {len(gpus)}, or use --backend gloo --share-gpus"
+            f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus, which has NCCL take each "
+            "rank for a host of its own: good to try something, and slow"
         )
     return options.backend
 

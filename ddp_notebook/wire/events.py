@@ -121,6 +121,7 @@ class Form(Message):
     threads: int  # of this process: an equal share of its host's cores
     form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
     guard: bool = False  # compare what ranks call before the user's own collectives
+    shares_gpu: bool = False  # with NCCL, which then takes each rank for a host of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,12 +57,13 @@ issued_s = time.perf_counter() - began
 torch.cuda.synchronize()
 done_s = time.perf_counter() - began
 """
+    session.run(code)  # the first time kernels are loaded and pinned memory is made, which waits
     session.run(code)
     for rank in range(session.world_size):
         issued_s, done_s = session["issued_s"][rank], session["done_s"][rank]
         record_property(f"rank {rank} issued in", f"{issued_s * 1e3:.1f} of {done_s * 1e3:.1f} ms")
         assert issued_s < done_s / 2
-    assert len(session.recording.metrics["mean"].values) == session.world_size
+    assert len(session.recording.metrics["mean"].values) == 2 * session.world_size
 
 
 def test_memory_of_the_device_is_recorded(session, record_property):

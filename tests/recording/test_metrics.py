@@ -329,7 +329,7 @@ def test_a_flush_waits_for_a_batch_in_the_making():
     making, go_on = threading.Event(), threading.Event()
 
     class Slow:
-        rank, has_late = 0, False
+        rank, late = 0, None
 
         def batch(self, records: Any, dropped: int = 0, resources: Any = None) -> Batch:
             if records:
@@ -359,7 +359,7 @@ def lonely(monkeypatch):
     looks: list[Any] = []
 
     class Maker:
-        rank, has_late = 0, False
+        rank, late = 0, None
 
         def batch(self, records: Any, dropped: int = 0, resources: Any = None) -> Batch:
             looks.extend([resources] * (resources is not None))

@@ -117,7 +117,8 @@ def resized(
         hosts, machines = (*hosts, host), (*machines, rooms[host].machine)
         devices, names = (*devices, device), (*names, name)
     now = replace(placement, hosts=hosts, machines=machines, devices=devices, names=names, local_ranks=())
-    return replace(now, threads=_threads(now, rooms))
+    shares_gpus = placement.shares_gpus or (not on_cpu and len(set(zip(hosts, devices, strict=True))) < len(hosts))
+    return replace(now, threads=_threads(now, rooms), shares_gpus=shares_gpus)
 
 
 def _threads(placement: Placement, rooms: Mapping[str, Room]) -> int:

@@ -51,6 +51,8 @@ def install(shell: Any) -> None:
         shell.register_magic_function(_refuse_line_magic(name), "line", name)
     for name in NOTEBOOK_MAGICS["cell"]:
         shell.register_magic_function(_refuse_cell_magic(name), "cell", name)
+    # torch's, of a group that is not bound to a device, see `rank.group.join`; the present one is the rank's
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     # IPython's advice after sys.exit(), which is wrong on a rank
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 

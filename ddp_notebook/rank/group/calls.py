@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed import distributed_c10d
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.operators import Operator, flat, nbytes
 from ddp_notebook.records.meaning import meaning
 from ddp_notebook.records.operation import Operation
@@ -41,7 +42,7 @@ class Call:
     __slots__ = (
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
         *("moment", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns", "bucket", "input", "output"),
-        *("values", "whole", "marks", "meaning", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
+        *("values", "whole", "marks", "over", "meaning", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
     )
 
     def __init__(
@@ -54,6 +55,7 @@ class Call:
         self.thread = thread
         self.since_ns = since_ns
         self.work: Any = None
+        self.over: Any = None  # an event of the GPU's that happens after it, once its caller goes on
         self.check: Callable[[], None] | None = None  # called in `Work.wait`, before it returns
         # After `compact`: the type of its tensors, and the shapes of the input and of the output.
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
@@ -75,10 +77,32 @@ class Call:
     @property
     def is_done(self) -> bool:
         """Whether it is known to be over. gloo reports the end of a send, receive or reduce_scatter only in `wait`."""
-        work = self.work  # another thread may set it to None
-        if work is None or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-            return False  # querying an event would break the graph that is being captured
-        return bool(work.is_completed())
+        work, over = self.work, self.over  # another thread may set the work to None
+        if work is None and over is None:
+            return False
+        if not gpu.is_in_use():
+            return bool(work.is_completed())
+        with gpu.asking() as may_ask:
+            try:
+                return may_ask and bool(work.is_completed() if over is None else over.query())
+            except RuntimeError:  # the GPU has failed, and does nothing more
+                return True
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether it is known that a GPU does it."""
+        return self.over is not None or self.marks is not None
+
+    def goes_on(self) -> bool:
+        """Whether its caller goes on while a GPU has still to do it, as NCCL lets it: only what the caller queues there
+        next waits. What is kept to see its end then holds no tensors."""
+        at, arguments = self.kernel.at_tensors, self.arguments
+        tensors = flat(arguments[at]) if arguments and at is not None else ()
+        if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
+            return False
+        self.over = torch.cuda.Event()
+        self.over.record()
+        return True
 
     @property
     def is_given_up(self) -> bool:
@@ -89,7 +113,7 @@ class Call:
         """Whether its tensors are on the CPU, as far as that is known."""
         at, arguments = self.kernel.at_tensors, self.arguments
         if at is None or not arguments:
-            return not torch.cuda.is_available()
+            return not gpu.is_in_use()
         tensors = flat(arguments[at])
         return not tensors or tensors[0].is_cpu
 

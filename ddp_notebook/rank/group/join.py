@@ -48,8 +48,9 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     forming = timeout or timedelta(seconds=place.form_timeout_s)
     store = connect(place, forming)
     prefixed = PrefixStore(prefix, store)
-    if backend == "nccl":
-        options.setdefault("device_id", torch.device(place.device))
+    is_bound = backend == "nccl" and "device_id" not in options
+    if is_bound:  # then it connects now, and not at its first operation
+        options["device_id"] = torch.device(place.device)
     try:
         dist.init_process_group(
             backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options
@@ -57,6 +58,10 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     except BaseException:
         _count_from_zero()
         raise
+    if is_bound and dist.group.WORLD is not None:
+        # Bound, other groups would be split from it: in torch 2.11 a second mesh of one shape then fails ("A process
+        # group is already registered under the name"), and a group whose connections are new has nothing to split.
+        dist.group.WORLD.bound_device_id = None
     if timeout is None:
         _raise_timeout(backend, store, prefixed)
 
@@ -99,11 +104,16 @@ def _environment(place: Form) -> dict[str, str]:
     `accelerate launch --cpu` does. FORK_LAUNCHED says that a notebook has started the rank, which lives on: then
     `Accelerator.end_training` keeps the group, which the next `Accelerator` of the process expects to exist.
 
-    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    NCCL refuses ranks that share a GPU unless it takes them for ranks of different hosts, which then talk by sockets.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-hostid
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
     interface = dict.fromkeys(names, place.interface) if place.interface else {}  # else each finds one by itself
     defaults = {**interface, "FORK_LAUNCHED": "1"}
+    if place.shares_gpu:
+        defaults["NCCL_HOSTID"] = f"{place.store_prefix}-{place.rank}"
     if place.device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"
     return {

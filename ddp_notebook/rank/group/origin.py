@@ -163,6 +163,19 @@ class Sites:
             module = self._modules.name(caller, None, 0)
         return origin or REDUCER, api, None, 0, None, module
 
+    def of_thread(self, thread: int) -> SiteFields:
+        """Where a thread is that waits for what others call, such as autograd's backward."""
+        frame, api = sys._current_frames().get(thread), None
+        while frame is not None:
+            code, maker = frame.f_code, _maker_of(frame)
+            if maker is USER:
+                cell = None if code.co_filename in self._cells else self._cell_above(frame)
+                return USER, api, code, frame.f_lasti, cell, ""
+            if code.co_name not in _WRAPPERS and maker is not _NOBODY:
+                api = code
+            frame = frame.f_back
+        return REDUCER, None, None, 0, None, ""
+
     def line(self, frame: FrameType | None) -> Line:
         """The line of the site of this frame, for less than the site."""
         while frame is not None and _maker_of(frame) is not USER:

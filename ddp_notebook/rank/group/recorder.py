@@ -25,6 +25,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import KINDS, Call, Group, timeout_of
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.operators import SPECS, flat
@@ -110,6 +111,7 @@ class Recorder:
         for name in SPECS:
             if hasattr(torch.ops.c10d, name):
                 library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
+        gpu.watch_captures()
         functional.impl("wait_tensor", self._around_wait_tensor(after), "BackendSelect", with_keyset=True)
         kinds: list[type] = [Work, *Work.__subclasses__()]
         for kind in kinds:  # the work of the fake backend has a `wait` of its own
@@ -211,6 +213,13 @@ class Recorder:
             kept.clear()
         self.failed = None
 
+    def queued(self, call: Call) -> None:
+        """A call is queued on the current stream of a GPU, and nobody waits for it in Python."""
+        if not unseen(call.goes_on):
+            self.live.pop(id(call), None)
+        if call.moment is not None and self.tape is not None:
+            unseen(self.tape.ended, call, False, call.since_ns)
+
     def leave(self, thread: int) -> None:
         """The code of a thread has ended: it waits in nothing, though it may have been stopped before a wait."""
         self.unwaited.pop(thread, None)
@@ -242,7 +251,8 @@ class Recorder:
         for key, call in list(self.live.items()):
             if call.is_done or call.is_given_up:
                 self._forget(key, call)
-        left = sorted(self.live.items(), key=lambda item: item[1].since_ns)
+        left = [item for item in self.live.items() if item[1].over is None]  # the others hold no tensors
+        left.sort(key=lambda item: item[1].since_ns)
         for key, call in left[: max(0, len(left) - _MOST_LIVE)]:
             self._forget(key, call)
         self.prune_at = max(_PRUNE_AT, 2 * len(self.live))
@@ -296,7 +306,8 @@ class Recorder:
                 raise
             finally:
                 waiting.pop(thread, None)
-                live.pop(id(call), None)
+                if not (gpu.IS_BUILT and not failed and unseen(call.goes_on)):
+                    live.pop(id(call), None)
                 by_work.pop(id(work), None)
                 if call.moment is not None and (tape := self.tape) is not None:
                     unseen(tape.ended, call, failed, began_ns)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.calls import Call, Group
 from ddp_notebook.rank.group.connections.cutting import Connections
@@ -194,12 +195,12 @@ class Release:
 
     def waits_in(self) -> Call | None:
         """The operation that the main thread waits in, as far as Python sees it; or the oldest one under way while the
-        main thread is inside torch."""
+        main thread is inside torch, or on a GPU, which a call of any tensor's may wait for."""
         call = self._recorder.waits_in(self._main)
-        if call is None and self._where.is_in_torch():
+        if call is None and ((is_in_torch := self._where.is_in_torch()) or gpu.is_in_use()):
             # not sends and receives: perhaps nobody waits for those yet
             unwaited = [call for call in self._recorder.operations() if call.kernel.spec.kind == "collective"]
-            call = unwaited[0] if unwaited else None
+            call = next((call for call in unwaited if is_in_torch or call.is_on_gpu), None)
         return call
 
     def now(self) -> Doing:
@@ -305,9 +306,9 @@ def may_hold_a_lock(frame: FrameType | None) -> bool:
 
 
 def is_in_finalizer(frame: FrameType | None) -> bool:
-    """Whether this is in a `__del__`, such as that of a DataLoader, which joins its workers. What is raised there is
-    printed by Python, and goes no further."""
-    while frame is not None and frame.f_code.co_name != "__del__":
+    """Whether this is in a `__del__`, such as that of a DataLoader, which joins its workers, or in our callback of a
+    GPU's future. What is raised there is printed by Python, or kept by torch, and goes no further."""
+    while frame is not None and frame.f_code.co_name not in ("__del__", "_note_end"):
         frame = frame.f_back
     return frame is not None
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
 from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.record import previews, remote
-from ddp_notebook.rank.record.gpu_times import HAS_DEVICES, GpuClock
+from ddp_notebook.rank.record.gpu_times import GpuClock
 from ddp_notebook.rank.record.metrics import Logged
 from ddp_notebook.rank.record.tape import Moment
 from ddp_notebook.rank.record.texts import Texts, dtype_name
@@ -97,9 +98,10 @@ class BatchMaker:
         return self._rank_of()
 
     @property
-    def has_late(self) -> bool:
-        """Whether something has not arrived from a GPU."""
-        return bool(self._late)
+    def late(self) -> Any:
+        """The oldest record of which something has not arrived from a GPU; None: all has."""
+        late = self._late
+        return late[0] if late else None
 
     def tell_again(self) -> None:
         """Somebody reads from now on who has read nothing before."""
@@ -154,6 +156,15 @@ class BatchMaker:
             tensors=tuple(tensors),
         )
 
+    def _has_arrived(self, call: Call) -> bool:
+        """Whether its times and values have arrived from the GPU."""
+        if not gpu.IS_BUILT:
+            return True
+        if (marks := call.marks) is not None and not (marks.has_happened and self._gpu_clock.is_set(marks.device)):
+            return False
+        copies = (call.input, call.output, *(one for _, one in call.whole))
+        return all(copy is None or previews.has_arrived(copy) for copy in copies)
+
     # ---- rows
 
     def _add(
@@ -162,7 +173,7 @@ class BatchMaker:
         """Put one record where it belongs. One that has not arrived waits for the next batch."""
         kind = type(record)
         if kind is Call:
-            if not _has_arrived(record):
+            if not self._has_arrived(record):
                 self._late.append(record)
                 return
             rows["call"].append(self._call(rank, record))
@@ -369,16 +380,6 @@ class _Values:
         rows = previews.rows_of(self.copies, number_of)
         rows["rank"], rows["call"], rows["side"], rows["name"] = rank, self._of, self._sides, self._names
         return rows
-
-
-def _has_arrived(call: Call) -> bool:
-    """Whether its times and values have arrived from the GPU."""
-    if not HAS_DEVICES:
-        return True
-    if call.marks is not None and not call.marks.has_happened:
-        return False
-    copies = (call.input, call.output, *(one for _, one in call.whole))
-    return all(copy is None or previews.has_arrived(copy) for copy in copies)
 
 
 def _end_ns(end_ns: int, moment: Moment) -> int:

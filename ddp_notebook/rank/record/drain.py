@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.sequences import name_modules
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.resources import Resources, cores, idle_s
@@ -31,7 +32,6 @@ _RESOURCES_S = 1.0
 _ALONE_S = 15.0  # without a question of a notebook's, which compares clocks every 5 s: none is there
 _ALONE_LOOK_S = 10.0
 _MOST_RECORDS = 2000  # of a batch
-_LATE_S = 1.0  # at the end, for what a GPU has still to do
 _LOOK_S = 0.005
 
 _log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Drain:
         self._lock = threading.Lock()
         self._resources: Resources | None = None
         self._looked_s = 0.0
+        self._awaited: Any = None
         self._asked_s = time.monotonic()
         self.is_in_cell = False
         self._cores = cores()
@@ -73,11 +74,17 @@ class Drain:
             self._maker.tell_again()
 
     def flush(self, deadline_s: float = 1.0) -> None:
-        """Pass on all that is on the tape. From any thread."""
+        """Pass on all that is on the tape, and what is on its way from a GPU, unless that does not come on. From any
+        thread."""
         until = time.monotonic() + deadline_s
         self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
-        while len(self._tape) and time.monotonic() < until:
+        while time.monotonic() < until:
+            if not len(self._tape):
+                if (late := self._maker.late) is None or late is self._awaited:
+                    return
+                time.sleep(_LOOK_S)
             self._pass_on()
+        self._awaited = self._maker.late  # in vain, and not once more
 
     def on_asked(self, *, flush: bool) -> None:
         """A notebook has asked for the time, so one is there. From any thread.
@@ -95,10 +102,6 @@ class Drain:
         """Pass on the rest, also what is on its way from a GPU and comes soon, and nothing more."""
         if os.getpid() == self._pid:  # else a child that the user has forked
             self.flush()
-            until = time.monotonic() + _LATE_S
-            while self._maker.has_late and time.monotonic() < until:
-                time.sleep(_LOOK_S)
-                self._pass_on()
         self._closed.set()
         self._tape.hurries.set()
         self._tape.level = OFF
@@ -129,8 +132,10 @@ class Drain:
 
     def _pass_on(self) -> bool:
         """Pass on what is on the tape. Returns whether that was more than a batch holds."""
-        with self._lock:
+        with self._lock, gpu.asking() as may_ask:
             tape = self._tape
+            if not may_ask:
+                return False
             tape.collect()
             dropped, tape.dropped = tape.dropped, 0
             records = tape.take(_MOST_RECORDS)
@@ -143,7 +148,7 @@ class Drain:
             # Even without rows: later ones may need the texts of a record that has failed.
             if batch.tables or batch.dropped or batch.texts:
                 self._send(encode(batch))
-        if self._maker.has_late:
+        if self._maker.late is not None:
             tape.filled.set()
         return len(records) == _MOST_RECORDS
 

@@ -1,19 +1,26 @@
 """When work on a GPU began and ended, without waiting for it: events in its stream, read once they have happened.
 
 The device's clock is tied to the process's by an anchor: an event on an idle stream of our own, and the time on the
-host when it was recorded. Written from torch's documentation and not yet run on a GPU; `tests/gpu` has the check.
+host when it had happened. No thread of ours ever waits for the device: where ranks hang, it would wait as long.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ddp_notebook.rank.group.operators import flat
 
-_ANCHOR_S = 1.0  # between two anchors: clocks drift
+_ANCHOR_NS = 1_000_000_000  # between two anchors: clocks drift
+_AT_ONCE_NS, _TRY_AGAIN_NS = 1_000_000, 50_000_000
+_streams: dict[int, torch.cuda.Stream] = {}  # for anchors, by device
+
+
+class _Anchor(NamedTuple):
+    event: torch.cuda.Event
+    at_ns: int  # monotonic
 
 
 class Marks:
@@ -22,23 +29,34 @@ class Marks:
     __slots__ = ("begin", "device", "finish")
 
     def __init__(self) -> None:
-        self.device = torch.cuda.current_device()
+        self.device = device = torch.cuda.current_device()
+        if device not in _streams:  # now: to make one may have to wait for the operation
+            _streams[device] = torch.cuda.Stream(device)
         self.begin = torch.cuda.Event(enable_timing=True)
         self.finish: torch.cuda.Event | None = None
         self.begin.record()
 
-    def end(self, future: Any) -> Any:
-        """Called on a stream that waits for the operation; see `torch.futures.Future.then`."""
-        finish = torch.cuda.Event(enable_timing=True)
-        finish.record()
-        self.finish = finish
+    def end_with(self, future: Any) -> None:
+        """The operation ends when this future of it does, whose callbacks run on streams that wait for it: NCCL's as
+        soon as they are added."""
+        future.then(self._note_end)
+
+    def _note_end(self, future: Any) -> Any:
+        with torch.cuda.device(self.device):  # a thread of gloo's has another one
+            self.ended()
         return future.value()
 
-    def end_now(self) -> None:
-        """The operation is queued on the current stream itself."""
-        if self.finish is None:
-            self.finish = torch.cuda.Event(enable_timing=True)
-            self.finish.record()
+    def ended(self) -> Marks | None:
+        """These marks, now that what comes next on the current stream waits for the operation. None: the GPU has
+        failed, which the user is told of."""
+        try:
+            if self.finish is None:
+                finish = torch.cuda.Event(enable_timing=True)
+                finish.record()
+                self.finish = finish
+        except RuntimeError:
+            return None
+        return self
 
     @property
     def has_happened(self) -> bool:
@@ -49,29 +67,31 @@ class GpuClock:
     """Translates events to the process's monotonic clock. Used by the recorder's thread."""
 
     def __init__(self) -> None:
-        self._anchors: dict[int, tuple[torch.cuda.Event, int, float]] = {}
-        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._anchors: dict[int, _Anchor] = {}
+        self._tried_ns = 0
+
+    def is_set(self, device: int) -> bool:
+        """Whether times of a device can be told now. An anchor that is too old is renewed, if the device, which may be
+        held up by an operation, comes to it at once."""
+        known, now_ns = self._anchors.get(device), time.monotonic_ns()
+        if known is not None and now_ns - known.at_ns < _ANCHOR_NS:
+            return True
+        if now_ns - self._tried_ns > _TRY_AGAIN_NS:
+            self._tried_ns = now_ns
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(_streams[device])
+            while not (has_happened := event.query()) and time.monotonic_ns() - now_ns < _AT_ONCE_NS:
+                time.sleep(0)  # a thread that trains may wait for the GIL
+            if has_happened:
+                known = self._anchors[device] = _Anchor(event, time.monotonic_ns())
+        return known is not None
 
     def times_ns(self, marks: Marks) -> tuple[int, int]:
-        """When an operation that has happened began and ended."""
+        """When an operation that has happened began and ended, on a device whose clock `is_set`."""
         assert marks.finish is not None
-        event, at_ns = self._anchor(marks.device)
+        event, at_ns = self._anchors[marks.device]
         began_ms, ended_ms = event.elapsed_time(marks.begin), event.elapsed_time(marks.finish)
         return at_ns + round(began_ms * 1e6), at_ns + round(ended_ms * 1e6)
-
-    def _anchor(self, device: int) -> tuple[torch.cuda.Event, int]:
-        known = self._anchors.get(device)
-        if known is None or time.monotonic() - known[2] > _ANCHOR_S:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
-            event = torch.cuda.Event(enable_timing=True)
-            with torch.cuda.stream(stream):
-                event.record()
-            event.synchronize()  # the stream is empty, and this thread may wait
-            known = self._anchors[device] = (event, time.monotonic_ns(), time.monotonic())
-        return known[0], known[1]
-
-
-HAS_DEVICES = torch.cuda.is_available()
 
 
 def marks_of(value: Any) -> Marks | None:

@@ -57,7 +57,7 @@ class Resources:
             "cores": self._cores,
         }
         if torch.cuda.is_initialized():
-            device = torch.cuda.current_device()
+            device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)  # this thread has its own
             columns |= {
                 "gpu_allocated_bytes": torch.cuda.memory_allocated(device),
                 "gpu_reserved_bytes": torch.cuda.memory_reserved(device),

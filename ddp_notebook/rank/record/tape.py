@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import (
     DONE,
     FAILED,
@@ -34,7 +35,7 @@ from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites
 from ddp_notebook.rank.group.sequences import Known, Sequence
 from ddp_notebook.rank.record import previews
-from ddp_notebook.rank.record.gpu_times import HAS_DEVICES, marks_of
+from ddp_notebook.rank.record.gpu_times import marks_of
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
 from ddp_notebook.rank.record.training.repeated import Repeated, rows_of
 from ddp_notebook.rank.unseen import has_modes, unseen
@@ -236,7 +237,11 @@ class Tape:
             site = self._sites.site(depth + 1)
             return site if self._sites.is_of_cell(site) else backward.site
         if backward is None or backward.thread != threading.get_ident():
-            return self._sites.site(depth + 1)
+            site = self._sites.site(depth + 1)
+            if backward is None or site[2] is not None:
+                return site
+            backward.site = backward.site or self._sites.of_thread(backward.thread)  # this one is autograd's, for a GPU
+            return (site[0], *backward.site[1:5], site[5])
         if sys._getframe(depth).f_code is not self.engine:  # a hook of the user's
             return self._sites.site(depth + 1)
         if backward.site is None:
@@ -262,7 +267,7 @@ class Tape:
                 model.learn(call, self.engine)
         if call.values == KEPT and (at := call.kernel.at_input) is not None:
             call.input = self._copy(call, 0, call.arguments[at])
-        if HAS_DEVICES and (at := call.kernel.at_tensors) is not None:
+        if gpu.is_in_use() and (at := call.kernel.at_tensors) is not None:
             call.marks = marks_of(call.arguments[at])
 
     def issued(self, call: Call, work: Any) -> None:
@@ -271,10 +276,11 @@ class Tape:
             future = work.get_future()
         except RuntimeError:  # gloo's send, recv and reduce_scatter: their end is known when somebody waits
             return
+        if call.marks is not None:  # whoever waits for it, or the end of the backward, does the rest
+            call.marks.end_with(future)
+            return
         call.tells_its_end = True
-        if call.marks is not None:
-            future.then(call.marks.end)  # on a stream that waits for the operation
-        if call.is_of_backward and call.marks is None:  # the end of the backward does the rest
+        if call.is_of_backward:  # the end of the backward does the rest
             call.ends = []
             if future.done():
                 call.ends.append(time.monotonic_ns())
@@ -286,7 +292,7 @@ class Tape:
             future.add_done_callback(partial(self._on_future, call))
 
     def _on_future(self, call: Call, future: Any) -> None:
-        """Called in gloo's thread, before a caller that waits goes on; with NCCL at once, while the device works."""
+        """Called in gloo's thread, before a caller that waits goes on."""
         if call.end_ns:  # a wait for it has ended first, with a timeout
             return
         end_ns = time.monotonic_ns()
@@ -308,9 +314,11 @@ class Tape:
         elif backward.again:
             self.end_again(backward)
         for call in backward.calls:
-            if call.state != ISSUED or call.marks is not None:
-                continue  # it could not begin, or the GPU's events will tell its end
-            if failed and call.work is not None and not call.is_done:
+            if call.state != ISSUED:
+                continue  # it could not begin
+            if call.marks is not None:  # what this thread queues now waits for it; the events tell when it has ended
+                call.marks = call.marks.ended()
+            elif failed and call.work is not None and not call.is_done:
                 call.is_of_backward = False
                 self.issued(call, call.work)
                 continue
@@ -347,8 +355,7 @@ class Tape:
         call.blocked_ns += now_ns - since_ns
         call.work = None  # it holds the tensors, and the call may stay on the tape for a while
         if not call.end_ns:
-            if call.marks is not None:
-                call.marks.end_now()
+            call.marks = call.marks and call.marks.ended()
             self._end(call, failed, now_ns)
         elif not call.is_waited_for:
             return
@@ -356,11 +363,13 @@ class Tape:
         self._leave(call)
 
     def forgotten(self, call: Call) -> None:
-        """Nobody has waited for a call, and it does not report its end."""
+        """Nobody has waited for a call, and it does not report its end, unless it is a GPU's."""
         if not call.tells_its_end and not call.is_waited_for and call.state == ISSUED:
             call.compact()
-            call.marks = None
-            call.state = UNWAITED
+            if call.marks is not None and call.marks.finish is not None:
+                call.state = DONE
+            else:
+                call.marks, call.state = None, UNWAITED
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
@@ -382,7 +391,7 @@ class Tape:
     def _copy(self, call: Call, side: int, value: Any) -> previews.Copy | None:
         try:
             tensors = flat(value)
-            if HAS_DEVICES and torch.cuda.is_current_stream_capturing():
+            if gpu.is_in_use() and torch.cuda.is_current_stream_capturing():
                 return None  # a copy now would become a part of the graph, or break it
             if self.full_bytes:
                 call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))

@@ -152,6 +152,8 @@ class Renewal:
                     backends[backend]._set_default_timeout(timeout)
                 else:
                     backends[backend] = _nccl(at, rank, size, timeout, group, name)
+                    if name == _DEFAULT:  # as `join` does: a new rank waits there for the others
+                        backends[backend].eager_connect_single_device(_device())
             new._register_backend(torch.device(device), _type_of(backend), backends[backend])
         new._set_default_backend(_type_of(next((one for one in NCCL if one in backends), "gloo")))
         if old.bound_device_id is not None:
@@ -183,8 +185,11 @@ def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, na
     kind: Any = type(old._get_backend(torch.device("cuda")))
     if "device_id" not in (kind.__init__.__doc__ or ""):  # the old class, and the new one in torch 2.14
         return kind(store, rank, size, options)
-    device = old.bound_device_id or torch.device("cuda", torch.cuda.current_device())
-    return kind(store, rank, size, options, device)
+    return kind(store, rank, size, options, old.bound_device_id or _device())
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _retired(group: Group, absent: list[int]) -> str:

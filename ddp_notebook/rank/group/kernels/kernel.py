@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import ProcessGroup, Work
 
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.kernels import gloo_on_gpu
 from ddp_notebook.rank.group.kernels.repeats import short_way
-from ddp_notebook.rank.group.operators import Operator
+from ddp_notebook.rank.group.operators import Operator, flat
 from ddp_notebook.rank.unseen import unseen
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class Kernel(Operator):
 
     def __init__(self, recorder: Recorder, name: str, after: Any) -> None:
         super().__init__(name)
+        self._ends_process = name in gloo_on_gpu.END_THE_PROCESS
         self.after = after
         self._recorder = recorder
 
@@ -31,11 +34,13 @@ class Kernel(Operator):
         Python, even one that does nothing)."""
         recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self.at_rest - 1
         live, waiting, by_work, groups = recorder.live, recorder.waiting, recorder.by_work, recorder.groups
-        redispatch, after, unbox_group, unbox_work = self.redispatch, self.after, ProcessGroup.unbox, Work.unbox
+        redispatch, after, unbox_group = self.redispatch, self.after, ProcessGroup.unbox
+        unbox_work: Callable[[Any], Work | None] = Work.unbox
         get_ident, monotonic_ns, is_send = threading.get_ident, time.monotonic_ns, kind == "send"
         unwaited, is_message = recorder.unwaited, kind != "collective"
         at_async = None if self.at_async is None else self.at_async + self.at_rest
         is_repeated = self.spec.name == "all_reduce"
+        is_cuda_built, may_end = gpu.IS_BUILT, self._ends_process and gpu.IS_BUILT
         depth = 3 if is_repeated else 2  # of the caller
         keys_after: dict[int, Any] = {}  # by their bits: `&` takes twice as long as this lookup
 
@@ -54,6 +59,8 @@ class Kernel(Operator):
                 raise RuntimeError(group.retired)
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
+            if may_end and gpu.is_in_use() and (at_tensors := kernel.at_tensors) is not None:
+                gloo_on_gpu.refuse(kernel.spec.name, process_group, flat(arguments[at_tensors]))
             counts = group.counts
             thread, tape, key, call = get_ident(), recorder.tape, 0, None
             try:
@@ -100,9 +107,14 @@ class Kernel(Operator):
             elif at_async is not None and at_async < len(arguments) and not arguments[at_async]:
                 if (other := unwaited.get(thread)) is not None:  # of a tensor made of two, of which one is waited for
                     recorder._forget(id(other), other)
-                unwaited[thread] = call  # the next thing that this thread does is to wait
+                if is_cuda_built and unbox_work(work) is None:  # NCCL needs no wait where all is on one stream
+                    unwaited.pop(thread, None)
+                    recorder.queued(call)
+                else:
+                    unwaited[thread] = call  # the next thing that this thread does is to wait
+            elif (work := unbox_work(work)) is None:  # a message of several that NCCL begins together
+                recorder.queued(call)
             else:
-                work = unbox_work(work)
                 if tape is not None:
                     tape.issued(call, work)
                 call.work = work  # from now on another thread may see that it is over and forget it

@@ -23,7 +23,6 @@ from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes, nbytes_of
 from ddp_notebook.rank.group.origin import Line, SiteFields, line_of
-from ddp_notebook.rank.record.gpu_times import HAS_DEVICES
 from ddp_notebook.rank.record.training.naming import nothing
 
 
@@ -185,7 +184,7 @@ class Backward:
 
     def can_learn(self, call: Call) -> bool:
         """Whether later backwards may make this call again in the same way. On a GPU events tell its begin and end."""
-        return call.thread == self.thread and not self.is_distributed and not HAS_DEVICES
+        return call.thread == self.thread and not self.is_distributed and call.marks is None
 
     def recalls(self, line_of_it: Callable[[], Line]) -> bool:
         """Whether there are buckets whose calls from its line are known; they are `repeats` from now on."""
