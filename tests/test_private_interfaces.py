@@ -210,7 +210,7 @@ def test_what_is_not_forked_is_pickled_by_one_function():
 
 
 def test_torch_lets_operations_be_observed_and_sent_elsewhere():
-    from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
+    from torch._C._distributed_c10d import Backend, ProcessGroup, ProcessGroupGloo, Work
     from torch.distributed import distributed_c10d as c10d
 
     from ddp_notebook.rank.group.operators import SPECS
@@ -237,6 +237,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     for name in (*names, "_set_group_name", "_set_group_desc"):
         assert callable(getattr(ProcessGroup, name))
     assert callable(ProcessGroupGloo._set_default_timeout)
+    assert callable(Backend.eager_connect_single_device) and ProcessGroup.bound_device_id.fset is not None
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -82,6 +84,23 @@ def test_the_host_server_imports_and_nothing_else(session):
     assert len(threads) == 1, [Path(f"/proc/{server}/task/{t}/comm").read_text() for t in threads]
     maps = Path(f"/proc/{server}/maps").read_text()
     assert "libtorch_cpu" in maps and "libcuda.so" not in maps
+
+
+_PRELOAD = """
+import torch
+asked = []
+for name in ("is_available", "device_count", "init"):
+    setattr(torch.cuda, name, lambda *_, name=name: bool(asked.append(name)))
+from ddp_notebook.launch.host.preload import preload
+preload()
+assert not asked, asked
+"""
+
+
+def test_what_a_host_server_imports_asks_no_driver():
+    """NVML leaves a thread behind, and a process with two threads cannot be forked safely."""
+    done = subprocess.run([sys.executable, "-c", _PRELOAD], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_listening_socket_is_on_loopback(session):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import closing
 from typing import Any
 
@@ -197,6 +199,39 @@ def test_what_comes_late_from_a_gpu_is_told_at_the_end():
     tape.put(Logged("loss", torch.tensor(0.5), Event(), 0, 1, tape.moment))
     drain.close()
     assert told == [0.5]
+
+
+def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
+    """A notebook that asks waits for what has just been issued, and not at each question of a hang for what hangs."""
+
+    class Event:
+        has_happened = False
+
+        def query(self) -> bool:
+            return self.has_happened
+
+    told: list[float] = []
+    tape = Tape({})
+
+    def send(data: bytes) -> None:
+        if (metrics := decode(data).tables.get("metric")) is not None:
+            told.extend(metrics["value"])
+
+    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), send, lambda: False)
+    events = Event(), Event()
+    tape.put(Logged("loss", torch.tensor(0.5), events[0], 0, 1, tape.moment))
+    began = time.monotonic()
+    drain.flush(0.2)
+    in_vain = time.monotonic()
+    assert in_vain - began >= 0.2
+    for _ in range(100):
+        drain.flush(10.0)
+    assert time.monotonic() - in_vain < 5
+    tape.put(Logged("loss", torch.tensor(0.25), events[1], 0, 1, tape.moment))
+    events[0].has_happened = True
+    threading.Timer(0.05, setattr, (events[1], "has_happened", True)).start()
+    drain.flush(10.0)
+    assert told == [0.5, 0.25]
 
 
 def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
