@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 _LEVEL = "FLAGS_caffe2_log_level"
 _FATAL = 3
+_ASKED_FOR = "TORCH_CPP_LOG_LEVEL"
 
 
 @contextlib.contextmanager
@@ -19,10 +21,7 @@ def quiet() -> Iterator[None]:
 
     `TORCH_CPP_LOG_LEVEL` is read when torch is imported, and nothing public changes the level afterwards.
     """
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        level = ctypes.c_int.in_dll(library, _LEVEL)
-    except (OSError, ValueError):
+    if (level := _level()) is None:
         yield
         return
     before = level.value
@@ -31,3 +30,17 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         level.value = before
+
+
+def hush() -> None:
+    """The same for good, unless the user has asked for a level. When a rank dies, NCCL's watchdog writes 40 lines into
+    the others' output, of what the cell's error says in one."""
+    if _ASKED_FOR not in os.environ and (level := _level()) is not None:
+        level.value = _FATAL
+
+
+def _level() -> ctypes.c_int | None:
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so")), _LEVEL)
+    except (OSError, ValueError):
+        return None

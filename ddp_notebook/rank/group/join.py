@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import timedelta
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
+from ddp_notebook.rank.group import cpp_log
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
@@ -48,6 +50,8 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     forming = timeout or timedelta(seconds=place.form_timeout_s)
     store = connect(place, forming)
     prefixed = PrefixStore(prefix, store)
+    if backend == "nccl":
+        cpp_log.hush()
     is_bound = backend == "nccl" and "device_id" not in options
     if is_bound:  # then it connects now, and not at its first operation
         options["device_id"] = torch.device(place.device)
@@ -61,7 +65,8 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     if is_bound and dist.group.WORLD is not None:
         # Bound, other groups would be split from it: in torch 2.11 a second mesh of one shape then fails ("A process
         # group is already registered under the name"), and a group whose connections are new has nothing to split.
-        dist.group.WORLD.bound_device_id = None
+        with contextlib.suppress(AttributeError):
+            dist.group.WORLD.bound_device_id = None
     if timeout is None:
         _raise_timeout(backend, store, prefixed)
 

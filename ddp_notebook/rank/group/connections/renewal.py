@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import deque
@@ -153,7 +154,8 @@ class Renewal:
                 else:
                     backends[backend] = _nccl(at, rank, size, timeout, group, name)
                     if name == _DEFAULT:  # as `join` does: a new rank waits there for the others
-                        backends[backend].eager_connect_single_device(_device())
+                        with contextlib.suppress(AttributeError):
+                            backends[backend].eager_connect_single_device(_device())
             new._register_backend(torch.device(device), _type_of(backend), backends[backend])
         new._set_default_backend(_type_of(next((one for one in NCCL if one in backends), "gloo")))
         if old.bound_device_id is not None:
