@@ -282,14 +282,14 @@ class TorchrunJob(ViewFace):
     def _begin(self, run: Round, before: Round | None) -> None:
         if before is not None:
             self.events.add(f"attempt {before.number} is over: {before.how_it_ended or 'its ranks are replaced'}")
-        self._rounds.append(run)
-        self.events.add(f"attempt {run.number} has {run.world_size} rank{'s' * (run.world_size != 1)}")
         if before is None or run.observer is not before.observer:
             run.observer.start()
             self.recordings.append(run.observer.recording)
             if self._live is not None:
                 self._stale.append(self._live)
             self._live = self._new_placing(run.observer)
+        self._rounds.append(run)  # now: who sees it may ask for its recording and for its monitor
+        self.events.add(f"attempt {run.number} has {run.world_size} rank{'s' * (run.world_size != 1)}")
 
     def _new_observer(self, world_size: int) -> Observer:
         return Observer(world_size, self._send, lambda: self.round.there if self.round else [], lambda: ())

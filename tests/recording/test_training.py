@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,17 @@ from ddp_notebook import RecordOptions
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.apart import apart
 from ddp_notebook.observe.trace.trace import chrome_trace
+from ddp_notebook.rank.group.calls import KEPT
+from ddp_notebook.rank.group.modules import Modules
+from ddp_notebook.rank.group.origin import Sites
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
-from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.rank.record.tape import Moment, Tape
 from ddp_notebook.rank.record.training.buckets import Backward
 from ddp_notebook.rank.record.training.stretches import FORWARD, Training
 from ddp_notebook.records.codec import decode
 from ddp_notebook.records.schema import SPANS
+from tests.conftest import wait_until
 from tests.observe.synthetic import Synthetic, simulate
 
 _TRAIN = """
@@ -276,3 +282,26 @@ def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, 
     assert ranks.write_trace(path) == ([0], [1])
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["name"] == "aten::mul"} == {0}
+
+
+def test_what_autograds_threads_call_has_the_line_that_waits_for_them():
+    """For each GPU autograd has a thread, which has no frame of the user's."""
+    held, cells = threading.Lock(), {"<cell>": 3}
+    namespace = {"held": held}
+    exec(compile("def work():\n    wait()\ndef wait():\n    held.acquire()", "<cell>", "exec"), namespace)
+    held.acquire()
+    thread = threading.Thread(target=namespace["work"])
+    thread.start()
+    wait_until(lambda: sys._current_frames()[thread.ident].f_code.co_name == "wait")
+    site = Sites(cells, Modules()).of_thread(thread.ident)
+    held.release()
+    thread.join()
+    assert site[2].co_name == "wait" and site[4] is None
+
+    tape = Tape(cells)
+    backward = Backward(1, [])
+    backward.thread, backward.site = -1, site
+    tape.moment = Moment(1, 1, 0, backward, KEPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tape._sites, "site", lambda depth: ("fsdp", None, None, 0, None, "blocks.0"))
+        assert tape.site(1) == ("fsdp", *site[1:5], "blocks.0")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from contextlib import closing
 
 import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.registry import entries
 from ddp_notebook.torchrun import current
+from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
 from tests.torchrun.conftest import WAITS
@@ -76,6 +79,22 @@ def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp
     assert kernel.run("%ddp_report").stdout.startswith(f"{left}cell 1: 4 steps on 2 ranks")  # without the first ones
     assert kernel.run(f"%ddp_trace {tmp_path}/trace.json").stdout.startswith(left)
     assert "%ddp_report, %ddp_monitor and %ddp_trace show it" in kernel.run("%ddp_status").traceback
+
+
+def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):
+    """Its monitor takes a while to make, in the thread that has seen the first rank."""
+    make = TorchrunJob._new_placing
+    monkeypatch.setattr(TorchrunJob, "_new_placing", lambda *of_job: (time.sleep(0.3), make(*of_job))[1])
+    with closing(TorchrunJob("mine", "mine")) as job:
+        command = [sys.executable, "-m", "ddp_notebook.attach", str(jobs.script("", head=WAITS))]
+        env = {**os.environ, "TORCHELASTIC_RUN_ID": "mine"}
+        with subprocess.Popen(command, cwd=jobs.folder, env=env) as process:
+            try:
+                wait_until(lambda: job.round is not None, 20)
+                assert job.views is not None and job.recordings == [job.recording]
+            finally:
+                jobs.touch("end")
+    assert process.returncode == 0
 
 
 def test_one_of_another_version_keeps_nobody_from_the_rest(jobs):
