@@ -91,7 +91,7 @@ class Call:
     @property
     def is_on_gpu(self) -> bool:
         """Whether it is known that a GPU does it."""
-        return self.over is not None or self.marks is not None
+        return self.over is not None or self.marks is not None or bool(self.arguments and not self.is_on_cpu())
 
     def goes_on(self) -> bool:
         """Whether its caller goes on while a GPU has still to do it, as NCCL lets it: only what the caller queues there

@@ -219,6 +219,8 @@ class Recorder:
             self.live.pop(id(call), None)
         if call.moment is not None and self.tape is not None:
             unseen(self.tape.ended, call, False, call.since_ns)
+        else:
+            call.compact()
 
     def leave(self, thread: int) -> None:
         """The code of a thread has ended: it waits in nothing, though it may have been stopped before a wait."""
@@ -308,6 +310,8 @@ class Recorder:
                 waiting.pop(thread, None)
                 if not (gpu.IS_BUILT and not failed and unseen(call.goes_on)):
                     live.pop(id(call), None)
+                elif call.moment is None:  # else it is about to be kept without its tensors
+                    call.compact()
                 by_work.pop(id(work), None)
                 if call.moment is not None and (tape := self.tape) is not None:
                     unseen(tape.ended, call, failed, began_ns)
