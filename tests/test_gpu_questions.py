@@ -1,4 +1,4 @@
-"""When a GPU may be asked something, without one."""
+"""When a GPU may be asked something, and what NCCL is told of ranks that share one: without one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from ddp_notebook.rank import gpu
+from ddp_notebook.rank.group import join
+from ddp_notebook.wire.events import Form
 
 
 def may_ask() -> bool:
@@ -60,3 +62,20 @@ def test_no_capture_begins_while_somebody_asks(capture):
     assert has_begun.wait(5)
     thread.join()
     end("graph")
+
+
+def test_ranks_that_share_a_gpu_are_of_different_hosts_for_nccl(monkeypatch):
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    ids = {join._environment(place(rank, shares_gpu=True))["NCCL_HOSTID"] for rank in (0, 1)}
+    assert len(ids) == 2
+    assert "NCCL_HOSTID" not in join._environment(place(0, shares_gpu=False))
+    monkeypatch.setenv("NCCL_HOSTID", "mine")
+    assert "NCCL_HOSTID" not in join._environment(place(0, shares_gpu=True)), "the user's own stays"
+
+
+def place(rank: int, *, shares_gpu: bool) -> Form:
+    return Form(
+        epoch=1, rank=rank, local_rank=rank, world_size=2, local_world_size=2, group_rank=0, group_world_size=1,
+        backend="nccl", device="cuda:0", store_host="127.0.0.1", store_port=1, store_prefix="a", interface="lo",
+        threads=1, form_timeout_s=1.0, shares_gpu=shares_gpu,
+    )  # fmt: skip

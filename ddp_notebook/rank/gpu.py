@@ -30,8 +30,9 @@ def is_in_use() -> bool:
 def watch_captures() -> None:
     """See captures of graphs as they begin and end."""
     if IS_BUILT:
-        torch.cuda.CUDAGraph.capture_begin = _beginning(torch.cuda.CUDAGraph.capture_begin)  # type: ignore[method-assign]
-        torch.cuda.CUDAGraph.capture_end = _ending(torch.cuda.CUDAGraph.capture_end)  # type: ignore[method-assign]
+        graph = torch.cuda.CUDAGraph
+        graph.capture_begin = _beginning(graph.capture_begin)  # type: ignore[method-assign]
+        graph.capture_end = _ending(graph.capture_end)  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
