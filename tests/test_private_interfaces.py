@@ -75,8 +75,9 @@ def test_a_shells_variables_are_set_without_one(monkeypatch):
 
 
 def test_a_kernel_asks_its_modules_sys_for_modules():
-    source = inspect.getsource(IPythonKernel.__init__)
-    assert "_kernel_modules" in source and "sys.modules" in source
+    if ipykernel_version >= (7, 4):  # an older one looks at none
+        source = inspect.getsource(IPythonKernel.__init__)
+        assert "_kernel_modules" in source and "sys.modules" in source
     with kernel_api.without_modules():
         assert vars(ipkernel)["sys"].modules == {}
         assert vars(ipkernel)["sys"].version == sys.version
@@ -346,6 +347,9 @@ def test_torch_lets_its_waits_be_replaced():
 def test_torch_lets_pipelines_be_seen():
     from torch.distributed.pipelining import schedules, stage
 
+    if hasattr(stage._PipelineStageBase, "_get_init_p2p_neighbors_ops"):  # which notebook 12 leaves out a part of
+        assert list(inspect.signature(stage._PipelineStageBase._get_init_p2p_neighbors_ops).parameters) == ["self"]
+        assert "self.group_peer = " in inspect.getsource(dist.P2POp) and "self.group_rank" in inspect.getsource(stage)
     Stage = stage._PipelineStageBase
     for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
         assert list(inspect.signature(getattr(Stage, name)).parameters)[1].endswith("_chunk_id")
@@ -578,7 +582,8 @@ def test_an_engine_of_ipyparallel_has_its_broadcasts_from_one_scheduler():
     """By its id, so that one with another number is connected to another one."""
     source = inspect.getsource(IPEngine)
     assert "broadcast_index = self.id % len(broadcast_urls)" in source
-    assert "shell_socket = self.shell_socket = ctx.socket(zmq.ROUTER)" in source  # it may have several
+    in_9, in_8 = "shell_socket = self.shell_socket = ctx.socket(zmq.ROUTER)", "ZMQStream(ctx.socket(zmq.ROUTER), loop)"
+    assert in_9 in source or in_8 in source  # it may have several
 
 
 def test_torchrun_has_a_store_for_each_attempt_if_it_is_told_to():

@@ -58,6 +58,7 @@ ENVIRONMENTS = (
         python="3.11",
         torch="2.14.1",
         pins=("ipykernel==6.29.5", "ipython==8.12.3", "ipyparallel==8.8.0", "ipywidgets==8.0.7"),
+        deprecates=True,
     ),
     Environment(name="newest", python="3.13", torch="2.15.0"),
 )
