@@ -238,7 +238,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     for name in (*names, "_set_group_name", "_set_group_desc"):
         assert callable(getattr(ProcessGroup, name))
     assert callable(ProcessGroupGloo._set_default_timeout)
-    assert callable(Backend.eager_connect_single_device) and ProcessGroup.bound_device_id.fset is not None
+    assert callable(Backend.eager_connect_single_device) and vars(ProcessGroup)["bound_device_id"].fset is not None
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
 
 
@@ -345,11 +345,12 @@ def test_torch_lets_its_waits_be_replaced():
 
 
 def test_torch_lets_pipelines_be_seen():
+    from torch.distributed import distributed_c10d as c10d
     from torch.distributed.pipelining import schedules, stage
 
     if hasattr(stage._PipelineStageBase, "_get_init_p2p_neighbors_ops"):  # which notebook 12 leaves out a part of
         assert list(inspect.signature(stage._PipelineStageBase._get_init_p2p_neighbors_ops).parameters) == ["self"]
-        assert "self.group_peer = " in inspect.getsource(dist.P2POp) and "self.group_rank" in inspect.getsource(stage)
+        assert "self.group_peer = " in inspect.getsource(c10d.P2POp) and "self.group_rank" in inspect.getsource(stage)
     Stage = stage._PipelineStageBase
     for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
         assert list(inspect.signature(getattr(Stage, name)).parameters)[1].endswith("_chunk_id")

@@ -131,8 +131,9 @@ def test_gloo_is_kept_from_what_would_end_the_process(group):
 
     from ddp_notebook.rank.group.kernels import gloo_on_gpu
 
-    gloo_on_gpu.refuse("send", dist.group.WORLD, [torch.ones(2)])
+    world = dist.distributed_c10d._get_default_group()
+    gloo_on_gpu.refuse("send", world, [torch.ones(2)])
     with FakeTensorMode():
         x = torch.empty(2, device="cuda")
     with pytest.raises(RuntimeError, match=r"gloo cannot send tensors of a GPU.*x\.cpu\(\).*--backend nccl"):
-        gloo_on_gpu.refuse("send", dist.group.WORLD, [x])
+        gloo_on_gpu.refuse("send", world, [x])

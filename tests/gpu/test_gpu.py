@@ -83,7 +83,8 @@ def warm_server() -> Iterator[None]:
 
 
 def test_by_default_there_is_a_rank_on_every_gpu(make_session, gpus, record_property):
-    began_s, said = time.monotonic(), []
+    said: list[str] = []
+    began_s = time.monotonic()
     session = make_session(None, report=said.append)
     assert not any("spawned" in line for line in said), said  # the driver has left no thread in the host server
     record_property("started after", f"{time.monotonic() - began_s:.2f} s")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_buckets_of_ddp_have_values_times_and_waits(ranks, record_property):
     steps = {(call.rank, call.step) for call in calls}
     assert len(steps) == 10, steps
     assert max(call.bucket for call in calls) > 0, "several buckets in each"
-    by_number = {}
+    by_number: dict[int, dict[int, Any]] = {}
     for call in calls:
         assert call.issue_ns <= call.start_ns < call.end_ns
         by_number.setdefault(call.number, {})[call.rank] = call

@@ -287,16 +287,17 @@ def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, 
 def test_what_autograds_threads_call_has_the_line_that_waits_for_them():
     """For each GPU autograd has a thread, which has no frame of the user's."""
     held, cells = threading.Lock(), {"<cell>": 3}
-    namespace = {"held": held}
+    namespace: dict[str, Any] = {"held": held}
     exec(compile("def work():\n    wait()\ndef wait():\n    held.acquire()", "<cell>", "exec"), namespace)
     held.acquire()
     thread = threading.Thread(target=namespace["work"])
     thread.start()
+    assert thread.ident is not None
     wait_until(lambda: sys._current_frames()[thread.ident].f_code.co_name == "wait")
     site = Sites(cells, Modules()).of_thread(thread.ident)
     held.release()
     thread.join()
-    assert site[2].co_name == "wait" and site[4] is None
+    assert site[2] is not None and site[2].co_name == "wait" and site[4] is None
 
     tape = Tape(cells)
     backward = Backward(1, [])

@@ -84,7 +84,12 @@ def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp
 def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):
     """Its monitor takes a while to make, in the thread that has seen the first rank."""
     make = TorchrunJob._new_placing
-    monkeypatch.setattr(TorchrunJob, "_new_placing", lambda *of_job: (time.sleep(0.3), make(*of_job))[1])
+
+    def make_slowly(*of_job):
+        time.sleep(0.3)
+        return make(*of_job)
+
+    monkeypatch.setattr(TorchrunJob, "_new_placing", make_slowly)
     with closing(TorchrunJob("mine", "mine")) as job:
         command = [sys.executable, "-m", "ddp_notebook.attach", str(jobs.script("", head=WAITS))]
         env = {**os.environ, "TORCHELASTIC_RUN_ID": "mine"}
