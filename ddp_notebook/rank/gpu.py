@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 IS_BUILT = torch.version.cuda is not None or torch.version.hip is not None  # else there is nothing to ask
-_asking = threading.RLock()
-_captures = 0
+_PATIENCE_S = 5.0  # one who asks for so long is held up by the device, and a capture would fail anyway
+_changing = threading.Condition()
+_askers = _captures = 0
+_is_watching = False
 
 
 def is_in_use() -> bool:
@@ -29,7 +31,9 @@ def is_in_use() -> bool:
 
 def watch_captures() -> None:
     """See captures of graphs as they begin and end."""
-    if IS_BUILT:
+    global _is_watching
+    if IS_BUILT and not _is_watching:
+        _is_watching = True
         graph = torch.cuda.CUDAGraph
         graph.capture_begin = _beginning(graph.capture_begin)  # type: ignore[method-assign]
         graph.capture_end = _ending(graph.capture_end)  # type: ignore[method-assign]
@@ -37,22 +41,32 @@ def watch_captures() -> None:
 
 @contextlib.contextmanager
 def asking() -> Iterator[bool]:
-    """Whether a thread that does not capture may ask the GPU now; no capture begins as long as it does."""
-    with _asking:
-        yield not _captures
+    """Whether a thread that does not capture may ask the GPU now; no capture begins as long as it does. Several may:
+    what ends a hang must not wait for a thread that is held up."""
+    global _askers
+    with _changing:
+        may_ask = not _captures
+        _askers += 1
+    try:
+        yield may_ask
+    finally:
+        with _changing:
+            _askers -= 1
+            _changing.notify_all()
 
 
 def _beginning(begin: Any) -> Any:
     @functools.wraps(begin)
     def capture_begin(*args: Any, **named: Any) -> Any:
         global _captures
-        with _asking:
-            _captures += 1
-            try:
-                return begin(*args, **named)
-            except BaseException:
-                _captures -= 1
-                raise
+        with _changing:
+            _captures += 1  # from here on nobody begins to ask
+            _changing.wait_for(lambda: not _askers, _PATIENCE_S)
+        try:
+            return begin(*args, **named)
+        except BaseException:
+            _captures -= 1
+            raise
 
     return capture_begin
 
@@ -64,7 +78,7 @@ def _ending(end: Any) -> Any:
         try:
             return end(*args, **named)
         finally:
-            with _asking:
+            with _changing:
                 _captures = max(0, _captures - 1)
 
     return capture_end

@@ -100,8 +100,12 @@ class Call:
         tensors = flat(arguments[at]) if arguments and at is not None else ()
         if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
             return False
-        self.over = torch.cuda.Event()
-        self.over.record()
+        try:
+            over = torch.cuda.Event()
+            over.record(torch.cuda.current_stream(tensors[0].device))
+        except RuntimeError:  # the GPU has failed, which the user is told of
+            return False
+        self.over = over  # now: one that was not recorded has happened
         return True
 
     @property

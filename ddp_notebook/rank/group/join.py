@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -118,7 +119,7 @@ def _environment(place: Form) -> dict[str, str]:
     interface = dict.fromkeys(names, place.interface) if place.interface else {}  # else each finds one by itself
     defaults = {**interface, "FORK_LAUNCHED": "1"}
     if place.shares_gpu:
-        defaults["NCCL_HOSTID"] = f"{place.store_prefix}-{place.rank}"
+        defaults["NCCL_HOSTID"] = uuid.uuid4().hex
     if place.device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"
     return {

@@ -241,6 +241,8 @@ class Release:
 
     def _look(self, for_s: float) -> None:
         waits = bool(self._recorder.waiting or self._recorder.operations())
+        if for_s > _PATIENCE_S and not self._has_interrupted and gpu.is_in_use():
+            waits = True  # perhaps for a message of a batch over NCCL, which nobody sees
         if self.doing is None and (waits or for_s > _PATIENCE_S):
             doing = self.now()
             if self.doing is None:  # else the main thread has noticed meanwhile, and knows best

@@ -83,6 +83,8 @@ class Drain:
                 if (late := self._maker.late) is None or late is self._awaited:
                     return
                 time.sleep(_LOOK_S)
+            elif gpu.is_in_use():  # a graph may be captured just now
+                time.sleep(0.001)
             self._pass_on()
         self._awaited = self._maker.late  # in vain, and not once more
 

@@ -14,7 +14,7 @@ import torch
 from ddp_notebook.rank.group.operators import flat
 
 _ANCHOR_NS = 1_000_000_000  # between two anchors: clocks drift
-_AT_ONCE_NS, _TRY_AGAIN_NS = 1_000_000, 50_000_000
+_AT_ONCE_NS, _TRY_AGAIN_NS = 200_000, 50_000_000
 _streams: dict[int, torch.cuda.Stream] = {}  # for anchors, by device
 
 
@@ -28,13 +28,13 @@ class Marks:
 
     __slots__ = ("begin", "device", "finish")
 
-    def __init__(self) -> None:
-        self.device = device = torch.cuda.current_device()
+    def __init__(self, device: int) -> None:
+        self.device = device  # not the present one of this thread
         if device not in _streams:  # now: to make one may have to wait for the operation
             _streams[device] = torch.cuda.Stream(device)
         self.begin = torch.cuda.Event(enable_timing=True)
         self.finish: torch.cuda.Event | None = None
-        self.begin.record()
+        self.begin.record(torch.cuda.current_stream(device))
 
     def end_with(self, future: Any) -> None:
         """The operation ends when this future of it does, whose callbacks run on streams that wait for it: NCCL's as
@@ -42,8 +42,7 @@ class Marks:
         future.then(self._note_end)
 
     def _note_end(self, future: Any) -> Any:
-        with torch.cuda.device(self.device):  # a thread of gloo's has another one
-            self.ended()
+        self.ended()
         return future.value()
 
     def ended(self) -> Marks | None:
@@ -52,7 +51,7 @@ class Marks:
         try:
             if self.finish is None:
                 finish = torch.cuda.Event(enable_timing=True)
-                finish.record()
+                finish.record(torch.cuda.current_stream(self.device))
                 self.finish = finish
         except RuntimeError:
             return None
@@ -80,10 +79,11 @@ class GpuClock:
             self._tried_ns = now_ns
             event = torch.cuda.Event(enable_timing=True)
             event.record(_streams[device])
-            while not (has_happened := event.query()) and time.monotonic_ns() - now_ns < _AT_ONCE_NS:
-                time.sleep(0)  # a thread that trains may wait for the GIL
-            if has_happened:
-                known = self._anchors[device] = _Anchor(event, time.monotonic_ns())
+            has_happened, at_ns = False, now_ns  # no sleep: the GIL may come back only after 5 ms
+            while not has_happened and at_ns - now_ns < _AT_ONCE_NS:
+                has_happened, at_ns = event.query(), time.monotonic_ns()
+            if has_happened and at_ns - now_ns < _AT_ONCE_NS:
+                known = self._anchors[device] = _Anchor(event, at_ns)
         return known is not None
 
     def times_ns(self, marks: Marks) -> tuple[int, int]:
@@ -99,4 +99,4 @@ def marks_of(value: Any) -> Marks | None:
     tensors = flat(value)
     if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
         return None
-    return Marks()
+    return Marks(tensors[0].device.index)

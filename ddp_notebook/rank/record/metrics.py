@@ -170,7 +170,7 @@ def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Lo
             pinned = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
             pinned.copy_(value.detach().reshape(()), non_blocking=True)
             event = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(value.device))
             return Logged(name, pinned, event, step, now_ns, moment)
         return Logged(name, float(value.detach()), None, step, now_ns, moment)
     try:

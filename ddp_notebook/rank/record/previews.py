@@ -103,7 +103,7 @@ def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
     pinned = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
     pinned.copy_(part, non_blocking=True)
     event = torch.cuda.Event()
-    event.record()
+    event.record(torch.cuda.current_stream(part.device))
     return pinned, event
 
 

@@ -133,6 +133,7 @@ class Loop:
             try:
                 if members.batches is not None and number < self._steps:
                     members.batches.at(number)
+                self._survival.wait_for_gpu()
                 members.forget_gradients()
                 own = self._own[number] = unseen(members.own, number)
                 if ring.size > 1 and not self._shrinks:

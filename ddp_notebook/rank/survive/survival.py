@@ -20,8 +20,12 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import torch
+
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.network import Network
+from ddp_notebook.rank.group.release import RankLostError
 from ddp_notebook.rank.record.alone import Alone
 from ddp_notebook.rank.resize import samplers
 from ddp_notebook.rank.resize.obstacles import Obstacles
@@ -201,6 +205,18 @@ class Survival:
             in_body: by the user's code.
         """
         return self._network.is_broken_off(error, in_our_own_wait=not in_body)
+
+    def wait_for_gpu(self) -> None:
+        """Over NCCL this thread goes on while a GPU has still to do the step, and a step that a death has cut leaves
+        anything in the parameters.
+
+        Raises:
+            RankLostError: others are gone.
+        """
+        if gpu.is_in_use():
+            torch.cuda.synchronize()
+            if self._network.release.has_lost:
+                raise RankLostError("a rank has died in the step before")
 
     def end_if_lost(self, error: BaseException) -> None:
         """Others are gone again, and this process, which is new, has not yet all that it needs: it ends, and is
