@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,7 +256,8 @@ def messages(scene: Lesson) -> None:
     assert scene.root.locator(".ddpl-blocked").count() >= 1
     assert scene.root.locator(".ddpl-message-arrow").count() == 1
     scene.choose("scene", "race")
-    expect(scene.root.locator(".ddpl-said")).to_contain_text("50% changed")
+    # On a busy machine all has gone before the sender changes anything: that is what a race is.
+    expect(scene.root.locator(".ddpl-said")).to_contain_text(re.compile(r"\b(50|0)% changed"))
     assert scene.root.locator(".ddpl-changed").count() == 128
     scene.choose("scene", "deadlock")
     expect(scene.root.locator(".ddpl-message")).to_contain_text("rank 0: waiting in send")

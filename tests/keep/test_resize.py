@@ -26,12 +26,14 @@ def test_the_next_notebook_has_as_many_ranks(notebook):
     first.run(SUM.format(2))
     grown = first.run("%ddp_resize 3").stdout
     assert grown.startswith("3 ranks now: rank 2 is new\n1 variable of rank 0 copied to rank 2: x\n"), grown
-    assert first.run(SUM.format(3)).stdout == "[0] (0, 3, 5)\n[1] (1, 3, 5)\n[2] (2, 3, 5)\n"
+    lines = first.run(SUM.format(3)).stdout.splitlines()
+    assert sorted(lines) == ["[0] (0, 3, 5)", "[1] (1, 3, 5)", "[2] (2, 3, 5)"]
     kill(first)
 
     second = notebook()
     assert "kept-1: <Session: 3 ranks" in second.run("%ddp_attach").stdout
-    assert second.run(SUM.format(1)).stdout == "[0] (0, 3, 5)\n[1] (1, 3, 5)\n[2] (2, 3, 5)\n"
+    lines = second.run(SUM.format(1)).stdout.splitlines()
+    assert sorted(lines) == ["[0] (0, 3, 5)", "[1] (1, 3, 5)", "[2] (2, 3, 5)"]  # who comes first is open
     assert second.run(COUNT).displays[0]["text/plain"] == "[6, 6, 4]"
     shrunk = second.run("%ddp_resize 2 --without 0")
     told = "2 ranks now: rank 0 has left; rank 1 is rank 0, rank 2 is rank 1"
