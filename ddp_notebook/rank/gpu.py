@@ -65,7 +65,7 @@ def _beginning(begin: Any) -> Any:
         try:
             return begin(*args, **named)
         except BaseException:
-            _captures -= 1
+            _end()
             raise
 
     return capture_begin
@@ -74,11 +74,15 @@ def _beginning(begin: Any) -> Any:
 def _ending(end: Any) -> Any:
     @functools.wraps(end)
     def capture_end(*args: Any, **named: Any) -> Any:
-        global _captures
         try:
             return end(*args, **named)
         finally:
-            with _changing:
-                _captures = max(0, _captures - 1)
+            _end()
 
     return capture_end
+
+
+def _end() -> None:
+    global _captures
+    with _changing:
+        _captures = max(0, _captures - 1)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import CellTimeoutError, RankDiedError
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.wire.record_options import RecordOptions
 from tests.conftest import wait_until
 
@@ -298,8 +298,6 @@ def test_other_groups_and_models_work_after_a_stop(ranks):
 
 
 def test_an_error_on_one_rank_ends_the_cell_of_the_other(ranks, record_property):
-    from ddp_notebook.errors import RankError
-
     began_s = time.monotonic()
     with pytest.raises(RankError, match=r"ValueError: no \(rank 1\)"):
         ranks.run(
@@ -311,8 +309,6 @@ def test_an_error_on_one_rank_ends_the_cell_of_the_other(ranks, record_property)
 
 
 def test_out_of_memory_leaves_the_rank_and_its_variables(ranks):
-    from ddp_notebook.errors import RankError
-
     ranks.run("kept = torch.full((4,), 7., device=device)")
     with pytest.raises(RankError, match="OutOfMemoryError"):
         ranks.run("big = [torch.empty(1 << 36, dtype=torch.uint8, device=device) for _ in range(4)]", timeout=60)

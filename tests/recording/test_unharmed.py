@@ -178,6 +178,18 @@ def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder()
     assert sent
 
 
+def passing_on() -> tuple[Tape, Drain, list[float]]:
+    """A tape, what empties it, and the metrics that were passed on."""
+    told: list[float] = []
+    tape = Tape({})
+
+    def send(data: bytes) -> None:
+        if (metrics := decode(data).tables.get("metric")) is not None:
+            told.extend(metrics["value"])
+
+    return tape, Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), send, lambda: False), told
+
+
 def test_what_comes_late_from_a_gpu_is_told_at_the_end():
     """A script may end before its GPU has done what was asked of it last."""
 
@@ -188,14 +200,7 @@ def test_what_comes_late_from_a_gpu_is_told_at_the_end():
             self.looks += 1
             return self.looks > 2
 
-    told: list[float] = []
-    tape = Tape({})
-
-    def send(data: bytes) -> None:
-        if (metrics := decode(data).tables.get("metric")) is not None:
-            told.extend(metrics["value"])
-
-    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), send, lambda: False)
+    tape, drain, told = passing_on()
     tape.put(Logged("loss", torch.tensor(0.5), Event(), 0, 1, tape.moment))
     drain.close()
     assert told == [0.5]
@@ -210,14 +215,7 @@ def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
         def query(self) -> bool:
             return self.has_happened
 
-    told: list[float] = []
-    tape = Tape({})
-
-    def send(data: bytes) -> None:
-        if (metrics := decode(data).tables.get("metric")) is not None:
-            told.extend(metrics["value"])
-
-    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), send, lambda: False)
+    tape, drain, told = passing_on()
     events = Event(), Event()
     tape.put(Logged("loss", torch.tensor(0.5), events[0], 0, 1, tape.moment))
     began = time.monotonic()

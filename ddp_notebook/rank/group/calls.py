@@ -96,13 +96,12 @@ class Call:
     def goes_on(self) -> bool:
         """Whether its caller goes on while a GPU has still to do it, as NCCL lets it: only what the caller queues there
         next waits. What is kept to see its end then holds no tensors."""
-        at, arguments = self.kernel.at_tensors, self.arguments
-        tensors = flat(arguments[at]) if arguments and at is not None else ()
-        if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
+        tensor = self._tensor()
+        if tensor is None or not tensor.is_cuda or torch.cuda.is_current_stream_capturing():
             return False
         try:
             over = torch.cuda.Event()
-            over.record(torch.cuda.current_stream(tensors[0].device))
+            over.record(torch.cuda.current_stream(tensor.device))
         except RuntimeError:  # the GPU has failed, which the user is told of
             return False
         self.over = over  # now: one that was not recorded has happened
@@ -115,11 +114,14 @@ class Call:
 
     def is_on_cpu(self) -> bool:
         """Whether its tensors are on the CPU, as far as that is known."""
+        tensor = self._tensor()
+        return not gpu.is_in_use() if tensor is None else tensor.is_cpu
+
+    def _tensor(self) -> torch.Tensor | None:
+        """The first of its tensors, as long as it has them."""
         at, arguments = self.kernel.at_tensors, self.arguments
-        if at is None or not arguments:
-            return not gpu.is_in_use()
-        tensors = flat(arguments[at])
-        return not tensors or tensors[0].is_cpu
+        tensors = flat(arguments[at]) if arguments and at is not None else ()
+        return tensors[0] if tensors else None
 
     @property
     def has_failed(self) -> bool:

@@ -308,7 +308,7 @@ class Recorder:
                 raise
             finally:
                 waiting.pop(thread, None)
-                if not (gpu.IS_BUILT and not failed and unseen(call.goes_on)):
+                if failed or not (gpu.is_in_use() and unseen(call.goes_on)):
                     live.pop(id(call), None)
                 elif call.moment is None:  # else it is about to be kept without its tensors
                     call.compact()

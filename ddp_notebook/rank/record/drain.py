@@ -79,13 +79,12 @@ class Drain:
         until = time.monotonic() + deadline_s
         self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
         while time.monotonic() < until:
-            if not len(self._tape):
-                if (late := self._maker.late) is None or late is self._awaited:
-                    return
-                time.sleep(_LOOK_S)
-            elif gpu.is_in_use():  # a graph may be captured just now
-                time.sleep(0.001)
+            waiting, late = len(self._tape), self._maker.late
+            if not waiting and (late is None or late is self._awaited):
+                return
             self._pass_on()
+            if len(self._tape) >= waiting:  # nothing has gone: the GPU is not there yet, or a graph is captured
+                time.sleep(_LOOK_S)
         self._awaited = self._maker.late  # in vain, and not once more
 
     def on_asked(self, *, flush: bool) -> None:

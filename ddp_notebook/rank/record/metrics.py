@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ddp_notebook.rank.record.previews import on_its_way
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.stretches import Training
 from ddp_notebook.rank.unseen import unseen
@@ -167,10 +168,7 @@ def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Lo
         if value.is_complex():
             raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
         if value.is_cuda:
-            pinned = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
-            pinned.copy_(value.detach().reshape(()), non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(value.device))
+            pinned, event = on_its_way(value.detach().reshape(()))
             return Logged(name, pinned, event, step, now_ns, moment)
         return Logged(name, float(value.detach()), None, step, now_ns, moment)
     try:

@@ -58,7 +58,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
         if at < _MOST_TENSORS:
             part = _sample(tensor.detach() if tensor.requires_grad else tensor)
             if part.is_cuda:
-                part, event = _on_its_way(part)
+                part, event = on_its_way(part)
             parts.append(part)
     return Copy(numel, parts, event)
 
@@ -68,7 +68,7 @@ def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[Copy]:
     copies = []
     for one in tensors:
         if one.layout is _STRIDED and one.numel() * one.element_size() <= most_bytes:
-            part, event = _on_its_way(one.detach()) if one.is_cuda else (_copy_of(one.detach()), None)
+            part, event = on_its_way(one.detach()) if one.is_cuda else (_copy_of(one.detach()), None)
             copies.append(Copy(one.numel(), [part], event))
     return copies
 
@@ -98,7 +98,7 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def _on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
+def on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Copy to pinned memory on the current stream, so that no later operation overwrites what is copied."""
     pinned = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
     pinned.copy_(part, non_blocking=True)

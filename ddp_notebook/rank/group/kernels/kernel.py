@@ -40,7 +40,7 @@ class Kernel(Operator):
         unwaited, is_message = recorder.unwaited, kind != "collective"
         at_async = None if self.at_async is None else self.at_async + self.at_rest
         is_repeated = self.spec.name == "all_reduce"
-        is_cuda_built, may_end = gpu.IS_BUILT, self._ends_process and gpu.IS_BUILT
+        is_on_gpu, may_end = gpu.is_in_use, self._ends_process
         depth = 3 if is_repeated else 2  # of the caller
         keys_after: dict[int, Any] = {}  # by their bits: `&` takes twice as long as this lookup
 
@@ -59,7 +59,7 @@ class Kernel(Operator):
                 raise RuntimeError(group.retired)
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
-            if may_end and gpu.is_in_use() and (at_tensors := kernel.at_tensors) is not None:
+            if may_end and is_on_gpu() and (at_tensors := kernel.at_tensors) is not None:
                 gloo_on_gpu.refuse(kernel.spec.name, process_group, flat(arguments[at_tensors]))
             counts = group.counts
             thread, tape, key, call = get_ident(), recorder.tape, 0, None
@@ -107,7 +107,7 @@ class Kernel(Operator):
             elif at_async is not None and at_async < len(arguments) and not arguments[at_async]:
                 if (other := unwaited.get(thread)) is not None:  # of a tensor made of two, of which one is waited for
                     recorder._forget(id(other), other)
-                if is_cuda_built and unbox_work(work) is None:  # NCCL needs no wait where all is on one stream
+                if is_on_gpu() and unbox_work(work) is None:  # NCCL needs no wait where all is on one stream
                     unwaited.pop(thread, None)
                     recorder.queued(call)
                 else:
