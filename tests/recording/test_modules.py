@@ -319,7 +319,7 @@ def before(step):  # rank 0 waits in its backward meanwhile
 def look():
     while " of blocks" not in found[-1] and time.monotonic() < until:  # what marked steps tell is known within a second
         time.sleep(0.01)
-        under_way = [call for call in engine._network.recorder.operations() if call.moment.backward is not None]
+        under_way = [call for call in engine._network.recorder.operations() if call.backward is not None]
         found.extend(call.describe().meaning for call in under_way if call.moment.step == {_UNLIKE})
     open({seen!r}, "w").close()
 watcher = threading.Thread(target=look)
@@ -354,8 +354,8 @@ def sequence(known: Known, *calls: str, is_marked: bool) -> tuple[Sequence, list
     one, made = Sequence(known, is_marked=is_marked), []
     for words in calls:
         call = Call(_KERNEL, _GROUP, 0, (torch.Size((1,)),), 0, 0)
-        backward = cast(Any, object()) if words.startswith(">") else None
-        call.moment = Moment(1, 1, 0, backward, KEPT, one)
+        call.backward = cast(Any, object()) if words.startswith(">") else None
+        call.moment = Moment(1, 1, 0, KEPT, one)
         call.site = "dtensor", None, _WHERE, 0, None, words.removeprefix(">")
         one.add(call)
         made.append(call)

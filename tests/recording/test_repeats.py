@@ -19,13 +19,14 @@ KEPT, STEPS = 4, 12
 # In place of the rate, by which no test could tell which steps are left out.
 SET_UP = f"""
 from ddp_notebook.rank.engine import RankEngine
-from ddp_notebook.rank.record.tape import Repeated, Tape
+from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.record.thinning import Thinning
+from ddp_notebook.rank.record.training.buckets import Backward
 from tests.recording.on_rank import make, train
 Thinning.keeps = lambda self, step: step < {KEPT}
 repeated = []
 def put(tape, record, *rest, whole=Tape.put, **named):
-    if type(record) is Repeated: repeated.extend(again[1] for again in record.again)
+    if type(record) is Backward: repeated.extend(again[1] for again in record.again)
     whole(tape, record, *rest, **named)
 Tape.put = put
 """
@@ -304,19 +305,27 @@ finally: recorder.pause = recorder.look = None
 
 
 def test_it_holds_no_tensors(session):
-    """Neither a bucket's, once its backward is over, nor a model's, once its cell has ended."""
+    """Neither a model's nor its buckets', once it is gone and the records have been passed on."""
     code = f"""
 import gc, weakref
 models = [make('Deep')]
 train(models, {STEPS})
 held = weakref.ref(next(models[0].parameters()))
 recorder = RankEngine.instance()._rank._network.recorder
-works = [call.work for call in list(recorder.live.values()) if type(call).__name__ == "Repeat"]
+calls = [call for call in list(recorder.live.values()) if type(call).__name__ == "Repeat"]
+before = [len(call.kept) for call in calls]
 del models; gc.collect(); held = held() is not None
+RankEngine.instance()._rank._recording.drain.flush()
+again = [call.backward.again for call in calls]
+kept, is_done, works = [call.kept for call in calls], [call.is_done for call in calls], [call.work for call in calls]
 """
     repeated(session, code)
     assert values(session, "held") == [False, False]
-    assert all(works and set(works) == {None} for works in values(session, "works"))
+    for rank in range(2):
+        assert all(values(session, "before")[rank]), "the future of its work, and when that was over"
+        assert values(session, "kept")[rank] == [[]] * 4 and values(session, "works")[rank] == [None] * 4
+        assert values(session, "again")[rank] == [[]] * 4
+        assert values(session, "is_done")[rank] == [True] * 4
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,11 @@ from ddp_notebook import RecordOptions
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.apart import apart
 from ddp_notebook.observe.trace.trace import chrome_trace
-from ddp_notebook.rank.group.calls import KEPT
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.origin import Sites
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
-from ddp_notebook.rank.record.tape import Moment, Tape
+from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.record.training.buckets import Backward
 from ddp_notebook.rank.record.training.stretches import FORWARD, Training
 from ddp_notebook.records.codec import decode
@@ -145,12 +144,19 @@ def test_of_backwards_that_overlap_none_is_the_present_one_when_it_is_over():
     """Distributed ones run in threads of RPC's."""
     tape, first, second = Tape({}), Backward(1, []), Backward(2, [])
     tape.enter(1, 1)
-    tape.go_back(first)
-    tape.go_back(second)
-    tape.come_back(first)
-    assert tape.moment.backward is not first
-    tape.come_back(second)
-    assert tape.moment.backward is None
+    for begun in (first, second):
+        tape.go_back(begun)
+    for ended, left in ((first, second), (second, None)):
+        ended.end_ns = 1
+        tape.come_back(ended)
+        assert tape.backward is left
+    third, fourth = Backward(3, []), Backward(4, [])
+    for begun in (third, fourth):
+        tape.go_back(begun)
+    for ended, left in ((fourth, third), (third, None)):
+        ended.end_ns = 1
+        tape.come_back(ended)
+        assert tape.backward is left
 
 
 # ---- apart
@@ -302,7 +308,7 @@ def test_what_autograds_threads_call_has_the_line_that_waits_for_them():
     tape = Tape(cells)
     backward = Backward(1, [])
     backward.thread, backward.site = -1, site
-    tape.moment = Moment(1, 1, 0, backward, KEPT)
+    tape.backward = backward
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tape._sites, "site", lambda depth: ("fsdp", None, None, 0, None, "blocks.0"))
         assert tape.site(1) == ("fsdp", *site[1:5], "blocks.0")

@@ -249,7 +249,7 @@ def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
 
 def test_a_remote_call_that_makes_no_row_costs_no_other_its():
     """Rows of remote calls are made many at once."""
-    moment = Moment(1, 1, 0, None, 0)
+    moment = Moment(1, 1, 0, 0)
     calls = [Ran("f", 1, number, 0, 7, 10, moment=moment, ended_ns=20) for number in (1, -1, 3)]  # no unsigned number
     batch = BatchMaker(lambda: 0, lambda calls, title: "").batch(calls)
     assert batch.dropped == 1

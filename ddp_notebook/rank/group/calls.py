@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.gpu_times import Marks
     from ddp_notebook.rank.record.previews import Copy
     from ddp_notebook.rank.record.tape import Moment
+    from ddp_notebook.rank.record.training.buckets import Backward
 
 
 KINDS = ("collective", "send", "recv")  # each counted by itself
@@ -41,8 +42,9 @@ class Call:
     # With defaults in the class instead of slots, each access would take 0.05 us.
     __slots__ = (
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
-        *("moment", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns", "bucket", "input", "output"),
-        *("values", "whole", "marks", "over", "meaning", "tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
+        *("moment", "backward", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns"),
+        *("bucket", "input", "output", "values", "whole", "marks", "over", "meaning"),
+        *("tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
     )
 
     def __init__(
@@ -61,6 +63,7 @@ class Call:
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
         # For the recording, see `tape`.
         self.moment: Moment | None = None  # None: it is not recorded
+        self.backward: Backward | None = None  # in which it was called
         self.site: Any = None  # the fields of a `Site`
         self.rest: tuple[Any, ...] = ()  # after `compact`: the arguments behind the group
         self.serial = self.state = self.end_ns = self.blocked_ns = 0
@@ -130,12 +133,9 @@ class Call:
         if work is None:
             return False
         try:
-            future = work.get_future()
-            if future.done():
-                future.value()
+            return is_failed(work.get_future())
         except RuntimeError as error:
             return "does not support" not in str(error) and "not implemented" not in str(error)  # no future
-        return False
 
     def compact(self) -> None:
         """Drop its tensors and its group: perhaps nobody ever waits for it, and a reference to a group keeps gloo's
@@ -177,6 +177,17 @@ class Call:
             origin = "ddp"
         words = meaning(origin, self.kernel.spec.name)
         return f"{words} of {module}" if words and module else words
+
+
+def is_failed(future: Any) -> bool:
+    """Whether a future is known to have failed."""
+    if future is None or not future.done():
+        return False
+    try:
+        future.value()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _references(call: Any) -> int:
@@ -258,7 +269,7 @@ def _title(group: ProcessGroup, ranks: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, ranks[:8]))}{',...' if len(ranks) > 8 else ''}]"
 
 
-_NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; one for all, since making it took longer
+NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; one for all, since making it took longer
 
 
 def noting_time(into: list[int]) -> Callable[..., None]:
@@ -271,4 +282,4 @@ def noting_time(into: list[int]) -> Callable[..., None]:
         >>> ends[0] <= time.monotonic_ns()
         True
     """
-    return partial(next, map(into.append, _NOW_NS))
+    return partial(next, map(into.append, NOW_NS))

@@ -67,11 +67,8 @@ Line = tuple[int, int, tuple[int, int] | None]  # by ids of code objects, since 
 
 def line_of(site: SiteFields) -> Line:
     """What tells one line of the user's from another."""
-    return _line(site[2], site[3], site[4])
-
-
-def _line(code: CodeType | None, instruction: int, cell: tuple[CodeType, int] | None) -> Line:
-    return id(code), instruction, None if cell is None else (id(cell[0]), cell[1])
+    cell = site[4]
+    return id(site[2]), site[3], None if cell is None else (id(cell[0]), cell[1])
 
 
 def origin(depth: int = 1) -> str:
@@ -178,12 +175,17 @@ class Sites:
 
     def line(self, frame: FrameType | None) -> Line:
         """The line of the site of this frame, for less than the site."""
-        while frame is not None and _maker_of(frame) is not USER:
+        known = _known
+        while frame is not None:
+            code = frame.f_code
+            maker = known.get(code.co_filename)
+            if maker is None:
+                maker = _maker_of(frame)
+            if maker is USER:
+                cell = None if code.co_filename in self._cells else self._cell_above(frame)
+                return id(code), frame.f_lasti, None if cell is None else (id(cell[0]), cell[1])
             frame = frame.f_back
-        if frame is None:
-            return _line(None, 0, None)
-        cell = None if frame.f_code.co_filename in self._cells else self._cell_above(frame)
-        return _line(frame.f_code, frame.f_lasti, cell)
+        return id(None), 0, None
 
     def is_of_cell(self, site: SiteFields) -> bool:
         """Whether a cell has led to it, in its own thread."""

@@ -117,7 +117,7 @@ def name_modules(records: Iterable[Any]) -> None:
 
 
 def _is_in_backward(call: Call) -> bool:
-    return call.moment is not None and call.moment.backward is not None
+    return call.backward is not None
 
 
 def _facts(call: Call) -> _Facts:

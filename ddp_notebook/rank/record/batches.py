@@ -24,11 +24,11 @@ from ddp_notebook.rank.record.gpu_times import GpuClock
 from ddp_notebook.rank.record.metrics import Logged
 from ddp_notebook.rank.record.tape import Moment
 from ddp_notebook.rank.record.texts import Texts, dtype_name
-from ddp_notebook.rank.record.training.buckets import Layout
+from ddp_notebook.rank.record.training.buckets import Backward, Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import Gradient
-from ddp_notebook.rank.record.training.repeated import Repeated, pack, rows_of
-from ddp_notebook.rank.record.training.stretches import Span
+from ddp_notebook.rank.record.training.repeated import pack, rows_of
+from ddp_notebook.rank.record.training.stretches import BACKWARD, Span
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
 
@@ -126,13 +126,12 @@ class BatchMaker:
                 time.sleep(0)  # as below
                 dropped += self._add_calls(rank, kind, calls[first : first + _CALLS_AT_ONCE], rows["rpc"])
         others = [record for record in records if type(record) not in remote.COLUMNS]
-        again: list[Repeated] = []
+        again: list[Backward] = []
         for number, record in enumerate(others):
             if number % _YIELD_EVERY == 0:
                 time.sleep(0)  # a thread that trains may wait for the GIL: it would get it only after 5 ms
-            if type(record) is Repeated:
+            if type(record) is Backward and record.again:
                 again.append(record)
-                continue
             if again and type(record) in (Call, Hooked):  # rows of calls keep their order
                 dropped += self._add_again(rank, again, rows["call"])
             try:
@@ -193,6 +192,9 @@ class BatchMaker:
             rows["metric"].append(self._metric(rank, record))
         elif kind is Span:
             rows["span"].append(self._span(rank, record))
+        elif kind is Backward:
+            if record.has_span:
+                rows["span"].append(self._backward(rank, record))
         elif kind is Gradient:
             if not previews.has_arrived(record.copy):
                 self._late.append(record)
@@ -205,14 +207,14 @@ class BatchMaker:
         elif (table := remote.TABLES.get(kind)) is not None:
             rows[table].append(_PACK[table](*remote.row(record, rank, self._texts)))
 
-    def _add_again(self, rank: int, again: list[Repeated], rows: list[bytes]) -> int:
+    def _add_again(self, rank: int, again: list[Backward], rows: list[bytes]) -> int:
         """Add the rows of these, and empty the list. Returns how many of them have failed."""
         try:
             rows.append(pack(again, rank, self._repeated))
             return 0
         except Exception:  # as above
             _log.info("records were lost", exc_info=True)
-            return rows_of(again)
+            return sum(len(backward.again) for backward in again)
         finally:
             again.clear()
 
@@ -234,10 +236,10 @@ class BatchMaker:
         if call.marks is not None:
             start_ns, end_ns = self._gpu_clock.times_ns(call.marks)
         elif call.is_of_backward:
-            end_ns = _end_ns(end_ns, moment)
+            end_ns = _end_ns(end_ns, call.backward)
         row = self._constants(call, moment).copy()
         row[_CALL], row[_NUMBER], row[_RANK] = call.serial, call.number, rank
-        row[_BACKWARD] = 0 if moment.backward is None else moment.backward.number
+        row[_BACKWARD] = 0 if call.backward is None else call.backward.number
         row[_CELL], row[_STEP] = moment.cell, moment.step
         row[_ISSUE], row[_START], row[_END] = call.since_ns, start_ns, end_ns
         row[_BLOCKED] = call.blocked_ns
@@ -245,8 +247,10 @@ class BatchMaker:
         row[_LEFT_OUT] = call.values == LEFT_OUT
         return _PACK["call"](*row)
 
-    def _repeated(self, repeat: Repeat, moment: Moment) -> bytes:
+    def _repeated(self, repeat: Repeat, backward: Backward) -> bytes:
         """What is the same of all rows of a bucket that takes the short way."""
+        moment = backward.moment
+        assert moment is not None
         row = self._constants(repeat, moment).copy()
         row[_STATE], row[_LEFT_OUT] = DONE, True
         return _PACK["call"](*row)
@@ -265,7 +269,7 @@ class BatchMaker:
         if cell is not None:
             key += id(cell[0]), cell[1]
         if bucket is None:  # else DDP's reducer calls it, always in the same way
-            key += (*kernel.facts_of(rest), origin, moment.backward is None)
+            key += (*kernel.facts_of(rest), origin, call.backward is None)
         found = self._known_calls.get(key)
         if found is None:
             if len(self._known_calls) > _MOST_KNOWN:
@@ -317,12 +321,12 @@ class BatchMaker:
             origin=_ORIGIN["ddp hook"],
             module=self._texts.number(one.model),
             bucket=one.bucket,
-            backward=one.backward,
+            backward=0 if one.backward is None else one.backward.number,
             cell=moment.cell,
             step=moment.step,
             issue_ns=one.start_ns,
             start_ns=one.start_ns,
-            end_ns=_end_ns(one.end_ns, moment),
+            end_ns=_end_ns(one.end_ns, one.backward),
             state=DONE,
             is_async=True,
         )
@@ -332,7 +336,7 @@ class BatchMaker:
         if call.bucket is not None:
             name = "ddp"
         elif name == REDUCER:
-            name = "ddp" if call.moment is not None and call.moment.backward is not None else "torch"
+            name = "torch" if call.backward is None else "ddp"
         return _ORIGIN.get(name, _ORIGIN["torch"])
 
     def _span(self, rank: int, span: Span) -> bytes:
@@ -340,6 +344,22 @@ class BatchMaker:
         name_at, thread_at = self._texts.number(name), self._thread(thread)
         return _PACK["span"](
             *(number, rank, kind, name_at, moment.cell, moment.step, start_ns, end_ns, samples, thread_at, *place)
+        )
+
+    def _backward(self, rank: int, one: Backward) -> bytes:
+        moment = one.moment
+        assert moment is not None
+        return _packed(
+            "span",
+            span=one.number,
+            rank=rank,
+            kind=BACKWARD,
+            cell=moment.cell,
+            step=moment.step,
+            start_ns=one.began_ns,
+            end_ns=one.end_ns,
+            samples=-1,
+            thread=self._thread(one.thread),
         )
 
     def _metric(self, rank: int, one: Logged) -> bytes:
@@ -382,10 +402,9 @@ class _Values:
         return rows
 
 
-def _end_ns(end_ns: int, moment: Moment) -> int:
+def _end_ns(end_ns: int, backward: Backward | None) -> int:
     """When something ended that the backward waits for. gloo's thread notes it, and may get the GIL only after the main
     thread has gone on."""
-    backward = moment.backward
     return end_ns if backward is None or not 0 < backward.end_ns < end_ns else backward.end_ns
 
 

@@ -50,7 +50,7 @@ class Metrics:
         self._counts: dict[str, int] = {}  # by name: values so far, until the first optimizer step of the cell
         self._tape = tape
         self._cells = cells
-        training.on_step.append(self._read_watched)
+        self._on_step = training.on_step
 
     def begin_cell(self, watched: Sequence[str]) -> None:
         """A cell begins.
@@ -59,6 +59,10 @@ class Metrics:
             watched: names of variables to read after each optimizer step.
         """
         self.watched = tuple(watched)
+        if self._read_watched in self._on_step:  # of the last cell
+            self._on_step.remove(self._read_watched)
+        if watched:
+            self._on_step.append(self._read_watched)
         self._found.clear()
         self._counts.clear()
 
@@ -109,8 +113,6 @@ class Metrics:
 
     def _read_watched(self) -> None:
         """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""
-        if not self.watched:
-            return
         missing, found = list(self.watched), {}
         scope: dict[str, Any] = {}
         frame: FrameType | None = sys._getframe(1)

@@ -37,7 +37,7 @@ from ddp_notebook.rank.group.sequences import Known, Sequence
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import marks_of
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
-from ddp_notebook.rank.record.training.repeated import Repeated, rows_of
+from ddp_notebook.rank.record.training.repeated import rows_of
 from ddp_notebook.rank.unseen import has_modes, unseen
 from ddp_notebook.records.schema import SAMPLE
 
@@ -56,15 +56,12 @@ _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach
 class Moment:
     """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
 
-    __slots__ = ("backward", "cell", "sequence", "step", "title", "values")
+    __slots__ = ("cell", "sequence", "step", "title", "values")
 
-    def __init__(
-        self, cell: int, title: int, step: int, backward: Backward | None, values: int, sequence: Sequence | None = None
-    ) -> None:
+    def __init__(self, cell: int, title: int, step: int, values: int, sequence: Sequence | None = None) -> None:
         self.cell = cell
         self.title = title  # the cell's number in `In [n]`
         self.step = step  # optimizer steps of the cell
-        self.backward = backward  # the one under way
         self.values = values  # whether calls keep theirs: `KEPT` and its like
         self.sequence = sequence  # the step's calls that may need a name; None: all steps are marked
 
@@ -81,8 +78,8 @@ class Tape:
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
         self.thinning = Thinning()
         self.thins = True  # values, where the level is `VALUES`
-        self.moment = Moment(0, 0, 0, None, KEPT)
-        self._before = self._went_back = self.moment  # before the last backward, and at its begin
+        self.moment = Moment(0, 0, 0, KEPT)
+        self.backward: Backward | None = None  # the one under way, of several the last that has begun
         # Lets the buckets of a backward take the short way, see `repeats`.
         self.repeat: Callable[[Backward | None], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
@@ -95,7 +92,7 @@ class Tape:
         self.modules = Modules()
         self._sequences = Known()
         self._sites = Sites(cells, self.modules)
-        self._moving = threading.Lock()  # for changes of the moment: steps and backwards may run in several threads
+        self._moving = threading.Lock()  # for changes of the moment: steps may run in several threads
         self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
         self._records: deque[Any] = deque()
         self._calls = itertools.count(1)
@@ -164,14 +161,15 @@ class Tape:
         self.modules.begin_cell()
         self._sequences = Known()
         values = KEPT if level >= VALUES else NOT_ASKED_FOR
-        self.moment = Moment(cell, title, 0, None, values, self._begin_sequence(values))
+        self.backward = None
+        self.moment = Moment(cell, title, 0, values, self._begin_sequence(values))
 
     def end_cell(self) -> None:
         """The cell has ended, perhaps in the middle of a step."""
         with self._moving:
             now = self.moment
             self._end_sequence(now)
-            self.moment = Moment(now.cell, now.title, now.step, now.backward, now.values)
+            self.moment = Moment(now.cell, now.title, now.step, now.values)
 
     def _begin_sequence(self, values: int) -> Sequence | None:
         """A step begins that keeps its values or not, and so marks its forwards or not."""
@@ -184,22 +182,21 @@ class Tape:
             moment.sequence.is_over = True
             self.put(moment.sequence)
 
-    def _values_of(self, step: int) -> int:
-        if self.level < VALUES:
-            return NOT_ASKED_FOR
-        return KEPT if not self.thins or self.thinning.keeps(step) else LEFT_OUT
-
     def count_step(self) -> Moment:
         """An optimizer has stepped. Returns the moment in which it did."""
         with self._moving:
             now = self.moment
             step = now.step + 1
-            values, sequence = self._values_of(step), now.sequence
+            values, sequence = KEPT, now.sequence
+            if self.level < VALUES:
+                values = NOT_ASKED_FOR
+            elif self.thins and not self.thinning.keeps(step):
+                values = LEFT_OUT
             if values != LEFT_OUT or now.values != LEFT_OUT or sequence is None or sequence.calls != []:
                 self._end_sequence(now)
                 sequence = self._begin_sequence(values)  # else it goes on, as empty as it is
-            self.moment = Moment(now.cell, now.title, step, now.backward, values, sequence)
-        if now.backward is not None:  # inside it
+            self.moment = Moment(now.cell, now.title, step, values, sequence)
+        if self.backward is not None:  # inside it
             self.repeat(None)
         return now
 
@@ -209,9 +206,8 @@ class Tape:
         Args:
             depth: of the frame that has called torch's backward.
         """
-        with self._moving:
-            self._before = now = self.moment
-            self.moment = self._went_back = Moment(now.cell, now.title, now.step, backward, now.values, now.sequence)
+        backward.moment = now = self.moment
+        backward.outer, self.backward = self.backward, backward
         is_known = now.values == LEFT_OUT and not backward.is_distributed and not has_modes()
         is_known = is_known and backward.recalls(partial(self._sites.line, sys._getframe(depth)))
         self.repeat(backward if is_known else None)
@@ -219,20 +215,16 @@ class Tape:
     def come_back(self, backward: Backward) -> None:
         """The backward has ended."""
         self.repeat(None)
-        with self._moving:
-            now = self.moment
-            # Else another one runs beside it, or an optimizer has stepped in it.
-            if now is self._went_back and now.backward is backward:
-                self.moment = self._before
-            else:
-                self.moment = Moment(now.cell, now.title, now.step, None, now.values, now.sequence)
+        outer, backward.outer = backward.outer, None
+        if self.backward is backward:  # else another one has begun beside it
+            self.backward = None if outer is None or outer.end_ns else outer
 
     # ---- calls
 
     def site(self, depth: int) -> SiteFields:
         """Where the call of the frame `depth` levels above comes from. Calls of DDP's reducer in one backward come from
         the same line."""
-        backward = self.moment.backward
+        backward = self.backward
         if backward is not None and backward.is_distributed and backward.site is not None:
             site = self._sites.site(depth + 1)
             return site if self._sites.is_of_cell(site) else backward.site
@@ -253,7 +245,7 @@ class Tape:
         call.serial = next(self._calls)
         call.moment = moment = self.moment
         model = None
-        backward = moment.backward
+        call.backward = backward = self.backward
         if call.site[0] is REDUCER and backward is not None and self.bucket is None:
             model = backward.take(call)
         elif call.site[0] in MARKED and moment.sequence is not None:
@@ -328,13 +320,9 @@ class Tape:
 
     def end_again(self, backward: Backward) -> None:
         """The same for calls that took the short way, of a backward that has ended well."""
-        again = backward.again
+        again, backward.serials = backward.again, self._calls
         self.thinning.calls += len(again)
-        if backward.has_waited:
-            backward.is_over = True
-            for one in again:
-                one[0].work = None  # it holds the tensors
-        self.put(Repeated(self._went_back, self._calls, again))
+        backward.is_over = backward.has_waited
 
     def _forget_again(self, backward: Backward) -> None:
         """A backward has failed: those of its calls that took the short way become calls like others."""
@@ -342,12 +330,14 @@ class Tape:
         backward.forget()
         for again in backward.again:
             call = again[0].alone(again)
-            call.serial, call.moment, call.values = next(self._calls), self._went_back, LEFT_OUT
+            call.serial, call.values = next(self._calls), LEFT_OUT
+            call.moment, call.backward = backward.moment, backward
             if call.work is None and not call.ends:  # it could not begin
                 self._end(call, True, backward.end_ns)
                 self._leave(call)
             else:
                 backward.calls.append(call)
+        backward.again = []
 
     def ended(self, call: Call, failed: bool, since_ns: int) -> None:
         """A caller has waited for a call since then, or the call has failed to begin."""

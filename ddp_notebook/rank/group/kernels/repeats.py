@@ -9,21 +9,23 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch._C._distributed_c10d import Work
 
-from ddp_notebook.rank.group.calls import Call, noting_time
+from ddp_notebook.rank.group.calls import NOW_NS, Call, is_failed
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.kernels.kernel import Kernel
     from ddp_notebook.rank.group.recorder import Recorder
-    from ddp_notebook.rank.record.training.buckets import Backward, Model
+    from ddp_notebook.rank.record.training.buckets import Model
 
 
 class Repeat(Call):
-    """The call of one bucket, which is under way again in each backward. It holds no tensors but by its work.
+    """The call of one bucket, which is under way again in each backward. It holds no tensors but by what is kept of the
+    last time.
 
     Args:
         call: that has synchronised the bucket in an earlier step.
@@ -31,7 +33,7 @@ class Repeat(Call):
         engine: the function that calls it from C++. What a hook of the user's calls is another one.
     """
 
-    __slots__ = ("backward", "engine", "following", "lock", "model", "row")
+    __slots__ = ("engine", "following", "kept", "lock", "model", "row")
 
     def __init__(self, call: Call, model: Model, engine: CodeType) -> None:
         assert call.bucket is not None
@@ -41,24 +43,50 @@ class Repeat(Call):
         self.following = call.bucket[1] + 1
         self.engine = engine
         self.lock = call.group.locks["collective"]
-        self.backward: Backward | None = None  # that has called it last
+        self.kept: Kept = []  # of the last time
         self.row: bytes | None = None  # without number and times, for the recorder's thread
 
     @property
     def is_done(self) -> bool:
         """Whether it is known to be over: a backward that has ended well has waited for it."""
-        return (self.backward is not None and self.backward.is_over) or super().is_done
+        return (self.backward is not None and self.backward.is_over) or len(self.kept) > 1
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known to have failed."""
+        kept = self.kept
+        return bool(kept) and is_failed(kept[0])
+
+    def forget(self) -> None:
+        """Its model is gone: hold none of its tensors any more."""
+        self.kept = []
 
     def alone(self, again: Again) -> Call:
         """One of these calls by itself, which may end after its backward."""
-        _, number, since_ns, ends = again
+        _, number, since_ns, kept = again
         call = Call(self.kernel, self.group, number, (), self.thread, since_ns)
         _copy(self, call)
-        call.ends, call.work = ends, self.work
+        call.ends, call.work = kept[1:], _Work(kept[0]) if kept else None
         return call
 
 
-Again = tuple[Repeat, int, int, list[int]]  # what was called, its number, when, and the time of its end once it is over
+class _Work(NamedTuple):
+    """What is known of a work by its future."""
+
+    future: Any
+
+    def is_completed(self) -> bool:
+        return bool(self.future.done())
+
+    def get_future(self) -> Any:
+        return self.future
+
+
+# Of a call: the future of its work once it has begun, and the time of its end once it is over. Not the work: where the
+# caller is the last one to have that, freeing it is its task, which takes 3 us, and gloo's thread's otherwise. Futures
+# are freed by the recorder's thread.
+Kept = list[Any]
+Again = tuple[Repeat, int, int, Kept]  # what was called, its number, when, and what is kept of it
 
 
 def _copy(call: Call, into: Call) -> None:
@@ -87,7 +115,7 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
             repeat = None
         if repeat is None or caller(1).f_code is not repeat.engine:
             return long_way(keys, *arguments, **named)
-        ends: list[int] = []
+        kept: Kept = []
         group = repeat.group
         if (connections := group.connections) is not None:
             arguments = (*arguments[:at], connections, *arguments[at + 1 :])
@@ -96,9 +124,9 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
                 counts = group.counts
                 counts["collective"] = repeat.number = number = counts["collective"] + 1
                 repeat.since_ns = since_ns = monotonic_ns()
-                repeat.backward, repeat.work = backward, None
+                repeat.backward, repeat.kept = backward, kept
                 live[id(repeat)] = repeat
-                backward.again.append((repeat, number, since_ns, ends))
+                backward.again.append((repeat, number, since_ns, kept))
             bits = keys.raw_repr()
             if (below := keys_after.get(bits)) is None:
                 below = keys_after[bits] = keys & after
@@ -107,8 +135,9 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
             live.pop(id(repeat), None)
             recorder.note_failure(repeat, error)
             raise
-        repeat.work = work = unbox_work(out[1])
-        work.get_future().add_done_callback(noting_time(ends))  # where it is over already: here, and in builtins only
+        future = unbox_work(out[1]).get_future()
+        kept.append(future)
+        future.add_done_callback(partial(next, map(kept.append, NOW_NS)))  # as `noting_time`; now, if it is over
         repeat.model.at = repeat.following
         return out
 

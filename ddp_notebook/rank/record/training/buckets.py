@@ -10,9 +10,9 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes, nbytes_of
 from ddp_notebook.rank.group.origin import Line, SiteFields, line_of
 from ddp_notebook.rank.record.training.naming import nothing
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.tape import Moment
 
 
 class Layout(NamedTuple):
@@ -40,7 +43,7 @@ class Model:
 
     def __init__(self, model: DistributedDataParallel, name: str) -> None:
         self.name = name
-        self.reference = weakref.ref(model)
+        self.reference = weakref.ref(model, self._forget_calls)
         self._reducer: Callable[[], Any] = nothing  # that the layout is of, as the group a weak reference
         self._group: Callable[[], Any] = nothing
         self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
@@ -54,6 +57,11 @@ class Model:
         self._nbytes = [parameter.numel() * parameter.element_size() for _, parameter in named]
         self._sum = sum(self._nbytes)
         self._is_rebuilt: bool | None = None
+
+    def _forget_calls(self, _: object) -> None:
+        for repeats in self.repeats.values():
+            for repeat in repeats.values():
+                repeat.forget()
 
     def forget_layout(self) -> None:
         """Somebody reads from now on who was not told of its buckets."""
@@ -115,11 +123,6 @@ class Model:
         """Whether its next bucket is known to have this size."""
         return self.at < len(self.sizes) and self.sizes[self.at] == size
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the user has it no more."""
-        return self.reference() is None
-
     def take(self, size: int) -> tuple[str, int]:
         """Count its next bucket."""
         self.at += 1
@@ -138,7 +141,8 @@ class Model:
 
 
 class Backward:
-    """One backward under way.
+    """One backward under way. Once it is over it is left on the tape as a span, with those of its calls that took the
+    short way.
 
     Args:
         number: of its span.
@@ -146,19 +150,25 @@ class Backward:
     """
 
     __slots__ = (
-        *("_prepared", "again", "calls", "end_ns", "is_distributed", "is_over", "number", "repeats", "site", "thread"),
+        *("_prepared", "again", "began_ns", "calls", "end_ns", "has_span", "is_distributed", "is_over", "moment"),
+        *("number", "outer", "repeats", "serials", "site", "thread"),
     )
 
     def __init__(self, number: int, prepared: list[Model]) -> None:
         self.number = number
+        self.moment: Moment | None = None  # in which it began
+        self.outer: Backward | None = None  # that was under way then
+        self.began_ns = time.monotonic_ns()
         self.end_ns = 0  # once it is over
         self.is_over = False  # it has ended well, and so have its calls
+        self.has_span = True  # of its own: it is no action of a pipeline
         self.calls: list[Call] = []  # begun in it by reducers
         self.thread = threading.get_ident()
         self.site: SiteFields | None = None  # of these calls
         self.is_distributed = False  # it runs in threads of its own
         self.repeats: dict[int, Repeat] = {}  # by the address of their data: calls that may take the short way
         self.again: list[Again] = []  # those that did
+        self.serials: Iterator[int] = iter(())  # the rank's count of calls: they are counted when rows are made of them
         self._prepared = prepared
 
     def take(self, call: Call) -> Model | None:

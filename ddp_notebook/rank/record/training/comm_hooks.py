@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
+from ddp_notebook.rank.record.training.buckets import Backward
 
 
 class Hooked(NamedTuple):
@@ -25,7 +26,7 @@ class Hooked(NamedTuple):
     hook: str
     nbytes: int
     moment: Moment
-    backward: int
+    backward: Backward | None
     start_ns: int
     end_ns: int
 
@@ -54,13 +55,13 @@ class StandIn:
         tape, hook = self._tape, self._hook
         if tape.level == OFF:
             return hook(self._state, bucket)
-        moment, began_ns, index, nbytes = tape.moment, time.monotonic_ns(), bucket.index(), nbytes_of(bucket.buffer())
+        moment, backward, began_ns = tape.moment, tape.backward, time.monotonic_ns()
+        index, nbytes = bucket.index(), nbytes_of(bucket.buffer())
         tape.bucket = self._model, index
         try:
             future = hook(self._state, bucket)
         finally:
             tape.bucket = None
-        backward = 0 if moment.backward is None else moment.backward.number
 
         def ended(_: Any) -> None:
             tape.put(Hooked(self._model, index, self._name, nbytes, moment, backward, began_ns, time.monotonic_ns()))

@@ -58,7 +58,7 @@ class Gradients:
 
     def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
         """A gradient is there, and DDP has not averaged it yet: its own hook comes later."""
-        backward = self._tape.moment.backward
+        backward = self._tape.backward
         if name != self.parameter or backward is None or parameter.grad is None:
             return
         self._put(backward.number, name, _OWN, parameter.grad)

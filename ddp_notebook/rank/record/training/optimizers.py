@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import (
@@ -22,13 +22,6 @@ from ddp_notebook.rank.record.training.naming import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import uncompiled
 
 
-class _Stepping(NamedTuple):
-    """An optimizer in its step."""
-
-    optimizer: int
-    began_ns: int
-
-
 class Optimizers:
     """Sees the steps of optimizers from `look` on.
 
@@ -40,7 +33,8 @@ class Optimizers:
     def __init__(self, tape: Tape, stepped: Callable[[Any, int], object]) -> None:
         self._tape = tape
         self._stepped = stepped
-        self._stepping: dict[int, list[_Stepping]] = {}  # by thread: optimizers in their step
+        # By thread: optimizers in their step, by their id, and when that began.
+        self._stepping: dict[int, list[tuple[int, int]]] = {}
         self._naming = threading.Lock()  # they may be new in several threads at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], str] = nothing, ""  # that was asked for: probably the next one again
@@ -71,15 +65,15 @@ class Optimizers:
         stack = self._stepping.setdefault(threading.get_ident(), [])
         if stack:
             del stack[max(0, _steps_under_way() - 1) :]  # those have raised
-        stack.append(_Stepping(id(optimizer), time.monotonic_ns()))
+        stack.append((id(optimizer), time.monotonic_ns()))
 
     def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         stack = self._stepping.get(threading.get_ident(), [])
-        while stack and stack[-1].optimizer != id(optimizer):
+        while stack and stack[-1][0] != id(optimizer):
             stack.pop()
         if not stack:
             return
-        began_ns = stack.pop().began_ns
+        _, began_ns = stack.pop()
         if not stack:  # else a step inside another optimizer's
             self._stepped(optimizer, began_ns)
 

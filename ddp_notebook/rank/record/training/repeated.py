@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
+from ddp_notebook.rank.group.kernels.repeats import Repeat
+from ddp_notebook.rank.record.training.buckets import Backward
 from ddp_notebook.records.schema import CALL
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.record.tape import Moment
-
-
-class Repeated(NamedTuple):
-    """The buckets of a backward that took the short way."""
-
-    moment: Moment
-    serials: Iterator[int]  # the rank's count of calls: they are counted when rows are made of them
-    again: list[Again]
 
 
 def rows_of(records: Iterable[Any]) -> int:
     """How many rows they make."""
-    return sum(len(record.again) if type(record) is Repeated else 1 for record in records)
+    return sum(record.has_span + len(record.again) if type(record) is Backward else 1 for record in records)
 
 
-def pack(records: Sequence[Repeated], rank: int, constants: Callable[[Repeat, Moment], bytes]) -> bytes:
-    """Their rows of `records.CALL`.
+def pack(backwards: Sequence[Backward], rank: int, constants: Callable[[Repeat, Backward], bytes]) -> bytes:
+    """The rows of `records.CALL` of those of their calls that took the short way, which they forget.
 
     Args:
+        backwards: that are over.
         rank: this one.
         constants: makes a row of what is the same each time.
     """
     calls: list[int] = []
     rows, numbers, times, ends, moments = [], [], [], [], []
-    for moment, serials, again in records:
-        assert moment.backward is not None
-        last_ns = moment.backward.end_ns
-        for repeat, number, since_ns, its_ends in again:
+    for backward in backwards:
+        moment, last_ns, again = backward.moment, backward.end_ns, backward.again
+        assert moment is not None
+        for repeat, number, since_ns, kept in again:
             if repeat.row is None:
-                repeat.row = constants(repeat, moment)
+                repeat.row = constants(repeat, backward)
             rows.append(repeat.row)
             numbers.append(number)
             times.append(since_ns)
             # A thread of gloo's may get the GIL to note the end only after the backward has gone on.
-            ends.append(min(its_ends[0], last_ns) if its_ends else last_ns)
-        calls += islice(serials, len(again))
-        moments.append((moment.backward.number, moment.cell, moment.step))
-    counts = [len(record.again) for record in records]
+            ends.append(min(kept[1], last_ns) if len(kept) > 1 else last_ns)
+        calls += islice(backward.serials, len(again))
+        moments.append((backward.number, moment.cell, moment.step))
+    counts = [len(backward.again) for backward in backwards]
     table = np.frombuffer(bytearray(b"".join(rows)), CALL)
     table["rank"], table["call"], table["number"], table["end_ns"] = rank, calls, numbers, ends
     table["issue_ns"] = table["start_ns"] = times
+    for backward in backwards:
+        backward.again = []  # it holds tensors, and the last one of a model lives on
     for name, values in zip(("backward", "cell", "step"), np.array(moments).T, strict=True):
         table[name] = np.repeat(values, counts)
     return table.tobytes()

@@ -40,6 +40,7 @@ from ddp_notebook.records.schema import SPANS
 CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
     SPANS.index, ("cell", "forward", "backward", "optimizer", "input", "block")
 )
+_new = tuple.__new__  # what a `NamedTuple` has of its own is in Python
 _log = logging.getLogger(__name__)
 
 
@@ -122,7 +123,6 @@ class Training:
         around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
 
     def _look_at_backwards(self) -> None:
-        is_in_backward()  # or an AttributeError now, not in the user's backward
         self._tape.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
         for module in (torch.autograd, torch.autograd.graph):
             around(module, "_engine_run_backward", self._around_backward)
@@ -141,19 +141,8 @@ class Training:
     ) -> None:
         """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
         tape = self._tape
-        tape.put(
-            Span(
-                number or next(tape.spans),
-                kind,
-                name,
-                moment or tape.moment,
-                start_ns,
-                end_ns or time.monotonic_ns(),
-                samples,
-                threading.get_ident(),
-                place,
-            )
-        )
+        number, moment, end_ns = number or next(tape.spans), moment or tape.moment, end_ns or time.monotonic_ns()
+        tape.put(_new(Span, (number, kind, name, moment, start_ns, end_ns, samples, threading.get_ident(), place)))
 
     # ---- forward
 
@@ -194,7 +183,9 @@ class Training:
     def _after_forward(
         self, model: DistributedDataParallel, began_ns: int, inputs: tuple[Any, ...], has_failed: bool
     ) -> None:
-        known = self._model(model)
+        known = self._last
+        if known is None or known.reference() is not model:
+            known = self._model(model)
         self.put(FORWARD, known.name, began_ns, _samples(inputs))
         if has_failed or not (model.require_backward_grad_sync and torch.is_grad_enabled()):
             return
@@ -222,9 +213,6 @@ class Training:
             return next(found, None)
 
     def _model(self, model: DistributedDataParallel) -> Model:
-        last = self._last
-        if last is not None and last.reference() is model:
-            return last
         with self._naming:
             known = self._models.get(model)
             if known is None:
@@ -256,11 +244,13 @@ class Training:
     # ---- backward
 
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        backward_of_thread = torch._C._current_graph_task_id
+
         def _engine_run_backward(*args: Any, **named: Any) -> Any:
             tape = self._tape
-            if tape.level == OFF or is_in_backward():
+            if tape.level == OFF or backward_of_thread() != -1:  # as `is_in_backward`
                 return original(*args, **named)
-            if tape.moment.backward is not None:  # another thread's backward takes the buckets: note only the time
+            if tape.backward is not None:  # another thread's backward takes the buckets: note only the time
                 return self._time_backward(original, *args, **named)
             return self.run_backward(functools.partial(original, *args, **named))
 
@@ -273,9 +263,12 @@ class Training:
             run: it.
             site: of a distributed one, in whatever thread its collectives are called.
         """
-        tape = self._tape
-        self._prepared[:] = [model for model in self._prepared if not model.is_gone]
-        began_ns, backward = time.monotonic_ns(), Backward(next(tape.spans), self._prepared)
+        tape, prepared = self._tape, self._prepared
+        for model in prepared:
+            if model.reference() is None:
+                prepared[:] = [one for one in prepared if one.reference() is not None]
+                break
+        backward = Backward(next(tape.spans), prepared)
         backward.is_distributed, backward.site = site is not None, site
         failed = True
         try:
@@ -293,10 +286,11 @@ class Training:
                 tape.end_again(backward)
             if self._gradients.parameter:
                 self._gradients.forget_backward()
-            if backward.thread not in self.pipelines.doing:  # else it is an action
-                self.put(BACKWARD, "", began_ns, number=backward.number, end_ns=backward.end_ns)
-            self._prepared[:] = [model for model in self._prepared if not model.at]
+            backward.has_span = backward.thread not in self.pipelines.doing
+            prepared[:] = [model for model in prepared if not model.at]
             tape.come_back(backward)
+            if backward.has_span or backward.again:
+                tape.put(backward)
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns = time.monotonic_ns()
@@ -367,9 +361,11 @@ def is_in_backward() -> bool:
 def _samples(values: Any) -> int:
     """The batch size: the first dimension of the first tensor; -1 without one."""
     for value in values:
-        if isinstance(value, torch.Tensor) and value.dim():
+        if isinstance(value, torch.Tensor):
             try:
                 return int(value.size(0))
+            except IndexError:  # it has no dimension
+                continue
             except RuntimeError:  # a nested tensor has none
                 return -1
     return -1
