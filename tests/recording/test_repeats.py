@@ -323,7 +323,7 @@ kept, is_done, works = [call.kept for call in calls], [call.is_done for call in 
     assert values(session, "held") == [False, False]
     for rank in range(2):
         assert all(values(session, "before")[rank]), "the future of its work, and when that was over"
-        assert values(session, "kept")[rank] == [[]] * 4 and values(session, "works")[rank] == [None] * 4
+        assert values(session, "kept")[rank] == [[None, 0]] * 4 and values(session, "works")[rank] == [None] * 4
         assert values(session, "again")[rank] == [[]] * 4
         assert values(session, "is_done")[rank] == [True] * 4
 

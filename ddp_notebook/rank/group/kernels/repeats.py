@@ -58,8 +58,9 @@ class Repeat(Call):
         return bool(kept) and is_failed(kept[0])
 
     def forget(self) -> None:
-        """Its model is gone: hold none of its tensors any more."""
-        self.kept = []
+        """Nobody makes it again: it holds no tensors any more, once it is over."""
+        if self.is_done:
+            self.kept = [None, 0]
 
     def alone(self, again: Again) -> Call:
         """One of these calls by itself, which may end after its backward."""

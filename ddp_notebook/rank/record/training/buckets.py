@@ -43,7 +43,7 @@ class Model:
 
     def __init__(self, model: DistributedDataParallel, name: str) -> None:
         self.name = name
-        self.reference = weakref.ref(model, self._forget_calls)
+        self.reference = weakref.ref(model, self.forget_calls)
         self._reducer: Callable[[], Any] = nothing  # that the layout is of, as the group a weak reference
         self._group: Callable[[], Any] = nothing
         self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
@@ -58,10 +58,12 @@ class Model:
         self._sum = sum(self._nbytes)
         self._is_rebuilt: bool | None = None
 
-    def _forget_calls(self, _: object) -> None:
+    def forget_calls(self, _: object = None) -> None:
+        """The calls that are known are not made again: the model is gone, or it is another cell's."""
         for repeats in self.repeats.values():
             for repeat in repeats.values():
                 repeat.forget()
+        self.repeats.clear()
 
     def forget_layout(self) -> None:
         """Somebody reads from now on who was not told of its buckets."""
@@ -71,12 +73,12 @@ class Model:
         """The next backward will synchronise its gradients. Returns its layout if that has changed."""
         self.at, self.left = 0, self._sum
         if self._reducer() is not model.reducer or self._group() is not model.process_group:
-            self.repeats.clear()
+            self.forget_calls()
             self._reducer, self._group = weakref.ref(model.reducer), weakref.ref(model.process_group)
         is_rebuilt = bool(model._has_rebuilt_buckets)
         if is_rebuilt == self._is_rebuilt and self.sizes:
             return None
-        self.repeats.clear()
+        self.forget_calls()
         if model.logger is None:  # it has no buckets
             return None
         facts = model._get_ddp_logging_data()  # 15 us
@@ -221,4 +223,4 @@ class Backward:
     def forget(self) -> None:
         """It has failed: what it has begun may still be under way, and its calls are not to be begun again."""
         for model in self._prepared:
-            model.repeats.clear()
+            model.forget_calls()

@@ -330,7 +330,7 @@ class Training:
         self._blocks.begin_cell()
         self._tape.bucket = None
         for model in [*self._models.values(), *self._prepared]:
-            model.repeats.clear()  # of another cell's lines
+            model.forget_calls()  # of another cell's lines
 
     def end_cell(self) -> None:
         """The cell has ended."""
