@@ -28,7 +28,7 @@ from ddp_notebook.rank.record.training.buckets import Backward, Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import Gradient
 from ddp_notebook.rank.record.training.repeated import pack, rows_of
-from ddp_notebook.rank.record.training.stretches import BACKWARD, Span
+from ddp_notebook.rank.record.training.stretches import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
 
@@ -194,7 +194,7 @@ class BatchMaker:
             rows["span"].append(self._span(rank, record))
         elif kind is Backward:
             if record.has_span:
-                rows["span"].append(self._backward(rank, record))
+                rows["span"].append(self._span(rank, span_of(record)))
         elif kind is Gradient:
             if not previews.has_arrived(record.copy):
                 self._late.append(record)
@@ -344,22 +344,6 @@ class BatchMaker:
         name_at, thread_at = self._texts.number(name), self._thread(thread)
         return _PACK["span"](
             *(number, rank, kind, name_at, moment.cell, moment.step, start_ns, end_ns, samples, thread_at, *place)
-        )
-
-    def _backward(self, rank: int, one: Backward) -> bytes:
-        moment = one.moment
-        assert moment is not None
-        return _packed(
-            "span",
-            span=one.number,
-            rank=rank,
-            kind=BACKWARD,
-            cell=moment.cell,
-            step=moment.step,
-            start_ns=one.began_ns,
-            end_ns=one.end_ns,
-            samples=-1,
-            thread=self._thread(one.thread),
         )
 
     def _metric(self, rank: int, one: Logged) -> bytes:

@@ -215,14 +215,18 @@ class Connections:
         return sockets.cut_stores(sockets.addresses(host, port))
 
     def _abort_nccl(self) -> int:
-        count = 0
-        for group in [*distributed_c10d._world.pg_names, *self._successors.values()]:
-            if torch.device("cuda") in group._device_types:
-                backend = group._get_backend(torch.device("cuda"))
-                if backend.name() in NCCL:
-                    backend.abort()  # Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown
-                    count += 1
-        return count
+        """All at once: an abort waits for its group's kernels, which a GPU may have queued behind another group's.
+        Source: https://github.com/pytorch/pytorch/issues/119797, https://docs.pytorch.org/docs/stable/distributed.html#shutdown
+        """
+        cuda = torch.device("cuda")
+        groups = [*distributed_c10d._world.pg_names, *self._successors.values()]
+        backends = [group._get_backend(cuda) for group in groups if cuda in group._device_types]
+        aborts = {id(one): threading.Thread(target=one.abort, daemon=True) for one in backends if one.name() in NCCL}
+        for abort in aborts.values():
+            abort.start()
+        for abort in aborts.values():
+            abort.join()
+        return len(aborts)
 
 
 def _is_gloo(group: ProcessGroup) -> bool:

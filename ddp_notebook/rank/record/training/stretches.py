@@ -58,6 +58,13 @@ class Span(NamedTuple):
     place: tuple[int, int, int]  # of an action: the span of the pipeline's step, the stage, the microbatch
 
 
+def span_of(backward: Backward) -> Span:
+    """A backward that is over as a stretch of its step."""
+    one, moment = backward, backward.moment
+    assert moment is not None
+    return Span(one.number, BACKWARD, "", moment, one.began_ns, one.end_ns, -1, one.thread, (0, 0, 0))
+
+
 class Training:
     """Sees the training in this process, from `install` on.
 
