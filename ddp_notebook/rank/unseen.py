@@ -28,7 +28,8 @@ def _keep_seeing(_: bool) -> None:
 
 
 _let_see: Callable[[bool], None] = getattr(torch._C._autograd, "_enable_record_function", _keep_seeing)
-_function_modes, _operator_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+# How many modes of the user's see functions or operators of torch in this thread.
+function_modes, operator_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 
 class _Here(threading.local):
@@ -43,11 +44,6 @@ def is_possible() -> bool:
     return _let_see is not _keep_seeing
 
 
-def has_modes() -> bool:
-    """Whether a mode of the user's sees functions or operators of torch in this thread."""
-    return bool(_operator_modes() or _function_modes())
-
-
 def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
     """Call a function whose operators no profiler, trace or mode of the user's sees. Takes 0.6 us.
 
@@ -60,10 +56,10 @@ def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
     _here.depth += 1
     try:
         _let_see(False)  # in here: an interrupt may come as soon as it has happened
-        if _operator_modes():
+        if operator_modes():
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 return work(*args, **named)
-        if _function_modes():  # `torch.set_default_device` leaves one; DTensors must find their operators all the same
+        if function_modes():  # `torch.set_default_device` leaves one; DTensors must find their operators all the same
             with torch._C.DisableTorchFunction():
                 return work(*args, **named)
         return work(*args, **named)

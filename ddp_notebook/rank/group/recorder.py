@@ -28,6 +28,7 @@ from torch.distributed import distributed_c10d
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import KINDS, Call, Group, timeout_of
 from ddp_notebook.rank.group.kernels.kernel import Kernel
+from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.operators import SPECS, flat
 from ddp_notebook.rank.unseen import unseen
 
@@ -63,7 +64,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.repeating: Backward | None = None  # whose buckets take the short way, see `repeat`
+        self.repeating = Repeating()
         # Seven hooks, set from outside and looked at in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
         self.pause: Callable[[], None] | None = None  # called before each one
@@ -89,15 +90,13 @@ class Recorder:
     def __setattr__(self, name: str, value: Any) -> None:
         _set(self, name, value)
         if name in _HOOKS and value is not None:  # there is more to do in a call than to note it
-            _set(self, "repeating", None)
+            self.repeating.backward = None
 
-    def repeat(self, backward: Backward | None) -> None:
-        """Let the buckets of this backward take the short way, see `repeats`. None: no others."""
-        _set(self, "repeating", backward)  # before the look: another thread may set a hook just now
-        if backward is not None and not (
-            self.refusal is None and self.pause is None and self.instead is None and self.look is None
-        ):
-            _set(self, "repeating", None)
+    def repeat(self, backward: Backward) -> None:
+        """Let the buckets of this backward take the short way, see `repeats`."""
+        self.repeating.backward = backward  # before the look: another thread may set a hook just now
+        if not (self.refusal is None and self.pause is None and self.instead is None and self.look is None):
+            self.repeating.backward = None
 
     def note_failure(self, call: Call, error: BaseException) -> None:
         """An operation has raised."""
@@ -149,7 +148,7 @@ class Recorder:
     def retire(self, why: str) -> None:
         """In a forked child: no group can be used any more, and operations raise these words. Nothing of a group may
         be freed here, since gloo would join threads that this process does not have."""
-        self.repeat(None)
+        self.repeating.backward = None
         self._kept += [*self.groups.values(), *self._boards.values()]
         for group in self.registered().values():
             group.retired = why

@@ -42,7 +42,7 @@ class RankRecording:
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.tape = recorder.tape = Tape(where.cells)
-        self.tape.repeat = recorder.repeat
+        self.tape.repeating, self.tape.repeat = recorder.repeating, recorder.repeat
         self.training = Training(self.tape)
         self.metrics = Metrics(self.tape, self.training, where.cells)
         self.drain = Drain(self.tape, BatchMaker(rank, where.of_calls), send, is_busy)

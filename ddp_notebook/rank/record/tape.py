@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,7 @@ from ddp_notebook.rank.group.calls import (
     Call,
     noting_time,
 )
+from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites
@@ -38,7 +39,7 @@ from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import marks_of
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
 from ddp_notebook.rank.record.training.repeated import rows_of
-from ddp_notebook.rank.unseen import has_modes, unseen
+from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
 from ddp_notebook.records.schema import SAMPLE
 
 if TYPE_CHECKING:
@@ -53,17 +54,17 @@ _MANY = 2000  # records that are passed on soon: a batch
 _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach `MOST`
 
 
-class Moment:
+new = tuple.__new__  # of a `NamedTuple`, in the middle of a step: its own is a function in Python
+
+
+class Moment(NamedTuple):
     """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
 
-    __slots__ = ("cell", "sequence", "step", "title", "values")
-
-    def __init__(self, cell: int, title: int, step: int, values: int, sequence: Sequence | None = None) -> None:
-        self.cell = cell
-        self.title = title  # the cell's number in `In [n]`
-        self.step = step  # optimizer steps of the cell
-        self.values = values  # whether calls keep theirs: `KEPT` and its like
-        self.sequence = sequence  # the step's calls that may need a name; None: all steps are marked
+    cell: int
+    title: int  # the cell's number in `In [n]`
+    step: int  # optimizer steps of the cell
+    values: int  # whether calls keep theirs: `KEPT` and its like
+    sequence: Sequence | None = None  # the step's calls that may need a name; None: all steps are marked
 
 
 class Tape:
@@ -81,7 +82,8 @@ class Tape:
         self.moment = Moment(0, 0, 0, KEPT)
         self.backward: Backward | None = None  # the one under way, of several the last that has begun
         # Lets the buckets of a backward take the short way, see `repeats`.
-        self.repeat: Callable[[Backward | None], None] = lambda _: None
+        self.repeating = Repeating()
+        self.repeat: Callable[[Backward], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
         self.dropped = 0
         self.puts = 0  # records so far
@@ -157,7 +159,7 @@ class Tape:
         """
         self.level, self.thins = level, thins and level == VALUES
         self.thinning.begin_cell()
-        self.repeat(None)
+        self.repeating.backward = None
         self.modules.begin_cell()
         self._sequences = Known()
         values = KEPT if level >= VALUES else NOT_ASKED_FOR
@@ -195,9 +197,9 @@ class Tape:
             if values != LEFT_OUT or now.values != LEFT_OUT or sequence is None or sequence.calls != []:
                 self._end_sequence(now)
                 sequence = self._begin_sequence(values)  # else it goes on, as empty as it is
-            self.moment = Moment(now.cell, now.title, step, values, sequence)
+            self.moment = new(Moment, (now.cell, now.title, step, values, sequence))
         if self.backward is not None:  # inside it
-            self.repeat(None)
+            self.repeating.backward = None
         return now
 
     def go_back(self, backward: Backward, depth: int = 1) -> None:
@@ -208,13 +210,14 @@ class Tape:
         """
         backward.moment = now = self.moment
         backward.outer, self.backward = self.backward, backward
-        is_known = now.values == LEFT_OUT and not backward.is_distributed and not has_modes()
-        is_known = is_known and backward.recalls(partial(self._sites.line, sys._getframe(depth)))
-        self.repeat(backward if is_known else None)
+        self.repeating.backward = None
+        is_usual = now.values == LEFT_OUT and not (backward.is_distributed or operator_modes() or function_modes())
+        if is_usual and backward.recalls(partial(self._sites.line, sys._getframe(depth))):
+            self.repeat(backward)
 
     def come_back(self, backward: Backward) -> None:
         """The backward has ended."""
-        self.repeat(None)
+        self.repeating.backward = None
         outer, backward.outer = backward.outer, None
         if self.backward is backward:  # else another one has begun beside it
             self.backward = None if outer is None or outer.end_ns else outer

@@ -20,7 +20,16 @@ from ddp_notebook.rank.group.calls import NOW_NS, Call, is_failed
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.kernels.kernel import Kernel
     from ddp_notebook.rank.group.recorder import Recorder
-    from ddp_notebook.rank.record.training.buckets import Model
+    from ddp_notebook.rank.record.training.buckets import Backward, Model
+
+
+class Repeating:
+    """Whose buckets take the short way now. Its attribute is set for less than one of the recorder's."""
+
+    __slots__ = ("backward",)
+
+    def __init__(self) -> None:
+        self.backward: Backward | None = None
 
 
 class Repeat(Call):
@@ -33,7 +42,7 @@ class Repeat(Call):
         engine: the function that calls it from C++. What a hook of the user's calls is another one.
     """
 
-    __slots__ = ("engine", "following", "kept", "lock", "model", "row")
+    __slots__ = ("below", "engine", "following", "kept", "lock", "model", "row")
 
     def __init__(self, call: Call, model: Model, engine: CodeType) -> None:
         assert call.bucket is not None
@@ -43,6 +52,7 @@ class Repeat(Call):
         self.following = call.bucket[1] + 1
         self.engine = engine
         self.lock = call.group.locks["collective"]
+        self.below: Any = None  # the keys that the operator goes on with, which are those of its tensors' memory
         self.kept: Kept = []  # of the last time
         self.row: bytes | None = None  # without number and times, for the recorder's thread
 
@@ -104,11 +114,11 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
         long_way: the kernel for all other calls.
     """
     redispatch, after, unbox_work, live = kernel.redispatch, kernel.after, Work.unbox, recorder.live
+    repeating = recorder.repeating
     caller, monotonic_ns, at = sys._getframe, time.monotonic_ns, kernel.at_rest - 1
-    keys_after: dict[int, Any] = {}  # as in `Kernel.make`
 
     def run(keys: Any, *arguments: Any, **named: Any) -> Any:
-        if (backward := recorder.repeating) is None:
+        if (backward := repeating.backward) is None:
             return long_way(keys, *arguments, **named)
         try:
             repeat = backward.repeats.get(arguments[0][0].data_ptr())
@@ -128,9 +138,8 @@ def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) 
                 repeat.backward, repeat.kept = backward, kept
                 live[id(repeat)] = repeat
                 backward.again.append((repeat, number, since_ns, kept))
-            bits = keys.raw_repr()
-            if (below := keys_after.get(bits)) is None:
-                below = keys_after[bits] = keys & after
+            if (below := repeat.below) is None:
+                below = repeat.below = keys & after
             out = redispatch(below, *arguments)
         except BaseException as error:
             live.pop(id(repeat), None)

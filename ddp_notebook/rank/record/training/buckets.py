@@ -149,6 +149,7 @@ class Backward:
     Args:
         number: of its span.
         prepared: models whose gradients it may synchronise, by the order of their forwards.
+        site: of a distributed one, which runs in threads of its own.
     """
 
     __slots__ = (
@@ -156,7 +157,7 @@ class Backward:
         *("number", "outer", "repeats", "serials", "site", "thread"),
     )
 
-    def __init__(self, number: int, prepared: list[Model]) -> None:
+    def __init__(self, number: int, prepared: list[Model], site: SiteFields | None = None) -> None:
         self.number = number
         self.moment: Moment | None = None  # in which it began
         self.outer: Backward | None = None  # that was under way then
@@ -166,11 +167,11 @@ class Backward:
         self.has_span = True  # of its own: it is no action of a pipeline
         self.calls: list[Call] = []  # begun in it by reducers
         self.thread = threading.get_ident()
-        self.site: SiteFields | None = None  # of these calls
-        self.is_distributed = False  # it runs in threads of its own
+        self.site = site  # of these calls
+        self.is_distributed = site is not None
         self.repeats: dict[int, Repeat] = {}  # by the address of their data: calls that may take the short way
         self.again: list[Again] = []  # those that did
-        self.serials: Iterator[int] = iter(())  # the rank's count of calls: they are counted when rows are made of them
+        self.serials: Iterator[int] | None = None  # counts the rank's calls: these are counted as rows are made of them
         self._prepared = prepared
 
     def take(self, call: Call) -> Model | None:

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._compile import _disable_dynamo
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.record.tape import OFF, Tape
-from ddp_notebook.rank.record.training.wrapping import around
+from ddp_notebook.rank.record.training.wrapping import around, passed_over
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.words import list_ranks
 
@@ -166,7 +165,7 @@ class Pipelines:
                     place = span, stages[0].num_stages, schedule._n_microbatches
                     self._leave(PIPELINE, _name(schedule, stages[0].group), began_ns, number=span, place=place)
 
-        return _disable_dynamo(step, recursive=False)
+        return passed_over(step)
 
     def _explain(
         self, error: Exception, stages: Sequence[Any], action: Action | None, microbatches: int | None = None

@@ -30,7 +30,7 @@ def pack(backwards: Sequence[Backward], rank: int, constants: Callable[[Repeat, 
     rows, numbers, times, ends, moments = [], [], [], [], []
     for backward in backwards:
         moment, last_ns, again = backward.moment, backward.end_ns, backward.again
-        assert moment is not None
+        assert moment is not None and backward.serials is not None
         for repeat, number, since_ns, kept in again:
             if repeat.row is None:
                 repeat.row = constants(repeat, backward)

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
 
 from ddp_notebook.rank.group.origin import SiteFields
 from ddp_notebook.rank.imports import after_import
-from ddp_notebook.rank.record.tape import OFF, Moment, Tape
+from ddp_notebook.rank.record.tape import OFF, Moment, Tape, new
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import Hooks
@@ -33,14 +32,13 @@ from ddp_notebook.rank.record.training.gradients import Gradients
 from ddp_notebook.rank.record.training.naming import new_name
 from ddp_notebook.rank.record.training.optimizers import Optimizers
 from ddp_notebook.rank.record.training.pipelines import Pipelines
-from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, uncompiled
-from ddp_notebook.rank.unseen import has_modes, unseen
+from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, passed_over, uncompiled
+from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
 from ddp_notebook.records.schema import SPANS
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
     SPANS.index, ("cell", "forward", "backward", "optimizer", "input", "block")
 )
-_new = tuple.__new__  # what a `NamedTuple` has of its own is in Python
 _log = logging.getLogger(__name__)
 
 
@@ -149,7 +147,7 @@ class Training:
         """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
         tape = self._tape
         number, moment, end_ns = number or next(tape.spans), moment or tape.moment, end_ns or time.monotonic_ns()
-        tape.put(_new(Span, (number, kind, name, moment, start_ns, end_ns, samples, threading.get_ident(), place)))
+        tape.put(new(Span, (number, kind, name, moment, start_ns, end_ns, samples, threading.get_ident(), place)))
 
     # ---- forward
 
@@ -177,7 +175,7 @@ class Training:
                 return out
             finally:
                 try:
-                    if has_modes():
+                    if operator_modes() or function_modes():
                         unseen(after, model, began_ns, (*inputs, *named.values()), has_failed)
                     else:  # it calls no operators
                         after(model, began_ns, (*inputs, *named.values()), has_failed)
@@ -185,7 +183,7 @@ class Training:
                     _log.info("a forward was not recorded", exc_info=True)
                     self._tape.dropped += 1
 
-        return _disable_dynamo(forward, recursive=False)  # torch.compile calls it as it is
+        return passed_over(forward)  # torch.compile calls it as it is
 
     def _after_forward(
         self, model: DistributedDataParallel, began_ns: int, inputs: tuple[Any, ...], has_failed: bool
@@ -236,7 +234,7 @@ class Training:
                 self._roots[id(state)] = began_ns, unseen(_samples, (*args, *named.values()))
             return out
 
-        return _disable_dynamo(_pre_forward, recursive=False)
+        return passed_over(_pre_forward)
 
     def _around_post_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _post_forward(state: Any, module: Any, *rest: Any) -> Any:
@@ -246,7 +244,7 @@ class Training:
                 self.put(FORWARD, type(module).__name__.removeprefix("FSDP"), *root)
             return out
 
-        return _disable_dynamo(_post_forward, recursive=False)
+        return passed_over(_post_forward)
 
     # ---- backward
 
@@ -275,8 +273,7 @@ class Training:
             if model.reference() is None:
                 prepared[:] = [one for one in prepared if one.reference() is not None]
                 break
-        backward = Backward(next(tape.spans), prepared)
-        backward.is_distributed, backward.site = site is not None, site
+        backward = Backward(next(tape.spans), prepared, site)
         failed = True
         try:
             tape.go_back(backward, depth=3)  # above this function and the wrapper
@@ -294,7 +291,12 @@ class Training:
             if self._gradients.parameter:
                 self._gradients.forget_backward()
             backward.has_span = backward.thread not in self.pipelines.doing
-            prepared[:] = [model for model in prepared if not model.at]
+            for model in prepared:
+                if not model.at:  # one that has not gone back
+                    prepared[:] = [one for one in prepared if not one.at]
+                    break
+            else:
+                prepared.clear()
             tape.come_back(backward)
             if backward.has_span or backward.again:
                 tape.put(backward)

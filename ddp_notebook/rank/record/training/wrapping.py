@@ -34,6 +34,13 @@ def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
+def passed_over(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which torch.compile calls as it is, and goes on with what that calls. Where it is called and not
+    traced, `hide_from_compile` says so. (torch's own decorator puts two functions around it.)"""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
 def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
     """The method as a function that torch.compile leaves alone. A bound method takes no attributes, which it needs."""
 
