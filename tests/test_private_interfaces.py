@@ -18,6 +18,7 @@ from types import ModuleType
 
 import cloudpickle
 import IPython
+import pytest
 import torch
 from ipykernel import ipkernel
 from ipykernel._version import version_info as ipykernel_version
@@ -396,6 +397,15 @@ def test_torch_lets_training_be_seen():
         compiles.append(get_eval_frame_callback() is not None)
         return x
 
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    whole = torch.compile(lambda x: plain(x) + 1, backend="eager", fullgraph=True)
+    assert whole(torch.ones(1)) == 3
+    plain._torchdynamo_disable = True  # type: ignore[attr-defined]
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        whole(torch.ones(1))
     for is_recursive in (True, False):  # whether what a function calls that is not to be compiled may be
         looking = torch._dynamo.disable(look, recursive=is_recursive)
         torch.compile(lambda x, do=looking: do(x + 1) + 1, backend="eager")(torch.ones(1))

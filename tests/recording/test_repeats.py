@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from ddp_notebook import starting
 from ddp_notebook.errors import RankError
+from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.record.thinning import FIRST_CALLS
+from ddp_notebook.rank.record.training.buckets import Backward
 from tests.recording.witness import cell_of_last, operations, spans
 from tests.test_hang import wait_for_card
 
@@ -326,6 +329,26 @@ kept, is_done, works = [call.kept for call in calls], [call.is_done for call in 
         assert values(session, "kept")[rank] == [[None, 0]] * 4 and values(session, "works")[rank] == [None] * 4
         assert values(session, "again")[rank] == [[]] * 4
         assert values(session, "is_done")[rank] == [True] * 4
+
+
+def test_what_has_failed_stays_known_when_nobody_makes_it_again():
+    """An error names the operation behind it, after the backward has raised."""
+    futures = {False: torch.futures.Future(), True: torch.futures.Future()}  # type: ignore[var-annotated]
+    futures[False].set_result(1)
+    futures[True].set_exception(RuntimeError("Connection closed by peer"))
+    for has_failed, future in futures.items():
+        repeat = Repeat.__new__(Repeat)
+        backward = Backward(1, [])
+        repeat.backward, repeat.kept = backward, []
+        are_done = [repeat.is_done]
+        repeat.kept = [future]  # and its end has not been noted
+        are_done.append(repeat.is_done)
+        repeat.forget()
+        are_done.append(repeat.is_done)
+        assert are_done == [False, True, True] and repeat.has_failed == has_failed
+        assert repeat.kept == ([future] if has_failed else [None, 0])
+    repeat.kept, backward.end_ns = [], 1
+    assert repeat.is_done, "interrupted before anything was kept of it"
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from ddp_notebook.rank.record.texts import Texts, dtype_name
 from ddp_notebook.rank.record.training.buckets import Backward, Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import Gradient
-from ddp_notebook.rank.record.training.repeated import pack, rows_of
+from ddp_notebook.rank.record.training.repeated import pack
 from ddp_notebook.rank.record.training.stretches import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
@@ -138,9 +138,8 @@ class BatchMaker:
                 self._add(rank, record, rows, values, tensors)
             except Exception:  # the other records of the batch are not to be lost
                 _log.info("a record was lost", exc_info=True)  # the report counts it
-                dropped += rows_of([record])
-        if again:
-            dropped += self._add_again(rank, again, rows["call"])
+                dropped += 1
+        dropped += self._add_again(rank, again, rows["call"]) if again else 0
         if resources is not None:
             rows["resource"].append(_packed("resource", **resources))
         tables = {table: np.frombuffer(b"".join(some), TABLES[table]) for table, some in rows.items() if some}
@@ -192,9 +191,8 @@ class BatchMaker:
             rows["metric"].append(self._metric(rank, record))
         elif kind is Span:
             rows["span"].append(self._span(rank, record))
-        elif kind is Backward:
-            if record.has_span:
-                rows["span"].append(self._span(rank, span_of(record)))
+        elif kind is Backward and record.has_span:
+            rows["span"].append(self._span(rank, span_of(record)))
         elif kind is Gradient:
             if not previews.has_arrived(record.copy):
                 self._late.append(record)
@@ -216,6 +214,8 @@ class BatchMaker:
             _log.info("records were lost", exc_info=True)
             return sum(len(backward.again) for backward in again)
         finally:
+            for backward in again:
+                backward.again = []  # they hold tensors, and the last backward of a model lives on
             again.clear()
 
     def _add_calls(self, rank: int, kind: type, calls: Sequence[Any], rows: list[bytes]) -> int:

@@ -81,8 +81,8 @@ class Tape:
         self.thins = True  # values, where the level is `VALUES`
         self.moment = Moment(0, 0, 0, KEPT)
         self.backward: Backward | None = None  # the one under way, of several the last that has begun
-        # Lets the buckets of a backward take the short way, see `repeats`.
         self.repeating = Repeating()
+        # Lets the buckets of a backward take the short way, see `repeats`.
         self.repeat: Callable[[Backward], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
         self.dropped = 0
@@ -218,9 +218,11 @@ class Tape:
     def come_back(self, backward: Backward) -> None:
         """The backward has ended."""
         self.repeating.backward = None
-        outer, backward.outer = backward.outer, None
-        if self.backward is backward:  # else another one has begun beside it
-            self.backward = None if outer is None or outer.end_ns else outer
+        if self.backward is backward:  # else another one has begun beside it, which has this one as its outer one
+            outer = backward.outer
+            while outer is not None and outer.end_ns:
+                outer = outer.outer
+            self.backward, backward.outer = outer, None
 
     # ---- calls
 

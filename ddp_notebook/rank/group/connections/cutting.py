@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -26,6 +27,9 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Connecting(NamedTuple):
@@ -218,15 +222,22 @@ class Connections:
         """All at once: an abort waits for its group's kernels, which a GPU may have queued behind another group's.
         Source: https://github.com/pytorch/pytorch/issues/119797, https://docs.pytorch.org/docs/stable/distributed.html#shutdown
         """
-        cuda = torch.device("cuda")
-        groups = [*distributed_c10d._world.pg_names, *self._successors.values()]
-        backends = [group._get_backend(cuda) for group in groups if cuda in group._device_types]
-        aborts = {id(one): threading.Thread(target=one.abort, daemon=True) for one in backends if one.name() in NCCL}
+        cuda, aborts = torch.device("cuda"), {}
+        for group in [*distributed_c10d._world.pg_names, *self._successors.values()]:
+            if cuda in group._device_types and (backend := group._get_backend(cuda)).name() in NCCL:
+                aborts[id(backend)] = threading.Thread(target=_abort, args=[backend], daemon=True)
         for abort in aborts.values():
             abort.start()
         for abort in aborts.values():
             abort.join()
         return len(aborts)
+
+
+def _abort(backend: Any) -> None:
+    try:
+        backend.abort()
+    except RuntimeError:  # the others are aborted all the same, and the user's cell is to say nothing of it
+        _log.info("a group of NCCL was not aborted", exc_info=True)
 
 
 def _is_gloo(group: ProcessGroup) -> bool:

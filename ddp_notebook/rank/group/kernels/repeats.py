@@ -59,7 +59,13 @@ class Repeat(Call):
     @property
     def is_done(self) -> bool:
         """Whether it is known to be over: a backward that has ended well has waited for it."""
-        return (self.backward is not None and self.backward.is_over) or len(self.kept) > 1
+        backward, kept = self.backward, self.kept
+        if backward is None:
+            return False
+        if backward.is_over or len(kept) > 1:
+            return True
+        # Else an interrupt may have come before its end could be noted, or what would note it.
+        return bool(kept[0].done() if kept else backward.end_ns)
 
     @property
     def has_failed(self) -> bool:
@@ -68,8 +74,8 @@ class Repeat(Call):
         return bool(kept) and is_failed(kept[0])
 
     def forget(self) -> None:
-        """Nobody makes it again: it holds no tensors any more, once it is over."""
-        if self.is_done:
+        """Nobody makes it again: if it has ended well, it holds no tensors any more."""
+        if self.is_done and not self.has_failed:
             self.kept = [None, 0]
 
     def alone(self, again: Again) -> Call:
@@ -94,8 +100,8 @@ class _Work(NamedTuple):
 
 
 # Of a call: the future of its work once it has begun, and the time of its end once it is over. Not the work: where the
-# caller is the last one to have that, freeing it is its task, which takes 3 us, and gloo's thread's otherwise. Futures
-# are freed by the recorder's thread.
+# caller is the last one to have that, freeing it is its task, which takes 3 us, and gloo's thread's otherwise. Most
+# futures are freed by the recorder's thread, so a bucket of a model that is gone may live on for a second.
 Kept = list[Any]
 Again = tuple[Repeat, int, int, Kept]  # what was called, its number, when, and what is kept of it
 

@@ -59,11 +59,12 @@ class Model:
         self._is_rebuilt: bool | None = None
 
     def forget_calls(self, _: object = None) -> None:
-        """The calls that are known are not made again: the model is gone, or it is another cell's."""
-        for repeats in self.repeats.values():
+        """The calls that are known are not made again: the model is gone, has other buckets, or has failed, or another
+        cell begins."""
+        known, self.repeats = self.repeats, {}  # first: garbage may be collected below, and this model with it
+        for repeats in known.values():
             for repeat in repeats.values():
                 repeat.forget()
-        self.repeats.clear()
 
     def forget_layout(self) -> None:
         """Somebody reads from now on who was not told of its buckets."""

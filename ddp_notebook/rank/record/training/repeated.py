@@ -19,7 +19,7 @@ def rows_of(records: Iterable[Any]) -> int:
 
 
 def pack(backwards: Sequence[Backward], rank: int, constants: Callable[[Repeat, Backward], bytes]) -> bytes:
-    """The rows of `records.CALL` of those of their calls that took the short way, which they forget.
+    """The rows of `records.CALL` of those of their calls that took the short way.
 
     Args:
         backwards: that are over.
@@ -45,8 +45,6 @@ def pack(backwards: Sequence[Backward], rank: int, constants: Callable[[Repeat, 
     table = np.frombuffer(bytearray(b"".join(rows)), CALL)
     table["rank"], table["call"], table["number"], table["end_ns"] = rank, calls, numbers, ends
     table["issue_ns"] = table["start_ns"] = times
-    for backward in backwards:
-        backward.again = []  # it holds tensors, and the last one of a model lives on
     for name, values in zip(("backward", "cell", "step"), np.array(moments).T, strict=True):
         table[name] = np.repeat(values, counts)
     return table.tobytes()

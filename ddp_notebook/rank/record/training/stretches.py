@@ -255,7 +255,8 @@ class Training:
             tape = self._tape
             if tape.level == OFF or backward_of_thread() != -1:  # as `is_in_backward`
                 return original(*args, **named)
-            if tape.backward is not None:  # another thread's backward takes the buckets: note only the time
+            other = tape.backward
+            if other is not None and not other.end_ns:  # another thread's, which takes the buckets: note only the time
                 return self._time_backward(original, *args, **named)
             return self.run_backward(functools.partial(original, *args, **named))
 
@@ -284,30 +285,32 @@ class Training:
             return out
         finally:
             backward.end_ns = time.monotonic_ns()
-            if failed or backward.calls:
-                unseen(tape.end_backward, backward, failed)
-            elif backward.again:
-                tape.end_again(backward)
-            if self._gradients.parameter:
-                self._gradients.forget_backward()
             backward.has_span = backward.thread not in self.pipelines.doing
-            for model in prepared:
-                if not model.at:  # one that has not gone back
-                    prepared[:] = [one for one in prepared if not one.at]
-                    break
-            else:
-                prepared.clear()
-            tape.come_back(backward)
-            if backward.has_span or backward.again:
-                tape.put(backward)
+            try:
+                if failed or backward.calls:
+                    unseen(tape.end_backward, backward, failed)
+                elif backward.again:
+                    tape.end_again(backward)
+                if self._gradients.parameter:
+                    self._gradients.forget_backward()
+                for model in prepared:
+                    if not model.at:  # one that has not gone back
+                        prepared[:] = [one for one in prepared if not one.at]
+                        break
+                else:
+                    prepared.clear()
+            finally:  # an interrupt may have come
+                tape.come_back(backward)
+                if backward.has_span or backward.again:
+                    tape.put(backward)
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        began_ns = time.monotonic_ns()
+        began_ns, moment = time.monotonic_ns(), self._tape.moment
         try:
             return original(*args, **named)
         finally:
             if threading.get_ident() not in self.pipelines.doing:
-                self.put(BACKWARD, "", began_ns)
+                self.put(BACKWARD, "", began_ns, moment=moment)
 
     # ---- optimizer and input
 
