@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
+from ddp_notebook.rank.record.remote import Sent
+from ddp_notebook.rank.rpc.agent import Worker
+from ddp_notebook.rank.rpc.losses import Losses
 
 DEFINITIONS = """
 import os, time
@@ -179,7 +182,9 @@ def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
         session.run("if rank == 0: rpc.remote(other, which).to_here()", timeout=10)
     session.run("rpc.shutdown()", timeout=5)
     session.run(INIT + CALL)
-    with pytest.raises(RankError, match=r"the value of this reference was on worker1 \(rank 1\)"):
+    # Where the callee has ended before torch has noted the reference, making it raises that.
+    lost = r"the value of this reference was on worker1 \(rank 1\)|worker1 \(rank 1\) has ended before it answered die"
+    with pytest.raises(RankError, match=lost):
         session.run("if rank == 0: rpc.remote(other, die).to_here()", timeout=10)
     session.heal()
     session.run(DEFINITIONS, ranks=[1])
@@ -188,6 +193,20 @@ def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
         session.run("time.sleep(5)", timeout=0.6)
     assert "waits for" not in str(stopped.value)
     session.run("rpc.shutdown()", timeout=5)
+
+
+def test_a_callee_that_ends_as_it_is_called_is_named():
+    """As fast as torch's own threads may be: then the function that sends raises what they have found."""
+    losses = Losses(lambda future: None)
+    which = {"name": "worker1", "rank": 1, "here": 1, "agent": "agent-7", "number": 7}
+    losses.learn([Worker(**which, device_count=0, device_maps={}, devices=[])])  # type: ignore[arg-type]
+    call = Sent()
+    call.function, call.agent = "die", "agent-7"
+    cut = RuntimeError("EOF: end of file (this error originated at tensorpipe/transport/uv/connection_impl.cc:132)")
+    assert "worker1 (rank 1) has ended before it answered die" in str(losses.explain_call(call, cut))
+    assert losses.is_lost("agent-7")
+    assert losses.explain_call(call, RuntimeError("a value of the user's")) is None
+    assert losses.explain_call(call, KeyboardInterrupt()) is None
 
 
 def test_a_lost_reference_is_not_sent_to_others(make_session):

@@ -78,7 +78,7 @@ class Face:
         self.calls = Calls(lambda call: self._losses.is_lost(call.agent) or self.serving.is_past(call.cell))
         self._losses = Losses(self.calls.of)
         self.serving = Serving(self.calls, lambda: (self._running() or (0, 0.0))[0])
-        self.sending = Sending(self.calls, self.serving, self._described)
+        self.sending = Sending(self.calls, self.serving, self._described, self._losses.explain_call)
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
         self._made: set[str] = set()  # references to values of this rank that are there
 
@@ -272,12 +272,12 @@ class Face:
             if reference.is_owner():
                 return self._value_here(_to_here, reference, *args, **kwargs)
             with self.calls.during("to_here", self._described(owner.name)):
-                if waiting.can_end():
-                    kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
-                    if isinstance(kind, torch._C.Future):  # else it is known already
-                        with contextlib.suppress(Exception):  # the value's own error: raised below as what it is
-                            kind.wait()
                 try:
+                    if waiting.can_end():
+                        kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
+                        if isinstance(kind, torch._C.Future):  # else it is known already
+                            with contextlib.suppress(Exception):  # the value's own error: raised below as what it is
+                                kind.wait()
                     return _to_here(reference, *args, **kwargs)
                 except RuntimeError as error:
                     if self._losses.is_cut(error, owner.name):

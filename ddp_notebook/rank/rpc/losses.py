@@ -60,6 +60,12 @@ class Losses:
             return None if agent is None else RuntimeError(self.of_reference(agent))
         if not _CUT.match(text) or (call := self._call_of(future)) is None:
             return None
+        return self.explain_call(call, error)
+
+    def explain_call(self, call: Sent, error: BaseException) -> RuntimeError | None:
+        """The same for a call that has failed as it was sent: torch raises what it knows of its callee by then."""
+        if not (isinstance(error, RuntimeError) and _CUT.match(str(error))):
+            return None
         self._cut.add(call.agent)
         return RuntimeError(self.of_call(call.function, call.agent))
 

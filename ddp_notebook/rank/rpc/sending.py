@@ -34,11 +34,18 @@ class Sending:
         calls: that have not returned.
         serving: knows the cell that a thread makes calls for.
         described: tells a worker in words, as its agent is known.
+        explain: what to raise in place of an error of torch's; None: that.
     """
 
-    def __init__(self, calls: Calls, serving: Serving, described: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        serving: Serving,
+        described: Callable[[str], str],
+        explain: Callable[[Sent, BaseException], BaseException | None],
+    ) -> None:
         self.recorder: Recorder | None = None
-        self._calls, self._serving, self._described = calls, serving, described
+        self._calls, self._serving, self._described, self._explain = calls, serving, described, explain
         # By thread: what it is about to send, and the id of the frame of torch's that does. More than one where an
         # argument makes calls as it is pickled, which may fail.
         self._making: dict[int, list[tuple[int, Sent]]] = {}
@@ -108,6 +115,8 @@ class Sending:
                 if call.is_recorded:
                     assert recorder is not None
                     recorder.failed(call, error)
+                if (better := self._explain(call, error)) is not None:
+                    raise better from None
                 raise
             future = made if is_rpc else made._get_future()
             if call.is_recorded:
