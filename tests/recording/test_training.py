@@ -140,20 +140,14 @@ def test_each_step_is_seen_once(ranks, kind):
     assert steps_of(ranks, f"{_KINDS[kind]}\nfor _ in range(5): step(model, optimizer)") == [5, 5]
 
 
-def test_of_backwards_that_overlap_none_is_the_present_one_when_it_is_over():
+@pytest.mark.parametrize("is_first_to_end", [True, False])
+def test_of_backwards_that_overlap_none_is_the_present_one_when_it_is_over(is_first_to_end):
     """Distributed ones run in threads of RPC's."""
     tape, first, second = Tape({}), Backward(1, []), Backward(2, [])
     tape.enter(1, 1)
     for begun in (first, second):
         tape.go_back(begun)
-    for ended, left in ((first, second), (second, None)):
-        ended.end_ns = 1
-        tape.come_back(ended)
-        assert tape.backward is left
-    third, fourth = Backward(3, []), Backward(4, [])
-    for begun in (third, fourth):
-        tape.go_back(begun)
-    for ended, left in ((fourth, third), (third, None)):
+    for ended, left in ((first, second), (second, None)) if is_first_to_end else ((second, first), (first, None)):
         ended.end_ns = 1
         tape.come_back(ended)
         assert tape.backward is left

@@ -58,9 +58,8 @@ class Losses:
             number = int(next(filter(None, found.groups())))
             agent = next((one.agent for one in self._known.values() if one.number == number), None)
             return None if agent is None else RuntimeError(self.of_reference(agent))
-        if not _CUT.match(text) or (call := self._call_of(future)) is None:
-            return None
-        return self.explain_call(call, error)
+        call = self._call_of(future)
+        return None if call is None else self.explain_call(call, error)
 
     def explain_call(self, call: Sent, error: BaseException) -> RuntimeError | None:
         """The same for a call that has failed as it was sent: torch raises what it knows of its callee by then."""
