@@ -195,6 +195,28 @@ def test_a_rank_that_was_alone_finds_the_others_again(session, by):
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
 
 
+@pytest.mark.parametrize("by", ["cell", "session"])
+@pytest.mark.parametrize(
+    ("function", "within"),
+    [("init_process_group", "_new_process_group_helper"), ("destroy_process_group", "_unregister_all_process_groups")],
+)
+def test_a_rank_that_is_stopped_within_finds_the_others_again(session, function, within, by):
+    """A stop may come at any line of torch's, and once more behind it. Ranks meet under the number of a group."""
+    alone = "" if function == "init_process_group" else "else: dist.destroy_process_group()"
+    before = "" if alone else "dist.destroy_process_group()\n"
+    session.run(
+        f"import unittest.mock\nfrom torch.distributed import distributed_c10d as c10d\n{before}if rank:\n"
+        f"    with unittest.mock.patch.object(c10d, '{within}', side_effect=KeyboardInterrupt):\n"
+        f"        try: dist.{function}()\n        except KeyboardInterrupt: pass\n{alone}\n"
+        "assert not dist.is_initialized()"
+    )
+    if by == "session":
+        assert session.reform() == []
+    else:
+        session.run("dist.init_process_group()")
+    assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
+
+
 def test_a_device_mesh_forms_the_sessions_group_too(session):
     """torch's own code has copies of the function."""
     session.run(
@@ -212,6 +234,26 @@ def test_a_group_at_a_store_of_the_cells_own(session):
     )
     assert texts(session, "print(dist.get_rank(), dist.get_world_size())") == ["3 64"] * 2
     session.run("dist.destroy_process_group()\ndist.init_process_group()")
+    assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "'fake', store=FakeStore(), rank=3, world_size=64",  # what has no connections
+        "'gloo', store=dist.HashStore(), rank=0, world_size=1",  # where a new rank would find nobody
+        "'gloo', store=dist.PrefixStore('own', store), rank=1 - rank, world_size=2",  # where it would be two
+    ],
+)
+def test_forming_anew_leaves_a_group_of_the_cells_own_for_the_sessions(session, own):
+    session.run(
+        "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+        "store = dist.distributed_c10d._get_default_store()\n"
+        f"dist.destroy_process_group()\ndist.init_process_group({own})"
+    )
+    assert [note.split(":")[0] for note in session.reform()] == [
+        "the default group is the session's, of 2 ranks, again"
+    ]
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
 
 

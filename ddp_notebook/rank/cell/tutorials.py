@@ -37,14 +37,13 @@ from ddp_notebook.wire.events import Form
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.stretches import Training
 
-_init_process_group = dist.init_process_group
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
 
 
 def prepare() -> None:
     """What `install` takes time for, done before a fork."""
-    look_for([_init_process_group, keeping.TORCHS, _dump, _set_start_method, *rpc.prepare()])
+    look_for([join.TORCHS, keeping.TORCHS, _dump, _set_start_method, *rpc.prepare()])
 
 
 def install(
@@ -57,7 +56,7 @@ def install(
         running: tells the cell that runs, and since when.
         training: of the rank's recording.
     """
-    replace(_init_process_group, _around_init(place, running))
+    replace(join.TORCHS, _around_init(place, running))
     keeping.install()
     serving = rpc.install(place, running, training)
     replace(_dump, _dump_for_new_process)
@@ -73,10 +72,10 @@ def _around_init(
     place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]
 ) -> Callable[..., None]:
     pid = os.getpid()
-    signature = inspect.signature(_init_process_group)
+    signature = inspect.signature(join.TORCHS)
     joined: Counter[str] = Counter()  # tries to form a group, by epoch and cell
 
-    @functools.wraps(_init_process_group)
+    @functools.wraps(join.TORCHS)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         here = place()
         assert here is not None
@@ -85,7 +84,8 @@ def _around_init(
         if os.getpid() != pid:
             raise RuntimeError(join.not_of_child(here.rank))
         if not dist.is_initialized() and (asked.get("store") is not None or backend == "fake"):
-            _init_process_group(*args, **kwargs)  # a group of their own; the session's is formed by this call too
+            join.clear()
+            join.TORCHS(*args, **kwargs)  # a group of their own; the session's is formed by this call too
             return
         _check(asked, here)
         if dist.is_initialized():

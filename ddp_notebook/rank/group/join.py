@@ -10,12 +10,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported at run time
+from torch.distributed import (  # type: ignore[attr-defined]  # exported at run time
+    HashStore,
+    PrefixStore,
+    TCPStore,
+    distributed_c10d,
+)
 
 from ddp_notebook.rank.group import cpp_log
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
+
+TORCHS = dist.init_process_group
 
 
 def enter(place: Form) -> None:
@@ -47,6 +54,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     Raises:
         whatever `init_process_group` raises; then the rank is in no group.
     """
+    clear()
     backend = backend or place.backend
     forming = timeout or timedelta(seconds=place.form_timeout_s)
     store = connect(place, forming)
@@ -61,7 +69,8 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
             backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options
         )
     except BaseException:
-        _count_from_zero()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         raise
     if is_bound and dist.group.WORLD is not None:
         # Bound, other groups would be split from it: in torch 2.11 a second mesh of one shape then fails ("A process
@@ -72,6 +81,19 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
         _raise_timeout(backend, store, prefixed)
 
 
+def clear() -> None:
+    """Let nothing be left of a default group that did not form, or was not destroyed to its end, as where a stop came.
+
+    torch numbers groups, and ranks meet under that number: a rank that has tried alone would never meet the others
+    again. Destroying a default group resets the count, here one of this rank alone. Done before the next group and not
+    after the failure, where the stop is still under way.
+    """
+    world = distributed_c10d._world
+    if not dist.is_initialized() and (world.group_count or world.pg_map):
+        TORCHS("gloo", store=HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+
+
 def not_of_child(rank: int) -> str:
     """The error of a process that a rank has forked and that uses the group."""
     return (
@@ -80,19 +102,9 @@ def not_of_child(rank: int) -> str:
     )
 
 
-def _count_from_zero() -> None:
-    """torch numbers groups, and ranks meet under that number. A group that failed to form counts too, so a rank that
-    tried alone would never meet the others again. Destroying a group, one of this rank alone, resets the count."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    dist.destroy_process_group()
-
-
 def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
     """Give torch's default timeout to the default group, and to its store, where later groups meet."""
-    from torch.distributed import distributed_c10d as c10d
-
-    timeout = c10d._get_default_timeout(dist.Backend(backend))
+    timeout = distributed_c10d._get_default_timeout(dist.Backend(backend))
     set_timeout, _ = timeout_setter()
     set_timeout(timeout, dist.group.WORLD)
     for store in stores:

@@ -43,17 +43,20 @@ class GroupFace(Assembled):
         clocks = parts.observer.recording.clock
         return states.status(parts.living.cluster, parts.questions, self._placement, parts.hosts.status(), clocks)
 
-    def reform(self, timeout_s: float = 60.0) -> None:
+    def reform(self, timeout_s: float = 60.0) -> list[str]:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.
 
         What holds a group (a model in DDP or FSDP, a device mesh, a variable) goes on with it. After an interrupt or a
         failed cell this happens by itself.
 
+        Returns:
+            What could not be had again, in sentences.
+
         Raises:
             SessionBrokenError: a rank is gone; `heal` replaces it.
             StartError: it did not form.
         """
-        self._parts.healing.reform(timeout_s)
+        return self._parts.healing.reform(timeout_s)
 
     def interrupt(self, *, replace: bool = False) -> list[str]:
         """End the cells that have not ended, as the stop button ends the one that the notebook waits for: those that

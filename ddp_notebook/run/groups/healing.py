@@ -42,15 +42,14 @@ class Healing:
         self._transfers = transfers
         self._living = living
 
-    def reform(self, timeout_s: float) -> None:
+    def reform(self, timeout_s: float) -> list[str]:
         """See `Session.reform`."""
         with self._cells.turn:
             self._living.check()
             self._cells.check_idle()
             with Interrupts(lambda: None) as interrupts:
                 try:
-                    self._cells.mend.form(timeout_s, interrupts.check)
-                    return
+                    return self._cells.mend.form(timeout_s, interrupts.check)
                 except KeyboardInterrupt:
                     pass  # told below, without our frames behind it
         raise keyboard_interrupt("the forming of the group was interrupted: the next cell begins with it")

@@ -62,7 +62,7 @@ class Renewal:
         groups = self._recorder.registered() if dist.is_initialized() else {}
         notes: list[str] = []
         default = dist.group.WORLD if groups else None
-        if default is not None and self._number not in (None, (place.rank, place.world_size)):
+        if default is not None and not _is_of(default, place):
             notes, groups = self._leave(default, place), {}
         mine = {"count": world.group_count, "groups": {name: group.ranks for name, group in groups.items()}}
         store.set(f"groups/{place.rank}", json.dumps(mine))
@@ -102,9 +102,15 @@ class Renewal:
         self._number = place.rank, place.world_size
 
     def _leave(self, default: ProcessGroup, place: Form) -> list[str]:
-        """Leave all groups: the session has another size, or this rank another number."""
+        """Leave all groups: the session has another size, or this rank another number, or the default group is a cell's
+        own. New ranks would look for the others in vain, and of several such groups ranks would meet in a wrong one."""
         notes = self._models.leave(default)
         now = f"{place.world_size} rank{'s' * (place.world_size > 1)}"
+        if self._number in (None, (place.rank, place.world_size)):
+            notes.append(
+                f"the default group is the session's, of {now}, again: a cell had made another one "
+                "(init_process_group with a store, or with the fake backend)"
+            )
         for name, group in self._recorder.registered().items():
             ranks = ",".join(map(str, group.ranks))
             if name == _DEFAULT:
@@ -167,6 +173,12 @@ class Renewal:
             board = make_board(new, store, forming)
             board.set_timeout(timeout)
         return [(group, new, board)]
+
+
+def _is_of(default: ProcessGroup, place: Form) -> bool:
+    """Whether a default group has the session's ranks, by their numbers, as its ranks."""
+    numbers = default.rank(), default.size()
+    return numbers == (place.rank, place.world_size) and dist.get_backend(default) != "fake"
 
 
 def _type_of(backend: str) -> Any:
