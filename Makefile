@@ -43,7 +43,7 @@ NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/librarie
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
 .PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix \
-    tests-without-ranks tests-of-ranks tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
+    tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
@@ -86,6 +86,9 @@ tests-without-ranks:
 
 tests-of-ranks:
 	$(PYTEST) tests/test_ranks.py
+
+tests-of-recording:
+	$(PYTEST) -m "not long and not alone" tests/recording
 
 # With each combination of versions in tests/matrix, or with some: make test-matrix MATRIX="newest colab"
 test-matrix: $(INSTALLED) $(MONITOR)

@@ -15,7 +15,8 @@ from tests.benchmarks.results import replace_section
 from tests.matrix.build import ROOT, build
 from tests.matrix.environments import ENVIRONMENTS, Environment
 
-_TARGETS = ("tests-without-ranks", "tests-of-ranks", "tests-of-private-interfaces")  # one runs if another has failed
+# One runs if another has failed.
+_TARGETS = ("tests-without-ranks", "tests-of-ranks", "tests-of-recording", "tests-of-private-interfaces")
 _PASSED = "passed"
 _SHOWN = ("torch", "ipykernel", "ipywidgets", "ipython", "ipyparallel")
 _VERSIONS = f"""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 from ddp_notebook.observe.views import Collective
 
@@ -58,6 +61,17 @@ def _pickled(op: str, api: str, nbytes_in: int, nbytes_out: int, **rest: Any) ->
 
 def _functional(op: str, api: str, nbytes_in: int, nbytes_out: int, *shapes: tuple[int, ...], **rest: Any) -> Row:
     return _f(op, api, nbytes_in, nbytes_out, *shapes, is_async=True, origin="functional", **rest)
+
+
+_MODULES = {"dist": dist, "funcol": funcol}
+# Older versions refuse the list form ("Backend gloo does not support alltoall").
+HAS_ALL_TO_ALL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+
+
+def is_there(line: str) -> bool:
+    """Whether this torch has all functions that a line calls."""
+    calls = re.findall(r"\b(dist|funcol)\.(\w+)\(", line)
+    return all(hasattr(_MODULES[module], name) and (name != "all_to_all" or HAS_ALL_TO_ALL) for module, name in calls)
 
 
 GATHERS_OBJECTS = "all_gather_single" if hasattr(dist, "gather_single") else "all_gather"  # from torch 2.15 on
@@ -230,6 +244,7 @@ FORMS = [
         [_functional("all_reduce_coalesced", "all_reduce_coalesced", 24, 24, (4,), (2,), reduce_op="SUM")],
     ),
 ]
+FORMS = [form for form in FORMS if is_there(form.line)]
 FIRST_LINE = 3  # of the cell
 
 

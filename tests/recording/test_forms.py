@@ -10,6 +10,7 @@ import pytest
 from ddp_notebook import starting
 from tests.recording import forms
 from tests.recording.witness import cell_of_last, expect_agreement, operations, operations_off
+from tests.test_groups import stop_in
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,14 @@ WAITS = {
     "funcol.reduce_scatter_single(torch.ones(8), 'sum', 0, world) + 1": "reduce_scatter_single_coalesced",
     "[y + 1 for y in funcol.all_reduce_coalesced([x, torch.ones(2)], 'sum', world)]": "all_reduce_coalesced",
 }
+WAITS = {line: op for line, op in WAITS.items() if forms.is_there(line)}
+
+
+def test_a_wait_in_cpp_that_is_stopped_has_its_row(session):
+    """The stop is noticed in the middle of our own code around it."""
+    stop_in(session, "if rank == 0: dist.monitored_barrier()")
+    (last,) = operations(session.recording, cell_of_last(session), 0)
+    assert (last.op, last.state) == ("monitored_barrier", "failed")
 
 
 def test_how_long_a_caller_was_blocked(session):

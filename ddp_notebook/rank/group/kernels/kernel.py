@@ -14,6 +14,7 @@ from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.kernels import gloo_on_gpu
 from ddp_notebook.rank.group.kernels.repeats import short_way
 from ddp_notebook.rank.group.operators import Operator, flat
+from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.unseen import unseen
 
 if TYPE_CHECKING:
@@ -91,11 +92,14 @@ class Kernel(Operator):
                     below = keys_after[bits] = keys & after
                 out = redispatch(below, *arguments)
             except BaseException as error:
-                live.pop(key, None)
-                if call is not None:
-                    recorder.note_failure(call, error)
-                    if tape is not None and call.moment is not None:
-                        tape.ended(call, True, call.since_ns)
+                try:
+                    notice_interrupt()  # of a wait in C++, here: what follows is to be done in any case
+                finally:
+                    live.pop(key, None)
+                    if call is not None:
+                        recorder.note_failure(call, error)
+                        if tape is not None and call.moment is not None:
+                            tape.ended(call, True, call.since_ns)
                 raise
             finally:
                 waiting.pop(thread, None)
