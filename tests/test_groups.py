@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.fsdp import FSDPModule
 
 from ddp_notebook.errors import RankError
 from ddp_notebook.launch import forming
@@ -101,7 +102,7 @@ def slack_ns(thread):
 def loops():
     for thread in os.listdir("/proc/self/task"):
         try:
-            if Path(f"/proc/{thread}/comm").read_text() == "gloo_tcp_loop\\n":
+            if Path(f"/proc/{thread}/comm").read_text().startswith(("gloo_", "pt_gloo")):
                 yield slack_ns(thread)
         except FileNotFoundError:
             pass  # one of an earlier group, which has just been freed
@@ -241,6 +242,7 @@ def test_a_comm_hook_of_the_users_stays(session):
     assert results(session, "calls.clear(); step(); len(calls) > 0") == ["True", "True"]
 
 
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 has it, and a line says so")
 def test_fsdp_and_a_mesh_go_on(session):
     session.run(
         "from torch.distributed.device_mesh import init_device_mesh\n"
@@ -347,7 +349,8 @@ def test_a_handler_of_asyncio_gets_it(session):
 
 
 def test_a_failure_on_all_ranks_alike_leaves_the_group_as_it_is(session):
-    session.run("del model, net, opt, sharded, layers, layer, step; import gc; gc.collect()")
+    names = ("model", "net", "opt", "sharded", "layers", "layer", "step")
+    session.run(f"for name in {names}: globals().pop(name, None)\nimport gc; gc.collect()")
     epoch = session.epoch
     for code in ("1 / 0", SUM + "\n1 / 0", "w = dist.all_reduce(torch.ones(1), async_op=True); w.wait(); 1 / 0"):
         with pytest.raises(RankError):

@@ -78,7 +78,7 @@ def test_code_that_fails_leaves_no_tracker(ranks):
     with pytest.raises(RankError, match="NameError") as raised:
         ranks.memory("no_such_step()", execution_count=7)
     [traceback] = {re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(lines)) for lines in raised.value.tracebacks.values()}
-    assert re.search(r"Cell In\s?\[7\], line 1\s+-+> 1 no_such_step\(\)", traceback), traceback
+    assert re.search(r"-+> 1 no_such_step\(\)", traceback), traceback
     assert "_ddp_told" not in traceback and "Could not get source" not in traceback
     ranks.run(f"model = make(); {_ADAM}\nstep()", quiet=True)
 

@@ -238,6 +238,7 @@ def test_the_data_of_each_rank_where_fsdp_and_dtensor_share_a_mesh(ranks):
     assert mistakes(ranks, code) == ()
 
 
+@pytest.mark.skipif(version("torch").startswith("2.11."), reason="its `to_local` makes gradients in another way")
 def test_other_layers_behind_a_tensor_parallel_module(ranks):
     code = (
         "model = make(4, 8, 4); {}\n"

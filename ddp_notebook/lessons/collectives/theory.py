@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,9 @@ REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter", *POINT_TO_POINT)
 CHUNKED = ("scatter", "reduce_scatter", "all_to_all")  # their input has a chunk for each rank
 MAY_BE_UNEVEN = ("all_to_all",)  # gloo refuses uneven chunks in the others
+
+# Before, gloo refuses lists.
+_HAS_LISTS_TO_ALL = tuple(map(int, version("torch").split(".")[:2])) >= (2, 12)
 
 _BITWISE = ("BAND", "BOR", "BXOR")
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
@@ -98,6 +102,11 @@ class Call:
         return len(set(self.chunk_sizes)) > 1
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is an all_to_all of one tensor and not of lists of them."""
+        return self.op == "all_to_all" and (self.is_uneven or not _HAS_LISTS_TO_ALL)
+
+    @property
     def actors(self) -> tuple[int, ...]:
         """The ranks that call it."""
         return (self.root, self.peer) if self.op in POINT_TO_POINT else self.ranks
@@ -120,12 +129,10 @@ class Call:
         group = ", group=group" if self.group else ""
         op = f", op=dist.ReduceOp.{self.reduce_op}" if self.op in REDUCING else ""
         root, peer = self.root, self.peer
-        if self.op == "all_to_all" and self.is_uneven:
+        if self.is_single:
             mine = f"[{', '.join(map(str, self.chunk_sizes))}]"
-            return (
-                "dist.all_to_all_single(y, x, output_split_sizes=[len(y) // size] * size, "
-                f"input_split_sizes={mine}{group})"
-            )
+            split = f", output_split_sizes=[len(y) // size] * size, input_split_sizes={mine}" if self.is_uneven else ""
+            return f"dist.all_to_all_single(y, x{split}{group})"
         return {
             "broadcast": f"dist.broadcast(x, src={root}{group})",
             "reduce": f"dist.reduce(x, dst={root}{op}{group})",

@@ -60,7 +60,7 @@ def cell(call: Call, inputs: Values, kind: str = "", wrong_rank: int = 0) -> str
     dtypes = {wrong_rank: _other_dtype(call.dtype)} if kind == "dtype" else {}
     place = _RESULT_IN.get(call.op, "x")
     if call.op == "all_to_all":
-        place = "y" if call.is_uneven else "out"
+        place = "y" if call.is_single else "out"
     run = (
         f"_lesson_ranks.barrier(_lesson_call, _lesson_tensors, {call.ranks}, {not call.group})"
         if call.op == "barrier" and not kind
