@@ -201,6 +201,37 @@ def test_a_burst_of_cleared_displays_leaves_the_last(ranks):
     assert sorted(data["text/html"] for data in reply.displays) == ["4 of 0", "4 of 1", "4 of 2"]
 
 
+@pytest.mark.parametrize("shown", ["print('loading')", "display({'is': 'loading'})", "display(HTML('loading'))"])
+@pytest.mark.parametrize("clear", ["clear_output()", "clear_output(wait=True)"])
+@pytest.mark.parametrize("sleep", ["", "time.sleep(0.3); "])
+def test_what_all_ranks_clear_is_gone(ranks, shown, clear, sleep):
+    code = (
+        f"import time\nfrom IPython.display import HTML, clear_output\n{shown}; {sleep}{clear}; display(HTML('ready'))"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    assert [data["text/html"] for data in reply.displays] == ["ready"]
+    assert reply.stdout.split() in (["[0-2]"], ["[0]", "[1-2]"])
+
+
+@pytest.mark.parametrize("shown", ["HTML(f'{i} of {rank}')", "{'step': i, 'rank': rank}"])
+def test_what_clears_itself_again_and_again_leaves_nothing_but_the_last(ranks, shown):
+    code = (
+        "import time\nfrom IPython.display import HTML, clear_output\n"
+        f"for i in range(6):\n    clear_output(wait=True)\n    display({shown})\n    time.sleep(0.15 + 0.01 * rank)"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    if "HTML" in shown:
+        assert sorted(data["text/html"] for data in reply.displays) == ["5 of 0", "5 of 1", "5 of 2"]
+        assert sorted(reply.stdout.split()) == ["[0]", "[1]", "[2]"]
+    else:
+        assert reply.stdout.splitlines() == [f"[{rank}] {{'step': 5, 'rank': {rank}}}" for rank in range(3)]
+
+
+def test_what_some_ranks_clear_stays(ranks):
+    code = "from IPython.display import clear_output\nprint('here')\nif rank: clear_output()\nprint('end')"
+    assert "[0-2] here" in ranks.run("%%on_all_ranks\n" + code).stdout
+
+
 def test_text_after_one_clear_is_all_there(ranks):
     code = "from IPython.display import clear_output\nclear_output()\nfor i in range(1000): print('line', i)"
     assert ranks.run("%%on_ranks 0\n" + code).stdout.count("line ") == 1000

@@ -47,6 +47,10 @@ class UnderCell:
         self._is_decided = not may_come
         self._has_failed = False
 
+    @property
+    def is_shown(self) -> bool:
+        return self._is_wanted and self._is_decided
+
     def look(self, cell: int) -> None:
         now_s = time.monotonic()
         if self._has_failed or now_s < self._looked_s + _LOOK_S:

@@ -109,7 +109,13 @@ class Adopted:
                 on_begin(run, interrupts)
                 screen = None
                 if sink is not None:
-                    screen = Screen(run.result.ranks, sink, waiter.ends, is_stopped=lambda: bool(interrupts.count))
+                    screen = Screen(
+                        run.result.ranks,
+                        sink,
+                        waiter.ends,
+                        is_stopped=lambda: bool(interrupts.count),
+                        may_clear=lambda: beside is None or not beside.is_shown,
+                    )
                     run.note = screen.note
                     if run.left_out_chars:
                         screen.note(f"... {run.left_out_chars} characters before this were not kept ...")

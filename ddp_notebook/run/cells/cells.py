@@ -123,7 +123,13 @@ class Cells:
                 notes = [*notes, *self._form_what_was_left(interrupts)]
                 screen = None
                 if sink is not None:
-                    screen = Screen(ranks, sink, waiter.ends, is_stopped=lambda: bool(interrupts.count))
+                    screen = Screen(
+                        ranks,
+                        sink,
+                        waiter.ends,
+                        is_stopped=lambda: bool(interrupts.count),
+                        may_clear=lambda: beside is None or not beside.is_shown,
+                    )
                     self._arrivals.show_text_between_cells(screen)
                     for note in [*notes, *self.notices()]:
                         screen.note(note)

@@ -55,6 +55,10 @@ class Controls(Protocol):
 class Beside(Protocol):
     """What is shown beside a cell's output, by the main thread."""
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is something."""
+
     def look(self, cell: int) -> None:
         """The cell goes on; called often."""
 

@@ -4,6 +4,7 @@ text        the bytes of a rank's pipes, cut at their marks and put in order wit
 screen      output in the notebook ──► fold (equal lines of several ranks)
                                    ──► unfinished (lines still being written) ──► outlet
 fold        lines that several ranks wrote, shown once
+lines       lines as a terminal would show them
 labels      the label of a line: the ranks that wrote it
 unfinished  bars, dots and other lines that change in their place
 sink        where output goes: as the main thread's own, or under one cell

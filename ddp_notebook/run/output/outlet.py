@@ -87,6 +87,15 @@ class Outlet:
                 return
         self._waiting.append(_Data(data, metadata or {}, display_id, update=True))
 
+    def clear(self, wait: bool) -> None:
+        """Remove all that is shown, and what waits for it.
+
+        Args:
+            wait: only when something else comes.
+        """
+        self._waiting.clear()
+        self.sink.clear(wait)
+
     def flush(self, now: float) -> float | None:
         """Send what may go now. Returns seconds until the rest may go; None: nothing is left."""
         if not self._waiting:

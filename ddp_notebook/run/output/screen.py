@@ -18,6 +18,7 @@ from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.output.card import STOP, Card
 from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
+from ddp_notebook.run.output.lines import pieces, redrawn, visible
 from ddp_notebook.run.output.outlet import Outlet, new_id
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.output.unfinished import UPDATE_S, Unfinished
@@ -30,7 +31,6 @@ _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
 _LABEL_BYTES = 8  # of a line on iopub: its label and its end
 _HURRY_CHARS = 100_000  # still shown after stop was pressed
-_LONGEST_LINE_CHARS = 100_000  # shown in one piece
 _LAST_LINES = 10  # of a flood, from each rank
 _LONGEST_PAUSE_S = 64.0
 
@@ -43,6 +43,7 @@ class Screen:
         sink: where it goes; None: where the output of this thread goes.
         ends: what ends the cell, for the hang card.
         is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
+        may_clear: tells whether nothing else stands under the cell that its ranks may not clear away.
     """
 
     def __init__(
@@ -51,7 +52,10 @@ class Screen:
         sink: Sink | None = None,
         ends: str = STOP,
         is_stopped: Callable[[], bool] = lambda: False,
+        may_clear: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._ranks = ranks
+        self._may_clear = may_clear
         self._outlet = Outlet(sink)
         self._is_stopped = is_stopped
         self.card = Card(self._outlet, ends)
@@ -67,7 +71,7 @@ class Screen:
         self._slots: dict[int, list[str]] = {}  # by rank: ids of its displays
         self._reuse: dict[int, list[str]] = {}  # by rank: ids of the displays that it has cleared
         self._display_of_tail = ""
-        self._clears = 0
+        self._has_lines = False  # shown that cannot be changed in their place
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, estimated
         self._received_chars = 0  # of text, before it is folded
@@ -92,19 +96,19 @@ class Screen:
         text, since = self._partial.pop(key, ("", now))
         *lines, rest = (text + item.text).replace("\r\n", "\n").split("\n")
         for line in lines:
-            for piece in _pieces(line):
+            for piece in pieces(line):
                 self._add_line(item.rank, item.stream, piece, now)
-        *pieces, rest = _pieces(rest)
-        for piece in pieces:
+        *begun, rest = pieces(rest)
+        for piece in begun:
             self._add_line(item.rank, item.stream, piece, now)
         if rest:
-            self._partial[key] = _redrawn(rest), now if lines else since
+            self._partial[key] = redrawn(rest), now if lines else since
 
     def show_between_cells(self, texts: Mapping[tuple[int, str], str]) -> None:
         """Show text that ranks wrote while no cell ran, by rank and stream."""
         for (rank, stream), text in texts.items():
             for line in text.splitlines():
-                self._fold.add(rank, Item.line(stream, f"(between cells) {_visible(line)}"), 0.0)
+                self._fold.add(rank, Item.line(stream, f"(between cells) {visible(line)}"), 0.0)
         self._emit(self._fold.take_all())
 
     def refresh(self, talking: Collection[int]) -> float | None:
@@ -170,7 +174,7 @@ class Screen:
         return entries
 
     def _add_line(self, rank: int, stream: str, line: str, now: float) -> None:
-        line = _visible(line)
+        line = visible(line)
         self._received_chars += len(line) + 1
         if not self._unfinished.end_line(rank, stream, line):
             self._fold.add(rank, Item.line(stream, line), now)
@@ -189,16 +193,17 @@ class Screen:
             self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
         for entry in entries[: len(entries) - len(tail)]:
             if entry.item.display is None:
+                self._has_lines = True
                 self._outlet.write(entry.item.stream, labelled(entry.ranks, entry.item.text) + "\n")
-            elif entry.item.display.msg_type == "clear_output":
-                [rank] = entry.ranks
-                self._reuse[rank] = self._slots.pop(rank, [])
+            elif _is_clear(entry.item.display):
+                self._clear(entry.ranks, wait=bool(entry.item.display.content.get("wait")))
             else:
                 self._show_display(entry, entry.item.display)
         if tail:
             self._tail, self._tail_id, self._tail_updated_s = Tail(), new_id(), now
             self._tail.extend(tail)
             self._tail_began_s = now
+            self._has_lines = True
             self._outlet.show(_plain(tail), display_id=self._tail_id)
             if tail[-1].item.display is not None:
                 self._show_display(tail[-1], tail[-1].item.display, is_labelled=True)
@@ -210,7 +215,9 @@ class Screen:
         last = entries[-1]
         if last.item.display is not None:
             is_new = last.item.display.msg_type in ("display_data", "execute_result")
-            is_open = is_new and set(talking) - set(last.ranks) and not self._reused_id(last.ranks)
+            cleared = {rank for entry in entries if _is_clear(entry.item.display) for rank in entry.ranks}
+            has_place = not cleared.isdisjoint(last.ranks) or self._reused_id(last.ranks)
+            is_open = is_new and set(talking) - set(last.ranks) and not has_place
             return [last] if is_open else []
         if now < self._no_tail_until_s:
             return []
@@ -259,7 +266,7 @@ class Screen:
             if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
                 soonest = wait_s if soonest is None else min(soonest, wait_s)
             elif self._outlet.can_update:
-                self._unfinished.set_line(rank, stream, _visible(text))
+                self._unfinished.set_line(rank, stream, visible(text))
         waits = [wait for wait in (soonest, self._unfinished.refresh(now)) if wait is not None]
         return min(waits, default=None)
 
@@ -269,11 +276,10 @@ class Screen:
         for stream in ("stdout", "stderr"):
             if (rank, stream) in self._partial:
                 self._add_line(rank, stream, self._partial.pop((rank, stream))[0], now)
-        if display.msg_type == "clear_output":
+        if _is_clear(display):
             self._unfinished.clear(rank)
             if self._outlet.can_update:
-                self._clears += 1
-                self._fold.add(rank, Item(f"clear:{self._clears}", display=display), now)
+                self._fold.add(rank, Item(f"clear:{display.content.get('wait')}", display=display), now)
             return
         data: dict[str, Any] = display.content.get("data") or {}
         has_handle = (display.content.get("transient") or {}).get("display_id") is not None
@@ -285,10 +291,25 @@ class Screen:
                 self._hide(rank, text + "\n")
                 return
             self._received_chars += len(text) + 1
-            self._fold.add(rank, Item.line("stdout", text), now)
+            if not self._unfinished.end_line(rank, "stdout", text):
+                self._fold.add(rank, Item.line("stdout", text), now)
             return
         if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
+
+    def _clear(self, ranks: list[int], wait: bool) -> None:
+        """These ranks clear their output. What all of them clear is gone, unless it is to be replaced and can be so in
+        its place, which does not flicker; else lines stay, and the next displays take the places of the last ones."""
+        has_displays = any(self._slots.values()) or any(self._reuse.values())
+        is_worth_it = self._has_lines or (has_displays and not wait)
+        if is_worth_it and len(ranks) == len(self._ranks) and not self.card.is_shown and self._may_clear():
+            self._outlet.clear(wait)
+            self._unfinished.cleared()
+            self._slots.clear()
+            self._reuse.clear()
+            self._has_lines = False
+        else:
+            self._reuse |= {rank: self._slots.pop(rank, []) for rank in ranks}
 
     def _show_display(self, entry: Folded, display: Display, is_labelled: bool = False) -> None:
         content, ranks = display.content, entry.ranks
@@ -342,12 +363,16 @@ class Screen:
         for rank, lines in self._last_lines.items():
             for line in lines:
                 if line:
-                    self._fold.add(rank, Item.line("stdout", _visible(line)), 0.0)
+                    self._fold.add(rank, Item.line("stdout", visible(line)), 0.0)
         for entry in self._fold.take_all():
             self._outlet.write("stdout", labelled(entry.ranks, entry.item.text) + "\n")
         self._hidden.clear()
         self._last_lines.clear()
         self._hidden_displays = 0
+
+
+def _is_clear(display: Display | None) -> bool:
+    return display is not None and display.msg_type == "clear_output"
 
 
 def _is_update(display: Display | None) -> bool:
@@ -361,22 +386,3 @@ def _plain(entries: list[Folded]) -> dict[str, Any]:
 def display_id_of(rank: int, handle: str) -> str:
     """The notebook's id for a display that has a handle on a rank."""
     return f"rank{rank}-{handle}"
-
-
-def _redrawn(text: str) -> str:
-    """The last state of an unfinished line, kept for its next redraw."""
-    return _visible(text) + ("\r" if text.endswith("\r") else "")
-
-
-def _pieces(line: str) -> list[str]:
-    """A long line as several, cut at the same places on every rank."""
-    if len(line) <= _LONGEST_LINE_CHARS or "\r" in line:
-        return [line]
-    return [line[at : at + _LONGEST_LINE_CHARS] for at in range(0, len(line), _LONGEST_LINE_CHARS)]
-
-
-def _visible(line: str) -> str:
-    """What a terminal shows after a line was redrawn with carriage returns."""
-    if "\r" not in line:
-        return line
-    return next((part for part in reversed(line.split("\r")) if part), "")

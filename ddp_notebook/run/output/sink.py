@@ -22,6 +22,9 @@ class Sink(Protocol):
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
         """Show a MIME bundle, or change the one with this id."""
 
+    def clear(self, wait: bool) -> None:
+        """Remove what is shown; with `wait` when something else comes."""
+
     def fail(self, error: BaseException) -> None:
         """Show an error as a cell does that ends with it."""
 
@@ -45,6 +48,11 @@ class Here:
         if display_id is not None:
             more = {"transient": {"display_id": display_id}, "update": update}
         publish_display_data(data, metadata, **more)
+
+    def clear(self, wait: bool) -> None:
+        from IPython.display import clear_output
+
+        clear_output(wait)
 
     def fail(self, error: BaseException) -> None:
         self.write("stderr", "\n".join(_traceback_of(error)) + "\n")
@@ -84,6 +92,9 @@ class OfCell:
         kind = "update_display_data" if update else "display_data"
         transient = {} if display_id is None else {"display_id": display_id}
         self._send(kind, {"data": data, "metadata": metadata, "transient": transient}, "display_data")
+
+    def clear(self, wait: bool) -> None:
+        self._send("clear_output", {"wait": wait}, "clear_output")
 
     def fail(self, error: BaseException) -> None:
         if not self._lasts:  # the cell waits, and raises it itself

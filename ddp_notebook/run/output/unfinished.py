@@ -67,6 +67,14 @@ class Unfinished:
         if self._outlet.can_update:
             self._clearing[rank] = True
 
+    def cleared(self) -> None:
+        """All that was shown has been removed: what ranks have written since they cleared it is shown again."""
+        stale = {rank for rank, clears in self._clearing.items() if clears}
+        self._lines = {key: text for key, text in self._lines.items() if key[0] not in stale}
+        self._open &= self._lines.keys()
+        self._above.clear()
+        self._display_id, self._shown, self._updated_s = "", "", 0.0
+
     def refresh(self, now: float) -> float | None:
         """Show what has changed. Returns seconds until the next change may be shown; None: there is none."""
         if not (self._lines or self._above or self._shown):  # in most cells
