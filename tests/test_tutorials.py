@@ -237,6 +237,40 @@ def test_a_group_at_a_store_of_the_cells_own(session):
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
 
 
+_STEP = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+def step():
+    model(torch.full((2, 4), rank + 1.0)).sum().backward()
+    return model.module.weight.grad[0, 0].item()
+step(); step()
+"""
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "if rank: raise ValueError('a mistake')\ndist.init_process_group()",  # behind `destroy_process_group`
+        "dist.init_process_group(); dist.barrier()\nif rank: raise ValueError('a mistake')\ndist.barrier()",
+    ],
+)
+def test_a_model_whose_group_was_destroyed_goes_on_where_the_group_forms_anew(session, then):
+    session.run(_STEP)
+    with pytest.raises(RankError, match="a mistake"):
+        session.run(f"dist.destroy_process_group()\n{then}", timeout=20)
+    assert texts(session, "model.zero_grad(); print(step())") == ["3.0", "3.0"]
+
+
+def test_a_model_goes_on_where_one_rank_has_destroyed_the_group(session, capsys):
+    session.run(_STEP)
+    session.run("if rank == 0: dist.destroy_process_group()")
+    assert "rank 0: no default process group after this cell, and others have one; " in capsys.readouterr().err
+    assert session.reform() == []
+    assert (
+        texts(session, "model.zero_grad(); print(step(), int(model.process_group is dist.group.WORLD))")
+        == ["3.0 1"] * 2
+    )
+
+
 @pytest.mark.parametrize(
     "own",
     [

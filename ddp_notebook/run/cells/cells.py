@@ -180,7 +180,11 @@ class Cells:
         if not self._cluster.is_running or self._closed:
             return pending, []
         busy = self._cluster.ranks if run.is_cut_off else self.busy
-        return pending, self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
+        epoch = self._cluster.epoch
+        notes = self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
+        if self._cluster.epoch == epoch:  # else it has formed anew
+            notes = [*self._lost_groups(run.result), *notes]
+        return pending, notes
 
     def tell_end(
         self,
@@ -194,7 +198,6 @@ class Cells:
     ) -> CellResult:
         """Say what there is to say of a cell that is over or left, and raise it where it did not end well."""
         if screen is not None:
-            self._note_lost_groups(run.result, screen)
             apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
             if len(apart) > 1:
                 screen.note(train_apart(apart))
@@ -244,13 +247,19 @@ class Cells:
             pass  # told below, without our frames behind it
         raise keyboard_interrupt("interrupted while the group was formed again: the cell was not run")
 
-    def _note_lost_groups(self, result: CellResult, screen: Screen) -> None:
+    def _lost_groups(self, result: CellResult) -> list[str]:
         lost = [rank for rank, one in result.by_rank.items() if not one.has_group]
-        if lost:
-            screen.note(
-                f"{name_ranks(lost)}: no default process group after this cell; dist.init_process_group() on all ranks "
-                "forms it again, and so does ddp_notebook.current().reform()"
-            )
+        if not lost:
+            return []
+        reform = "ddp_notebook.current().reform()"
+        if set(self._cluster.alive) - set(lost):
+            return [
+                f"{name_ranks(lost)}: no default process group after this cell, and others have one; {reform} forms it"
+            ]
+        return [
+            f"{name_ranks(lost)}: no default process group after this cell; dist.init_process_group() on all ranks "
+            f"forms it again, and so does {reform}"
+        ]
 
     @property
     def under_way(self) -> CellRun | None:

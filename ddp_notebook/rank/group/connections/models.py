@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,7 +45,7 @@ class Models:
         for model in list(self._ddp):
             if model.process_group is default:
                 model.process_group = None  # type: ignore[assignment]  # until `reset`
-            elif model.process_group is not None:
+            elif model.process_group is not None and not _is_destroyed(model.process_group):
                 others += 1
         if not others:
             return []
@@ -106,13 +107,20 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
     """
     if getattr(model, "reducer", None) is None:
         return
-    if getattr(model, "process_group", None) is None:  # it has left another default group
-        model.process_group = dist.group.WORLD  # type: ignore[assignment]
+    group, world = getattr(model, "process_group", None), dist.group.WORLD
+    assert world is not None
+    # It has left another default group, or the user has destroyed its group, in which all ranks were.
+    if group is None or (_is_destroyed(group) and group.size() == world.size()):
+        model.process_group = world
     if not make_reducer:
         model._update_process_group(model.process_group)
     elif model.process_group is dist.group.WORLD:
         # Not in a smaller group: with a new rank in it, the user has to make it again, and the model too.
         make_reducer_anew(model)
+
+
+def _is_destroyed(group: ProcessGroup) -> bool:
+    return group not in distributed_c10d._world.pg_map
 
 
 def make_reducer_anew(model: DistributedDataParallel, buckets: Sequence[list[int]] = ()) -> None:
