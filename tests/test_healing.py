@@ -266,6 +266,15 @@ def test_nothing_to_heal(session):
     assert session.heal() == ["no rank has died"]
 
 
+def test_nobody_to_copy_from_where_all_have_died(make_session_alone):
+    session = make_session_alone(2)
+    with pytest.raises(RankDiedError):
+        session.run("import os; os._exit(1)")
+    assert session.heal() == [
+        "ranks 0,1 were replaced and begin without variables: run the cells that define them again"
+    ]
+
+
 def test_healing_by_itself(make_session_alone, capsys):
     """The last test: it takes the module's session."""
     session = make_session_alone(2, heal=True)

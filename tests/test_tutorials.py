@@ -112,8 +112,8 @@ def test_another_size_is_an_error_that_says_what_there_is(session, prepare):
     with pytest.raises(RankError) as caught:
         session.run(prepare + "dist.init_process_group('gloo', rank=rank, world_size=4)")
     assert str(caught.value) == (
-        "ValueError: world_size=4, but the session has 2 ranks; run with world_size=2, or start 4 ranks: %ddp_stop, "
-        "then %ddp_start 4 (ranks 0-1)"
+        "ValueError: world_size=4, but the session has 2 ranks; run with world_size=2, or have 4 ranks: %ddp_resize 4 "
+        "(ranks 0-1)"
     )
 
 
@@ -123,7 +123,7 @@ def test_a_smaller_size_is_an_error_that_says_how_some_ranks_make_a_group(sessio
         session.run("if rank == 0: dist.init_process_group('gloo', rank=rank, world_size=1)")
     assert str(caught.value) == (
         "ValueError: world_size=1, but the session has 2 ranks; for a group of 1 of them call dist.new_group([0]) on "
-        "all ranks and pass it on; run with world_size=2, or start 1 rank: %ddp_stop, then %ddp_start 1 "
+        "all ranks and pass it on; run with world_size=2, or have 1 rank: %ddp_resize 1 "
         "(rank 0); succeeded: rank 1"
     )
 
@@ -171,6 +171,12 @@ def test_a_group_formed_again_has_the_timeout_that_was_asked_for(session):
     assert session.run(read)[0].result == "77.0"
     session.run("dist.destroy_process_group()\ndist.init_process_group('gloo')")
     assert session.run(read)[1].result == "1800.0"
+
+
+def test_nccl_without_a_gpu_fails_in_torchs_words(session):
+    with pytest.raises(RankError, match="NCCL") as caught:
+        session.run("dist.destroy_process_group()\ndist.init_process_group('nccl')")
+    assert "device_id" not in str(caught.value)
 
 
 def test_a_script_may_name_its_device_where_that_is_a_cpu(session):

@@ -113,7 +113,7 @@ def _check(asked: dict[str, Any], here: Form) -> None:
         )
         raise ValueError(
             f"world_size={size}, but the session has {_ranks(here.world_size)}; {of_some}run with "
-            f"world_size={here.world_size}, or start {_ranks(size)}: %ddp_stop, then %ddp_start {size}"
+            f"world_size={here.world_size}, or have {_ranks(size)}: %ddp_resize {size}"
         )
     if rank not in (None, -1, here.rank):
         raise ValueError(

@@ -61,7 +61,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     prefixed = PrefixStore(prefix, store)
     if backend == "nccl":
         cpp_log.hush()
-    is_bound = backend == "nccl" and "device_id" not in options
+    is_bound = backend == "nccl" and place.device != "cpu" and "device_id" not in options
     if is_bound:  # then it connects now, and not at its first operation
         options["device_id"] = torch.device(place.device)
     try:

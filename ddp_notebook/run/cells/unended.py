@@ -120,4 +120,4 @@ class Unended:
                     raise SessionBrokenError(f"{list_ranks(busy)} could not be ended; %ddp_restart starts all afresh")
                 notes = self._cells.mend.heal(interrupts.check)
             replaced = [rank for rank, process in before.items() if self._cluster.process(rank) is not process]
-            return [replaced_in_words(replaced), *notes] if replaced else notes
+            return [replaced_in_words(replaced, len(self._cluster.ranks)), *notes] if replaced else notes

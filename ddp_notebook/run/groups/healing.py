@@ -82,7 +82,9 @@ class Healing:
                     done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
                 notes = self._cells.mend.heal(interrupts.check) if gone else []
                 if from_rank is None or read is None:
-                    return [replaced_in_words(gone), *notes] if gone else ["no rank has died"]
+                    if not gone:
+                        return ["no rank has died"]
+                    return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
                 replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
                 not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
                 done = ", ".join([*replaced, not_all])

@@ -65,7 +65,7 @@ class Mend:
                     return [f"{error}. %ddp_heal tries again"]
                 except KeyboardInterrupt:
                     return [f"{list_ranks(gone)} died, and replacing was interrupted. %ddp_heal replaces what has died"]
-                return [replaced_in_words(gone), *notes]
+                return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
             it = "it" if len(gone) == 1 else "them"
             if self._heals:
                 return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
@@ -165,11 +165,12 @@ class Mend:
         return states | {rank: vitals.group for rank, vitals in answers.items()}
 
 
-def replaced_in_words(ranks: list[int]) -> str:
+def replaced_in_words(ranks: list[int], world_size: int) -> str:
     """What has happened to ranks that got a new process, and what to do."""
     one = len(ranks) == 1
     whose = f"{list_ranks(ranks)} {'was' if one else 'were'} replaced and begin{'s' * one} without variables"
-    return f"{whose}: run the cells that define them again, or copy them with %ddp_heal --from RANK"
+    copy = ", or copy them with %ddp_heal --from RANK" if len(ranks) < world_size else ""
+    return f"{whose}: run the cells that define them again{copy}"
 
 
 def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
