@@ -42,10 +42,14 @@ class Reply:
     updates: dict[str, dict[str, Any]] = field(default_factory=dict)  # data of displays, by id
     messages: int = 0  # on iopub
     nbytes: int = 0  # of the texts in them
+    _clears: bool = False  # before the next output
 
     def read(self, message: dict[str, Any]) -> None:
         """Take a message of iopub as a front end does."""
         kind, content = message["msg_type"], message["content"]
+        if self._clears and kind in ("stream", "error", "display_data", "execute_result"):
+            self._clears = False
+            self.shown.clear()
         self.messages += 1
         if kind == "stream":
             self.nbytes += len(content["text"])
@@ -56,7 +60,9 @@ class Reply:
         elif kind == "error":
             self.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
         elif kind == "clear_output":
-            self.shown.clear()
+            self._clears = content["wait"]
+            if not content["wait"]:
+                self.shown.clear()
         elif kind == "update_display_data":
             display_id = content["transient"]["display_id"]
             self.updates[display_id] = content["data"]

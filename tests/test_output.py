@@ -227,6 +227,36 @@ def test_what_clears_itself_again_and_again_leaves_nothing_but_the_last(ranks, s
         assert reply.stdout.splitlines() == [f"[{rank}] {{'step': 5, 'rank': {rank}}}" for rank in range(3)]
 
 
+def test_what_is_cleared_last_waits_for_what_replaces_it(ranks):
+    code = "from IPython.display import clear_output\nprint('the result'); clear_output(wait=True)"
+    assert ranks.run("%%on_all_ranks\n" + code).stdout == "[0-2] the result\n"
+
+
+def test_bars_and_many_large_displays_are_cleared(ranks):
+    code = (
+        "import time\nfrom IPython.display import HTML, clear_output\n"
+        "for i in range(10): print(f'\\r{i} %', end=''); time.sleep(0.03)\n"
+        "for i in range(30): clear_output(wait=i % 2 == 0); display(HTML(f'{i}' + ' ' * 200_000)); time.sleep(0.01)"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    assert [data["text/html"].strip() for data in reply.displays] == ["29"]
+    assert reply.stdout.split() in (["[0-2]"], ["[0]", "[1-2]"])
+
+
+def test_an_output_widget_that_clears_itself_clears_no_more(ranks):
+    code = (
+        "import ipywidgets\nprint('here'); box = ipywidgets.interactive(lambda a: print('a is', a), a=3); box.update()"
+    )
+    assert "[0-2] here" in ranks.run("%%on_all_ranks\n" + code).stdout
+
+
+def test_what_the_notebook_has_said_stays(ranks):
+    ranks.run("%%on_all_ranks\nimport threading\nthread = threading.Timer(0.2, print, ['late']); thread.start()")
+    time.sleep(0.5)  # no cell runs meanwhile
+    code = "from IPython.display import clear_output\nprint('here'); clear_output(); print('end')"
+    assert "(between cells) late" in ranks.run("%%on_all_ranks\n" + code).stdout
+
+
 def test_what_some_ranks_clear_stays(ranks):
     code = "from IPython.display import clear_output\nprint('here')\nif rank: clear_output()\nprint('end')"
     assert "[0-2] here" in ranks.run("%%on_all_ranks\n" + code).stdout

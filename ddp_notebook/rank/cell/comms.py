@@ -25,6 +25,12 @@ class RankComms:
         self._manager = manager
         self._send = send
         self._opened_in: dict[str, int] = {}  # the cell in which each was opened
+        self._capturing: set[str] = set()  # Output widgets that stand around the code which runs
+
+    @property
+    def capture(self) -> bool:
+        """Whether an Output widget takes what is shown now. Its `msg_id` says so."""
+        return bool(self._capturing)
 
     def take(
         self,
@@ -47,6 +53,11 @@ class RankComms:
             self._opened_in[comm_id] = cell
         if comm_id not in self._opened_in:
             return False
+        state = (content.get("data") or {}).get("state") or {}
+        if state.get("msg_id"):
+            self._capturing.add(comm_id)
+        elif "msg_id" in state or msg_type == "comm_close":
+            self._capturing.discard(comm_id)
         if msg_type == "comm_close":
             self._opened_in.pop(comm_id, None)
         self._send(

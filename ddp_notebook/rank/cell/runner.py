@@ -364,6 +364,8 @@ class Runner:
         elif msg_type in _SHOWN:
             self._uneventful = False
             content = bounded_display(content)
+            if msg_type == "clear_output" and self._comms.capture:
+                content = {**content, "inside": True}  # an Output widget, so it is not the cell that is cleared
             self._keep_pace(content)
             place = self._streams.next_place()
             # The mark comes last: at a mark, text waits for its display, while a display waits for nothing.

@@ -114,7 +114,7 @@ class Adopted:
                         sink,
                         waiter.ends,
                         is_stopped=lambda: bool(interrupts.count),
-                        may_clear=lambda: beside is None or not beside.is_shown,
+                        may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
                     )
                     run.note = screen.note
                     if run.left_out_chars:

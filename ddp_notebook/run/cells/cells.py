@@ -128,7 +128,7 @@ class Cells:
                         sink,
                         waiter.ends,
                         is_stopped=lambda: bool(interrupts.count),
-                        may_clear=lambda: beside is None or not beside.is_shown,
+                        may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
                     )
                     self._arrivals.show_text_between_cells(screen)
                     for note in [*notes, *self.notices()]:
@@ -252,10 +252,8 @@ class Cells:
         if not lost:
             return []
         reform = "ddp_notebook.current().reform()"
-        if set(self._cluster.alive) - set(lost):
-            return [
-                f"{name_ranks(lost)}: no default process group after this cell, and others have one; {reform} forms it"
-            ]
+        if set(self._cluster.alive) - set(lost):  # those say that theirs exists, and do not come to the new one
+            return [f"{name_ranks(lost)}: no default process group after this cell; {reform} forms it again"]
         return [
             f"{name_ranks(lost)}: no default process group after this cell; dist.init_process_group() on all ranks "
             f"forms it again, and so does {reform}"

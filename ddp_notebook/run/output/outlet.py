@@ -47,6 +47,12 @@ class _Data:
         return _FRAMING_BYTES + sum(len(str(value)) for value in self.data.values())
 
 
+@dataclass(slots=True)
+class _Clear:
+    wait: bool
+    cost = _FRAMING_BYTES
+
+
 def new_id() -> str:
     """An id that no display has."""
     return f"ddp-{_PROCESS}-{next(_ids)}"
@@ -62,13 +68,15 @@ class Outlet:
     def __init__(self, sink: Sink | None = None) -> None:
         self.sink = Here() if sink is None else sink
         self.can_update = self.sink.can_update
-        self._waiting: deque[_Text | _Data] = deque()
+        self.has_shown = False  # since it was cleared
+        self._waiting: deque[_Text | _Data | _Clear] = deque()
         self._allowed = float(_BURST_BYTES)
         self._refilled_s = time.monotonic()
         self._flushed_s = 0.0
 
     def write(self, stream: str, text: str) -> None:
         """Show text. `flush` brings it to the front end."""
+        self._begin()
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, _Text) and last.stream == stream and len(last.text) < 100_000:
             last.text += text
@@ -77,6 +85,7 @@ class Outlet:
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, display_id: str | None = None) -> None:
         """Display a MIME bundle; with an id it can be updated later. Only where `can_update`."""
+        self._begin()
         self._waiting.append(_Data(data, metadata or {}, display_id, update=False))
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any] | None, display_id: str) -> None:
@@ -88,13 +97,26 @@ class Outlet:
         self._waiting.append(_Data(data, metadata or {}, display_id, update=True))
 
     def clear(self, wait: bool) -> None:
-        """Remove all that is shown, and what waits for it.
+        """Remove all that is shown.
 
         Args:
             wait: only when something else comes.
         """
-        self._waiting.clear()
-        self.sink.clear(wait)
+        if not wait:
+            self._drop()
+        self._waiting.append(_Clear(wait))
+        self.has_shown = False
+
+    def _begin(self) -> None:
+        """Something is shown: what waits and would be cleared by it need not be."""
+        if self._waiting and isinstance(last := self._waiting[-1], _Clear):
+            self._drop()
+            self._waiting.append(last)
+        self.has_shown = True
+
+    def _drop(self) -> None:
+        """Give up what waits, but for changes of displays, which may be an earlier cell's."""
+        self._waiting = deque(part for part in self._waiting if isinstance(part, _Data) and part.update)
 
     def flush(self, now: float) -> float | None:
         """Send what may go now. Returns seconds until the rest may go; None: nothing is left."""
@@ -136,6 +158,10 @@ class Outlet:
             if isinstance(part, _Text):
                 self.sink.write(part.stream, part.text)
                 written.add(part.stream)
+            elif isinstance(part, _Clear):
+                for stream in written:
+                    self.sink.flush(stream)
+                self.sink.clear(part.wait)
             else:
                 self.sink.publish(part.data, part.metadata, part.display_id, part.update)
         self._allowed -= _FRAMING_BYTES * len(written)

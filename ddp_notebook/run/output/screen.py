@@ -71,7 +71,7 @@ class Screen:
         self._slots: dict[int, list[str]] = {}  # by rank: ids of its displays
         self._reuse: dict[int, list[str]] = {}  # by rank: ids of the displays that it has cleared
         self._display_of_tail = ""
-        self._has_lines = False  # shown that cannot be changed in their place
+        self._has_notes = False  # which ranks may not clear away
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, estimated
         self._received_chars = 0  # of text, before it is folded
@@ -106,6 +106,7 @@ class Screen:
 
     def show_between_cells(self, texts: Mapping[tuple[int, str], str]) -> None:
         """Show text that ranks wrote while no cell ran, by rank and stream."""
+        self._has_notes |= bool(texts)
         for (rank, stream), text in texts.items():
             for line in text.splitlines():
                 self._fold.add(rank, Item.line(stream, f"(between cells) {visible(line)}"), 0.0)
@@ -137,6 +138,7 @@ class Screen:
     def note(self, text: str) -> None:
         """Show a line of our own."""
         self.finish()
+        self._has_notes = True
         self._outlet.write("stderr", text + "\n")
         self._outlet.drain()
 
@@ -193,17 +195,15 @@ class Screen:
             self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
         for entry in entries[: len(entries) - len(tail)]:
             if entry.item.display is None:
-                self._has_lines = True
                 self._outlet.write(entry.item.stream, labelled(entry.ranks, entry.item.text) + "\n")
             elif _is_clear(entry.item.display):
-                self._clear(entry.ranks, wait=bool(entry.item.display.content.get("wait")))
+                self._clear(entry.ranks, entry.item.display.content)
             else:
                 self._show_display(entry, entry.item.display)
         if tail:
             self._tail, self._tail_id, self._tail_updated_s = Tail(), new_id(), now
             self._tail.extend(tail)
             self._tail_began_s = now
-            self._has_lines = True
             self._outlet.show(_plain(tail), display_id=self._tail_id)
             if tail[-1].item.display is not None:
                 self._show_display(tail[-1], tail[-1].item.display, is_labelled=True)
@@ -279,7 +279,8 @@ class Screen:
         if _is_clear(display):
             self._unfinished.clear(rank)
             if self._outlet.can_update:
-                self._fold.add(rank, Item(f"clear:{display.content.get('wait')}", display=display), now)
+                wait, inside = (bool(display.content.get(name)) for name in ("wait", "inside"))
+                self._fold.add(rank, Item(f"clear:{wait}:{inside}", display=display), now)
             return
         data: dict[str, Any] = display.content.get("data") or {}
         has_handle = (display.content.get("transient") or {}).get("display_id") is not None
@@ -297,17 +298,18 @@ class Screen:
         if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
 
-    def _clear(self, ranks: list[int], wait: bool) -> None:
-        """These ranks clear their output. What all of them clear is gone, unless it is to be replaced and can be so in
-        its place, which does not flicker; else lines stay, and the next displays take the places of the last ones."""
-        has_displays = any(self._slots.values()) or any(self._reuse.values())
-        is_worth_it = self._has_lines or (has_displays and not wait)
-        if is_worth_it and len(ranks) == len(self._ranks) and not self.card.is_shown and self._may_clear():
-            self._outlet.clear(wait)
+    def _clear(self, ranks: list[int], content: Mapping[str, Any]) -> None:
+        """These ranks clear their output. What all of them clear is gone, unless something of ours stands there too;
+        else lines stay, and the next displays take the places of the last ones."""
+        is_whole = len(ranks) == len(self._ranks) and not content.get("inside")
+        has_ours = self._has_notes or self.card.is_shown or not self._may_clear()
+        if is_whole and not has_ours and not self._hidden:
+            if self._outlet.has_shown:
+                self._outlet.clear(bool(content.get("wait")))
             self._unfinished.cleared()
             self._slots.clear()
             self._reuse.clear()
-            self._has_lines = False
+            self._chars = self._display_chars = self._sent_bytes = 0
         else:
             self._reuse |= {rank: self._slots.pop(rank, []) for rank in ranks}
 

@@ -26,6 +26,7 @@ class Unfinished:
         self._above: list[tuple[int, str]] = []  # lines that have ended, as (rank, text)
         self._lines: dict[Key, str] = {}  # the last line of each, open or ended
         self._open: set[Key] = set()
+        self._later: set[Key] = set()  # those written since their rank cleared its output
         self._clearing: dict[int, bool] = {}  # ranks that clear their output -> whether to, before the next text
         self._display_id = ""
         self._shown = ""
@@ -38,6 +39,7 @@ class Unfinished:
             self._above.append((rank, self._lines[key]))
         self._lines[key] = text
         self._open.add(key)
+        self._later.add(key)
 
     def end_line(self, rank: int, stream: str, text: str) -> bool:
         """A line has ended. Returns whether it is shown here: it was begun here, or its rank clears its output."""
@@ -52,6 +54,7 @@ class Unfinished:
             self._clearing[rank] = False
             self._lines[key] = text
             self._open.add(key)
+            self._later.add(key)
             return True
         if key not in self._open:
             return False
@@ -66,11 +69,11 @@ class Unfinished:
         """The rank's next text replaces the text that it has here."""
         if self._outlet.can_update:
             self._clearing[rank] = True
+            self._later = {key for key in self._later if key[0] != rank}
 
     def cleared(self) -> None:
         """All that was shown has been removed: what ranks have written since they cleared it is shown again."""
-        stale = {rank for rank, clears in self._clearing.items() if clears}
-        self._lines = {key: text for key, text in self._lines.items() if key[0] not in stale}
+        self._lines = {key: text for key, text in self._lines.items() if key in self._later}
         self._open &= self._lines.keys()
         self._above.clear()
         self._display_id, self._shown, self._updated_s = "", "", 0.0

@@ -177,8 +177,9 @@ class Connections:
 
     @property
     def groups_made(self) -> int:
-        """How many groups torch has counted: the next one is named after it, and ranks meet under that name."""
-        return int(distributed_c10d._world.group_count)
+        """How many groups torch has counted: the next one is named after it, and ranks meet under that name. 0 without
+        a default group: what is left of one that did not form is cleared before the next one."""
+        return int(distributed_c10d._world.group_count) if dist.is_initialized() else 0
 
     def replace(self, successors: dict[str, ProcessGroup]) -> list[ProcessGroup]:
         """Operations go through these groups from now on, by name. Returns those that they went through before."""

@@ -23,6 +23,7 @@ class Models:
     def __init__(self) -> None:
         self._fsdp1: weakref.WeakSet[FullyShardedDataParallel] = weakref.WeakSet()
         self._ddp: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._left: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # cannot go on, as the user was told
 
     def watch(self) -> None:
         """See models as they are made."""
@@ -35,18 +36,20 @@ class Models:
         """Whether there are any: a forward or backward of one may have been left half done."""
         return bool(self._ddp or self._fsdp1 or FSDPModule.__subclasses__())
 
-    def leave(self, default: ProcessGroup) -> list[str]:
-        """The default group ends, and another one will take its place: models in it go there at the next `reset`.
+    def leave(self, default: ProcessGroup, *, is_of_session: bool) -> list[str]:
+        """The default group ends, and another one will take its place: models in it go there at the next `reset`, if
+        it was the session's. (In another one ranks may never have had the same parameters.)
 
         Returns:
             What the user has to know: models of other groups, which end too.
         """
         others = 0
         for model in list(self._ddp):
-            if model.process_group is default:
+            if model.process_group is default and is_of_session:
                 model.process_group = None  # type: ignore[assignment]  # until `reset`
             elif model.process_group is not None and not _is_destroyed(model.process_group):
                 others += 1
+                self._left.add(model)
         if not others:
             return []
         which = "a model" if others == 1 else f"{others} models"
@@ -62,7 +65,7 @@ class Models:
             What the user has to know: models that cannot go on.
         """
         notes = []
-        for model in list(self._ddp):
+        for model in list(self._ddp - self._left):
             try:
                 _reset(model, make_reducer=make_reducers)
             except Exception as error:  # of one model: the others and the group are not to suffer

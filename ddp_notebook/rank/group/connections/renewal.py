@@ -104,9 +104,10 @@ class Renewal:
     def _leave(self, default: ProcessGroup, place: Form) -> list[str]:
         """Leave all groups: the session has another size, or this rank another number, or the default group is a cell's
         own. New ranks would look for the others in vain, and of several such groups ranks would meet in a wrong one."""
-        notes = self._models.leave(default)
+        is_own = self._number in (None, (place.rank, place.world_size))
+        notes = self._models.leave(default, is_of_session=not is_own)
         now = f"{place.world_size} rank{'s' * (place.world_size > 1)}"
-        if self._number in (None, (place.rank, place.world_size)):
+        if is_own:
             notes.append(
                 f"the default group is the session's, of {now}, again: a cell had made another one "
                 "(init_process_group with a store, or with the fake backend)"
