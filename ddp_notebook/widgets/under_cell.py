@@ -45,11 +45,7 @@ class UnderCell:
         self._ends = {name: rings[name].end for name in ("metric", "call")}
         self._is_wanted = False
         self._is_decided = not may_come
-        self._is_shown = self._has_failed = False
-
-    @property
-    def is_shown(self) -> bool:
-        return self._is_shown
+        self.is_shown = self._has_failed = False
 
     def look(self, cell: int) -> None:
         now_s = time.monotonic()
@@ -81,7 +77,7 @@ class UnderCell:
         if self._is_wanted and runs_s > _AFTER_S:
             self._is_decided = True
             self._placing.show_under(cell, self._elsewhere)
-            self._is_shown = True
+            self.is_shown = True
 
     def _has_something(self, cell: int) -> bool:
         recording = self._recording

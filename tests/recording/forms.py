@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
+from ddp_notebook.lessons.collectives.theory import HAS_LISTS_TO_ALL
 from ddp_notebook.observe.views import Collective
 
 
@@ -64,14 +64,12 @@ def _functional(op: str, api: str, nbytes_in: int, nbytes_out: int, *shapes: tup
 
 
 _MODULES = {"dist": dist, "funcol": funcol}
-# Older versions refuse the list form ("Backend gloo does not support alltoall").
-HAS_ALL_TO_ALL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 
 
 def is_there(line: str) -> bool:
     """Whether this torch has all functions that a line calls."""
     calls = re.findall(r"\b(dist|funcol)\.(\w+)\(", line)
-    return all(hasattr(_MODULES[module], name) and (name != "all_to_all" or HAS_ALL_TO_ALL) for module, name in calls)
+    return all(hasattr(_MODULES[module], name) and (name != "all_to_all" or HAS_LISTS_TO_ALL) for module, name in calls)
 
 
 GATHERS_OBJECTS = "all_gather_single" if hasattr(dist, "gather_single") else "all_gather"  # from torch 2.15 on

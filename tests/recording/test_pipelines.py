@@ -13,7 +13,8 @@ from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 _BLOCKS = '''
 import time
 import torch.nn as nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from ddp_notebook.lessons.pipelines.ranks import Stage
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import (
     ScheduleDualPipeV, ScheduleInterleavedZeroBubble, ScheduleLoopedBFS, ScheduleZBVZeroBubble,
 )
@@ -29,11 +30,6 @@ class Block(nn.Module):
     def forward(self, x):
         time.sleep(SLEEP_S)
         return torch.tanh(x @ self.weight)
-
-class Stage(PipelineStage):
-    # torch 2.11 first sends something to each neighbour, in a V also to its own rank, which gloo cannot.
-    def _get_init_p2p_neighbors_ops(self):
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
 def loss_of(out, target):
     return ((out - target) ** 2).mean()

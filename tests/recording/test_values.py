@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddp_notebook.lessons.collectives.theory import HAS_LISTS_TO_ALL
 from ddp_notebook.observe.views import Collective, Preview
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE
 from ddp_notebook.run.cells.options import FULL_BYTES, what_to_record
-from tests.recording.forms import HAS_ALL_TO_ALL
 
 # A tensor of each rank, from its generator `g`. The second ones have more elements than are looked at.
 SMALL = {
@@ -258,7 +258,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("op", [op for op in LISTS if op != "all_to_all" or HAS_ALL_TO_ALL])
+@pytest.mark.parametrize("op", [op for op in LISTS if op != "all_to_all" or HAS_LISTS_TO_ALL])
 def test_lists(ranks, op, is_async):
     given, comes, call = LISTS[op]
     again = call[:-1] + ", async_op=True)" if is_async else call

@@ -44,8 +44,7 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter", *POINT_TO_POINT)
 CHUNKED = ("scatter", "reduce_scatter", "all_to_all")  # their input has a chunk for each rank
 MAY_BE_UNEVEN = ("all_to_all",)  # gloo refuses uneven chunks in the others
 
-# Before, gloo refuses lists.
-_HAS_LISTS_TO_ALL = tuple(map(int, version("torch").split(".")[:2])) >= (2, 12)
+HAS_LISTS_TO_ALL = tuple(map(int, version("torch").split(".")[:2])) >= (2, 12)  # before, gloo refuses lists
 
 _BITWISE = ("BAND", "BOR", "BXOR")
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
@@ -104,7 +103,7 @@ class Call:
     @property
     def is_single(self) -> bool:
         """Whether it is an all_to_all of one tensor and not of lists of them."""
-        return self.op == "all_to_all" and (self.is_uneven or not _HAS_LISTS_TO_ALL)
+        return self.op == "all_to_all" and (self.is_uneven or not HAS_LISTS_TO_ALL)
 
     @property
     def actors(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ class RankComms:
         self._capturing: set[str] = set()  # Output widgets that stand around the code which runs
 
     @property
-    def capture(self) -> bool:
+    def is_capturing(self) -> bool:
         """Whether an Output widget takes what is shown now. Its `msg_id` says so."""
         return bool(self._capturing)
 

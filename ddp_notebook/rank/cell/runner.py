@@ -364,7 +364,7 @@ class Runner:
         elif msg_type in _SHOWN:
             self._uneventful = False
             content = bounded_display(content)
-            if msg_type == "clear_output" and self._comms.capture:
+            if msg_type == "clear_output" and self._comms.is_capturing:
                 content = {**content, "inside": True}  # an Output widget, so it is not the cell that is cleared
             self._keep_pace(content)
             place = self._streams.next_place()

@@ -65,9 +65,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     if is_bound:  # then it connects now, and not at its first operation
         options["device_id"] = torch.device(place.device)
     try:
-        dist.init_process_group(
-            backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options
-        )
+        TORCHS(backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options)
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -16,7 +16,6 @@ from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.turn import Place
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter
 from ddp_notebook.run.kernel import is_users_thread
-from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Here, Sink
 from ddp_notebook.wire.events import RunCell
 
@@ -109,13 +108,7 @@ class Adopted:
                 on_begin(run, interrupts)
                 screen = None
                 if sink is not None:
-                    screen = Screen(
-                        run.result.ranks,
-                        sink,
-                        waiter.ends,
-                        is_stopped=lambda: bool(interrupts.count),
-                        may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
-                    )
+                    screen = self._cells.screen(run.result.ranks, sink, waiter, interrupts, beside)
                     run.note = screen.note
                     if run.left_out_chars:
                         screen.note(f"... {run.left_out_chars} characters before this were not kept ...")

@@ -123,13 +123,7 @@ class Cells:
                 notes = [*notes, *self._form_what_was_left(interrupts)]
                 screen = None
                 if sink is not None:
-                    screen = Screen(
-                        ranks,
-                        sink,
-                        waiter.ends,
-                        is_stopped=lambda: bool(interrupts.count),
-                        may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
-                    )
+                    screen = self.screen(ranks, sink, waiter, interrupts, beside)
                     self._arrivals.show_text_between_cells(screen)
                     for note in [*notes, *self.notices()]:
                         screen.note(note)
@@ -150,6 +144,18 @@ class Cells:
                     run.on_died(rank, process.how, process.last_words)
                 pending, notes = self.see_through(run, watch, interrupts, beside)
             return self.tell_end(run, watch, interrupts, screen, pending, notes, timeout_s)
+
+    def screen(
+        self, ranks: Sequence[int], sink: Sink, waiter: Waiter, interrupts: Interrupts, beside: Beside | None
+    ) -> Screen:
+        """Where the output of a cell of these ranks goes. They clear nothing that a job or a view has shown there."""
+        return Screen(
+            ranks,
+            sink,
+            waiter.ends,
+            is_stopped=lambda: bool(interrupts.count),
+            may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
+        )
 
     def watch(
         self,

@@ -62,7 +62,7 @@ class Renewal:
         groups = self._recorder.registered() if dist.is_initialized() else {}
         notes: list[str] = []
         default = dist.group.WORLD if groups else None
-        if default is not None and not _is_of(default, place):
+        if default is not None and not _is_of(default, (place.rank, place.world_size)):
             notes, groups = self._leave(default, place), {}
         mine = {"count": world.group_count, "groups": {name: group.ranks for name, group in groups.items()}}
         store.set(f"groups/{place.rank}", json.dumps(mine))
@@ -104,7 +104,7 @@ class Renewal:
     def _leave(self, default: ProcessGroup, place: Form) -> list[str]:
         """Leave all groups: the session has another size, or this rank another number, or the default group is a cell's
         own. New ranks would look for the others in vain, and of several such groups ranks would meet in a wrong one."""
-        is_own = self._number in (None, (place.rank, place.world_size))
+        is_own = not _is_of(default, self._number)
         notes = self._models.leave(default, is_of_session=not is_own)
         now = f"{place.world_size} rank{'s' * (place.world_size > 1)}"
         if is_own:
@@ -176,10 +176,9 @@ class Renewal:
         return [(group, new, board)]
 
 
-def _is_of(default: ProcessGroup, place: Form) -> bool:
-    """Whether a default group has the session's ranks, by their numbers, as its ranks."""
-    numbers = default.rank(), default.size()
-    return numbers == (place.rank, place.world_size) and dist.get_backend(default) != "fake"
+def _is_of(default: ProcessGroup, number: tuple[int, int] | None) -> bool:
+    """Whether this can be the session's default group, in which the rank has this number, of so many ranks."""
+    return (default.rank(), default.size()) == number and dist.get_backend(default) != "fake"
 
 
 def _type_of(backend: str) -> Any:

@@ -284,30 +284,29 @@ class Training:
             if self._gradients.parameter:
                 self._gradients.end_backward()
             return out
+        except BaseException:
+            notice_interrupt()  # here, and not below, where what the backward has begun is told
+            raise
         finally:
+            backward.end_ns = time.monotonic_ns()
+            backward.has_span = backward.thread not in self.pipelines.doing
             try:
-                if failed:
-                    notice_interrupt()  # here, and not below, where what the backward has begun is told
-            finally:
-                backward.end_ns = time.monotonic_ns()
-                backward.has_span = backward.thread not in self.pipelines.doing
-                try:
-                    if failed or backward.calls:
-                        unseen(tape.end_backward, backward, failed)
-                    elif backward.again:
-                        tape.end_again(backward)
-                    if self._gradients.parameter:
-                        self._gradients.forget_backward()
-                    for model in prepared:
-                        if not model.at:  # one that has not gone back
-                            prepared[:] = [one for one in prepared if not one.at]
-                            break
-                    else:
-                        prepared.clear()
-                finally:  # an interrupt may have come
-                    tape.come_back(backward)
-                    if backward.has_span or backward.again:
-                        tape.put(backward)
+                if failed or backward.calls:
+                    unseen(tape.end_backward, backward, failed)
+                elif backward.again:
+                    tape.end_again(backward)
+                if self._gradients.parameter:
+                    self._gradients.forget_backward()
+                for model in prepared:
+                    if not model.at:  # one that has not gone back
+                        prepared[:] = [one for one in prepared if not one.at]
+                        break
+                else:
+                    prepared.clear()
+            finally:  # an interrupt may have come
+                tape.come_back(backward)
+                if backward.has_span or backward.again:
+                    tape.put(backward)
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns, moment = time.monotonic_ns(), self._tape.moment
