@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddp_notebook.run.output.fold import TWINS_S, Fold, Folded, Item, Tail
+from ddp_notebook.run.output.fold import TWINS_S, VALUES_S, Fold, Folded, Item, Tail, waits_s
 from ddp_notebook.wire.events import Display
 
 
@@ -64,6 +64,21 @@ def test_a_line_waits_for_its_twins_and_not_for_ever():
     fold.add(0, line("a"), now=0.0)
     fold.add(1, line("a"), now=0.0)
     assert fold.take(now=0.0, talking={0, 1}) == [Folded(line("a"), [0, 1])], "all have it"
+
+
+def test_values_of_a_cell_stand_in_the_order_of_the_ranks():
+    """Also where the first rank is late, unless it is very late."""
+    fold = Fold()
+    value = Display(cell=1, msg_type="execute_result", content={"data": {"text/plain": "1"}}, place=1)
+    fold.add(1, Item.line("stdout", "1", waits_s(value)), now=0.0)
+    fold.add(1, Item.displayed(1, value), now=0.0)
+    assert fold.take(now=VALUES_S - 0.1, talking={0, 1}) == []
+    assert fold.wait_s(VALUES_S - 0.1) == pytest.approx(0.1)
+    fold.add(0, Item.line("stdout", "0", waits_s(value)), now=VALUES_S - 0.1)
+    assert [entry.ranks for entry in fold.take_all()] == [[0], [1], [1]]
+
+    fold.add(1, Item.line("stdout", "1", waits_s(value)), now=0.0)
+    assert [entry.ranks for entry in fold.take(now=VALUES_S, talking={0, 1})] == [[1]]
 
 
 def test_streams_are_not_mixed():

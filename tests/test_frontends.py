@@ -13,6 +13,7 @@ import pexpect
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from traitlets.config import Config
 
 ROOT = Path(__file__).parents[1]
 CELLS = [
@@ -25,6 +26,9 @@ CELLS = [
     "%ddp_stop",
 ]
 FAILING = 4
+
+# A kernel's TCP ports are chosen before it binds them, and on a busy machine another process may take one meanwhile.
+IPC = Config(KernelManager={"transport": "ipc"})
 
 
 def texts(cell) -> str:
@@ -58,7 +62,7 @@ def notebook():
 
 def test_nbclient(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    ran = NotebookClient(notebook(), timeout=120).execute()
+    ran = NotebookClient(notebook(), timeout=120, config=IPC).execute()
     check(ran.cells)
 
 
@@ -81,7 +85,7 @@ def test_nbclient_and_cells_in_the_background(monkeypatch):
     made = notebook()
     made.cells = [new_code_cell(source) for source in JOBS]
     made.cells[4].metadata["tags"] = ["raises-exception"]
-    cells = NotebookClient(made, timeout=120).execute().cells
+    cells = NotebookClient(made, timeout=120, config=IPC).execute().cells
     lines = texts(cells[2]).splitlines()
     assert lines[0].startswith("job 1 is done after ")
     assert lines[1:] == ["[0-1] 3 of 3", "[0]", "<Figure size 640x480 with 1 Axes>", "[0-1] rest"]
@@ -98,7 +102,7 @@ def test_papermill(monkeypatch, tmp_path):
     nbformat.write(notebook(), tmp_path / "in.ipynb")
     out = tmp_path / "out.ipynb"
     with pytest.raises(papermill.exceptions.PapermillExecutionError, match=r"RankError: ValueError: no \(rank 1\)"):
-        papermill.execute_notebook(str(tmp_path / "in.ipynb"), str(out), progress_bar=False)
+        papermill.execute_notebook(str(tmp_path / "in.ipynb"), str(out), progress_bar=False, config=IPC)
     check([cell for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"])
 
 

@@ -28,6 +28,11 @@ def test_a_late_twin_joins_the_line_that_was_shown_last(ranks):
     assert reply.stdout == "[0-2] same\n[0-2] next\n"
 
 
+def test_values_stand_in_the_order_of_the_ranks(ranks):
+    reply = ranks.run("%%on_all_ranks\nimport time\ntime.sleep(0.1 * (2 - rank))\nrank")
+    assert reply.stdout == "[0] 0\n[1] 1\n[2] 2\n"
+
+
 def test_text_that_was_shown_is_not_sent_again(ranks):
     code = "for i in range(10):\n    time.sleep(0.15)\n    print('x' * 1000, i)"
     reply = ranks.run("%%on_ranks 0-1\nimport time\n" + code)

@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from ddp_notebook.wire.events import Display
 
 TWINS_S = 0.05  # how long a line waits for its twins
+VALUES_S = (
+    0.5  # and a cell's value, its rank's last word: values stand in the order of the ranks, also on a busy machine
+)
 _TOGETHER_S = 0.02  # so much less if others are shown anyway: the next ones would have to wait for the outlet
 _LOOK_S = 0.01
 
@@ -33,11 +36,12 @@ class Item:
     stream: str = "stdout"
     text: str = ""
     display: Display | None = None
+    waits_s: float = TWINS_S
 
     @classmethod
-    def line(cls, stream: str, text: str) -> Item:
+    def line(cls, stream: str, text: str, waits_s: float = TWINS_S) -> Item:
         """A line, without its end."""
-        return cls(f"{stream}:{text}", stream, text)
+        return cls(f"{stream}:{text}", stream, text, waits_s=waits_s)
 
     @classmethod
     def displayed(cls, rank: int, display: Display) -> Item:
@@ -46,7 +50,7 @@ class Item:
         owner = "" if handle is None else f"{rank}:{handle}:"
         data = display.content.get("data") or {}
         content = json.dumps(data, sort_keys=True, default=str)
-        return cls(f"display:{display.msg_type}:{owner}{content}", display=display)
+        return cls(f"display:{display.msg_type}:{owner}{content}", display=display, waits_s=waits_s(display))
 
 
 @dataclass(slots=True)
@@ -111,20 +115,20 @@ class Fold:
         """The items that need not wait any longer, in the order in which to show them.
 
         Args:
-            now: seconds; items older than `TWINS_S` wait no more.
+            now: seconds; items that have waited for `waits_s` wait no more.
             talking: ranks that may still write.
             tail: the entries shown last, which ranks may join until something new is shown.
         """
         taken: list[Folded] = []
         if not self._queues:  # nobody has said anything yet
             return taken
-        wait_s = TWINS_S
-        if any(queue and now - queue[0][0] >= TWINS_S for queue in self._queues.values()):
-            wait_s -= _TOGETHER_S
+        due_s = now  # what is due then is due
+        if any(queue and now >= _due_s(*queue[0]) for queue in self._queues.values()):
+            due_s += _TOGETHER_S
         while True:
             if tail is not None and not taken:
                 self._join(tail)
-            found = list(self._ready(now - wait_s, talking))
+            found = list(self._ready(due_s, talking))
             if not found:
                 return taken
             for entry in found:
@@ -138,7 +142,7 @@ class Fold:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until `take` has to look again; None: nothing waits."""
-        waits = [queue[0][0] + TWINS_S - now for queue in self._queues.values() if queue]
+        waits = [_due_s(*queue[0]) - now for queue in self._queues.values() if queue]
         # an item that is due and still here waits for a twin that is behind an item that is not due
         return min((wait_s for wait_s in waits if wait_s > 0), default=_LOOK_S if waits else None)
 
@@ -147,8 +151,8 @@ class Fold:
             while queue and tail.join(rank, queue[0][1]):
                 self._pop(rank)
 
-    def _ready(self, ripe: float, talking: Collection[int]) -> Iterator[Folded]:
-        """Those of the ranks' first items that are due: all ranks have them, or they came before `ripe`."""
+    def _ready(self, due_s: float, talking: Collection[int]) -> Iterator[Folded]:
+        """Those of the ranks' first items that are due: all ranks have them, or their wait is over at `due_s`."""
         heads: dict[str, list[int]] = {}
         for rank in sorted(self._queues):
             if self._queues[rank]:
@@ -158,12 +162,12 @@ class Fold:
         crossed: list[tuple[float, Folded]] = []
         found = False
         for key, ranks in heads.items():
-            since = min(self._queues[rank][0][0] for rank in ranks)
-            if len(ranks) < most and since > ripe:
+            first = min((self._queues[rank][0] for rank in ranks), key=lambda came: came[0])
+            if len(ranks) < most and _due_s(*first) > due_s:
                 continue
             entry = Folded(self._queues[ranks[0]][0][1], ranks)
             if self._comes_later(key, waiting, ranks):
-                crossed.append((since, entry))
+                crossed.append((first[0], entry))
             else:
                 found = True
                 yield entry
@@ -179,3 +183,12 @@ class Fold:
         counts[item.key] -= 1
         if not counts[item.key]:
             del counts[item.key]
+
+
+def waits_s(display: Display) -> float:
+    """How long a display waits for its twins: a cell's value longer than others."""
+    return VALUES_S if display.msg_type == "execute_result" else TWINS_S
+
+
+def _due_s(came_s: float, item: Item) -> float:
+    return came_s + item.waits_s

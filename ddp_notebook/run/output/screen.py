@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.output.card import STOP, Card
-from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
+from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail, waits_s
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
 from ddp_notebook.run.output.lines import pieces, redrawn, visible
 from ddp_notebook.run.output.outlet import Outlet, new_id
@@ -293,7 +293,7 @@ class Screen:
                 return
             self._received_chars += len(text) + 1
             if not self._unfinished.end_line(rank, "stdout", text):
-                self._fold.add(rank, Item.line("stdout", text), now)
+                self._fold.add(rank, Item.line("stdout", text, waits_s(display)), now)
             return
         if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
