@@ -14,7 +14,7 @@ from ddp_notebook.rank.group.sequences import Known, Sequence, name_modules
 from ddp_notebook.rank.record.tape import Moment
 from ddp_notebook.rank.record.thinning import FIRST_STEPS
 
-_STRIDE = 8  # of a loop whose values are thinned
+_PERIOD = 16  # of a loop whose values are thinned
 _STEPS = 70
 
 _MODELS = """
@@ -230,7 +230,7 @@ from torch.distributed.tensor._redistribute import Redistribute
 from ddp_notebook.rank.engine import RankEngine
 engine = RankEngine.instance()._rank
 thinning = engine._recording.tape.thinning
-thinning._look = lambda seconds: setattr(thinning, "stride", {_STRIDE})
+thinning._look = lambda seconds: setattr(thinning, "period", {_PERIOD})
 class Some(nn.Module):
     def __init__(self):
         super().__init__()
@@ -273,7 +273,7 @@ def by_step(session: Any, rank: int) -> list[tuple[str, ...]]:
 
 
 def is_marked(step: int) -> bool:
-    return step < FIRST_STEPS or step % (2 * _STRIDE) < 2
+    return step < FIRST_STEPS or step % _PERIOD == 0
 
 
 def test_a_long_loop_has_names_in_all_steps_and_marks_in_few(loop):

@@ -70,18 +70,33 @@ class _Clock:
 
 
 @pytest.mark.parametrize(
-    ("steps_per_s", "calls", "stride"),
-    [(1, 100, 2), (2.5, 6, 4), (4, 4, 4), (10, 4, 8), (100, 1, 64), (100, 6, 64), (50, 1000, 32), (20, 1, 8)],
+    ("steps_per_s", "calls", "turns", "period"),
+    [
+        (1, 100, 1, 4),
+        (2.5, 6, 1, 8),
+        (4, 4, 1, 8),
+        (10, 4, 1, 16),
+        (100, 1, 1, 64),
+        (100, 6, 1, 128),
+        (50, 1000, 1, 64),
+        (20, 1, 1, 8),
+        (20, 1, 7, 16),
+        (2.5, 6, 7, 8),
+        (1, 1, 7, 2),
+    ],
 )
-def test_the_stride_follows_the_rate(monkeypatch, steps_per_s, calls, stride):
+def test_the_period_follows_the_rate(monkeypatch, steps_per_s, calls, turns, period):
     decides = Thinning()
     decides.begin_cell()
+    decides.turns = turns
     kept = _Clock(monkeypatch).run(decides, 400, steps_per_s, calls)
     assert kept[:FIRST_STEPS] == list(range(FIRST_STEPS))
-    runs = [step for step in kept if step >= 128 and step % 2 == 0]
-    assert [step for step in kept if step >= 128] == [step + more for step in runs for more in range(2)]
-    assert set(np.diff(runs)) == {2 * stride}
-    assert calls * steps_per_s / stride <= PER_S or steps_per_s / stride < 2 or stride == 1
+    run = min(turns, 2)
+    begins = [step for step in kept if step >= 128 and step % run == 0]
+    assert [step for step in kept if step >= 128] == [step + more for step in begins for more in range(run)]
+    assert set(np.diff(begins)) == {period}
+    seconds = period / steps_per_s
+    assert run * calls / seconds <= PER_S or 2 * seconds > 2
 
 
 def test_what_the_slower_rank_keeps_the_faster_one_keeps_too(monkeypatch):
@@ -93,13 +108,13 @@ def test_what_the_slower_rank_keeps_the_faster_one_keeps_too(monkeypatch):
     assert kept[1] < kept[0]
 
 
-def test_the_stride_does_not_change_at_a_limit(monkeypatch):
-    decides, clock, strides = Thinning(), _Clock(monkeypatch), set()
+def test_the_period_does_not_change_at_a_limit(monkeypatch):
+    decides, clock, periods = Thinning(), _Clock(monkeypatch), set()
     decides.begin_cell()
     for window in range(20):
         clock.run(decides, 16, 78 if window % 2 else 82, 1, first=16 * window)
-        strides.add(decides.stride)
-    assert strides == {1, 64}
+        periods.add(decides.period)
+    assert periods == {1, 64}
 
 
 def test_a_collective_is_whole_or_absent_and_nothing_else_is_left_out(trained):
@@ -122,6 +137,25 @@ def test_a_collective_is_whole_or_absent_and_nothing_else_is_left_out(trained):
     left_out = int(np.count_nonzero(rows["left_out"]))
     assert repr(calls).endswith(f"; values of {left_out} left out>") and trained.recording.left_out >= left_out
     assert len(trained.recording.steps(cell=int(rows["cell"][0]))) == 2 * STEPS
+
+
+def test_optimizers_that_take_turns_both_have_their_values(trained):
+    trained.run(
+        "from ddp_notebook.rank.engine import RankEngine\n"
+        "thinning = RankEngine.instance()._rank._recording.tape.thinning\n"
+        "thinning._look = lambda seconds: setattr(thinning, 'period', 8)\n"
+        "other = torch.optim.Adam(model.parameters())\n"
+        "def train_both(optimizers, steps):\n"
+        "    for step in range(steps):\n"
+        "        one = optimizers[step % len(optimizers)]\n"
+        "        one.zero_grad(); model(x).square().mean().backward(); one.step()"
+    )
+    try:
+        for optimizers, kept in (("optimizer, other", {32, 33, 40, 41}), ("other,", {32, 40})):
+            calls = _calls(trained, f"train_both([{optimizers}], 48)")
+            assert {call.step for call in calls if not call.left_out and call.step >= 32} == kept
+    finally:
+        trained.run("del thinning._look")
 
 
 def test_the_monitor_and_a_saved_recording_count_what_was_left_out(trained, tmp_path):

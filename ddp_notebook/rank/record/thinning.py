@@ -1,9 +1,9 @@
 """Which steps of a training loop have their values recorded: more of them than a screen shows would cost it time.
 
 Whole steps are kept or left out, so that what is kept is a collective on all of its ranks, and all buckets of a step:
-ranks count the same steps. Of so many steps as the stride one is kept, in runs of two: with several optimizers, as
-those of a GAN, each has its turn. The stride comes from how fast this rank trains. It is a power of two, so where ranks
-do not have the same one, what the longest keeps is kept by all.
+ranks count the same steps. Of the steps of a period the first is kept; the first two where several optimizers take
+turns, as those of a GAN. The period comes from how fast this rank trains. It is a power of two, so where ranks do not
+have the same one, what the longest keeps is kept by all.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import time
 
 FIRST_STEPS = 16  # of a cell, which are all kept
 FIRST_CALLS = 8  # of a line, likewise: what comes after the loop, or every hundredth step
-PER_S = 2.5  # calls whose values are kept, if that keeps a run: a thousandth of the time at 0.4 ms each, caches cold
-_MOST_RUN_S = 2.0  # from one run to the next, however many calls its steps have: somebody may be looking
-_LONG_RUN_S, _LONG_RUN_STEPS = 4.0, 8  # or so many steps, if that is not longer: else half of those of 0.4 s are kept
-_RUN = 2  # steps that are kept in a row
+PER_S = 2.5  # calls whose values are kept at most, if that allows a step: a thousandth of the time at 0.4 ms each, cold
+_PERIOD_S = 2.0  # the longest one, however many calls its steps have: somebody may be looking
+_LONG_PERIOD_S, _LONG_PERIOD = 4.0, 8  # or so many steps, unless these take longer: else a quarter of slow ones is kept
 _WINDOW = 16  # steps between two looks at the rate
 
 
@@ -30,14 +29,15 @@ class Thinning:
     """
 
     def __init__(self) -> None:
-        self.stride = 1
+        self.period = 1  # steps
+        self.turns = 0  # of optimizers; these are counted where they are seen
         self.calls = 0  # since the last look; the tape counts them
         self._since_ns = 0
         self._of_line: dict[tuple[int, int], int] = {}
 
     def begin_cell(self) -> None:
         """A cell begins, whose first steps are kept."""
-        self.stride = 1
+        self.period, self.turns = 1, 0
         self._of_line.clear()
         self._since_ns, self.calls = time.monotonic_ns(), 0
 
@@ -47,7 +47,7 @@ class Thinning:
             now_ns = time.monotonic_ns()
             self._look((now_ns - self._since_ns) / 1e9)
             self._since_ns, self.calls = now_ns, 0
-        return step < FIRST_STEPS or step % (_RUN * self.stride) < _RUN
+        return step < FIRST_STEPS or step % self.period < self._run()
 
     def keeps_of_line(self, line: tuple[int, int]) -> bool:
         """Whether a call is one of the first of its line, whose values are kept although its step's may not be. Asked
@@ -57,10 +57,14 @@ class Thinning:
         return count < FIRST_CALLS
 
     def _look(self, seconds: float) -> None:
-        """Choose the stride by the calls and steps of the last window."""
+        """Choose the period by the calls and steps of the last window."""
         calls_per_s, steps_per_s = self.calls / max(seconds, 1e-6), _WINDOW / max(seconds, 1e-6)
-        stride, longest = 1, max(_MOST_RUN_S * steps_per_s, min(_LONG_RUN_S * steps_per_s, _LONG_RUN_STEPS))
-        while stride * PER_S < calls_per_s and 2 * stride * _RUN <= longest:
-            stride *= 2
-        if stride > self.stride or 2 * stride < self.stride:  # else it would change back and forth at a limit
-            self.stride = stride
+        longest = max(_PERIOD_S * steps_per_s, min(_LONG_PERIOD_S * steps_per_s, _LONG_PERIOD))
+        period = run = self._run()
+        while run * calls_per_s > PER_S * period and 2 * period <= longest:
+            period *= 2
+        if period > self.period or 2 * period < self.period:  # else it would change back and forth at a limit
+            self.period = period
+
+    def _run(self) -> int:
+        return 1 if self.turns < 2 else 2

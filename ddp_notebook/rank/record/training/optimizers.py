@@ -47,12 +47,14 @@ class Optimizers:
     def begin_cell(self) -> None:
         """A cell begins: forget what an interrupted one has left half done."""
         self._stepping.clear()
+        self._last = nothing, ""
 
     def name(self, optimizer: Any) -> str:
         """Its name, which no other one has."""
         last, name = self._last
         if last() is optimizer:
             return name
+        self._tape.thinning.turns += 1
         with self._naming:
             if (name := self._names.get(optimizer, "")) == "":
                 name = self._names[optimizer] = new_name(optimizer, set(self._names.values()))
