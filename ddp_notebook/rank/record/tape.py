@@ -328,6 +328,10 @@ class Tape:
         again, backward.serials = backward.again, self._calls
         self.thinning.calls += len(again)
         backward.is_over = backward.has_waited
+        if backward.is_over:
+            for _, _, _, kept in again:
+                if kept:
+                    kept[0] = None  # the future, see `Kept`
 
     def _forget_again(self, backward: Backward) -> None:
         """A backward has failed: those of its calls that took the short way become calls like others."""
