@@ -100,9 +100,9 @@ class _Work(NamedTuple):
 
 
 # Of a call: the future of its work once it has begun, and the time of its end once it is over. Not the work: where the
-# caller is the last one to have that, freeing it is its task, which takes 3 us, and gloo's thread's otherwise. The future
-# goes as soon as the backward has ended well: a few hundred bytes that a step leaves between its gradients keep the next
-# step's from their places, and the heap grew by as many megabytes as they have, again and again.
+# caller is the last one to have that, freeing it is its task, which takes 3 us, and gloo's thread's otherwise. The
+# future goes as soon as the backward has ended well: a few hundred bytes that a step leaves between its gradients keep
+# the next step's from their places, and the heap grew by as many megabytes as they have, again and again.
 Kept = list[Any]
 Again = tuple[Repeat, int, int, Kept]  # what was called, its number, when, and what is kept of it
 
