@@ -78,6 +78,11 @@ def test_values_of_a_cell_stand_in_the_order_of_the_ranks():
     assert [entry.ranks for entry in fold.take_all()] == [[0], [1], [1]]
 
     fold.add(1, Item.line("stdout", "1", waits_s(value)), now=0.0)
+    fold.add(0, Item.line("stdout", "0", waits_s(value)), now=VALUES_S / 2)
+    assert fold.take(now=VALUES_S - 0.1, talking={2}) == []
+    assert [entry.ranks for entry in fold.take(now=VALUES_S, talking={2})] == [[0], [1]], "while rank 2 computes"
+
+    fold.add(1, Item.line("stdout", "1", waits_s(value)), now=0.0)
     assert [entry.ranks for entry in fold.take(now=VALUES_S, talking={0, 1})] == [[1]]
 
 

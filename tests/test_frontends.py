@@ -27,8 +27,12 @@ CELLS = [
 ]
 FAILING = 4
 
-# A kernel's TCP ports are chosen before it binds them, and on a busy machine another process may take one meanwhile.
-IPC = Config(KernelManager={"transport": "ipc"})
+
+@pytest.fixture
+def kernels(tmp_path) -> Config:
+    """A kernel's TCP ports are chosen before it binds them, and on a busy machine another process may take one
+    meanwhile: so these have sockets in a folder of their own."""
+    return Config(KernelManager={"transport": "ipc", "ip": str(tmp_path / "kernel")})
 
 
 def texts(cell) -> str:
@@ -60,9 +64,9 @@ def notebook():
     return made
 
 
-def test_nbclient(monkeypatch):
+def test_nbclient(monkeypatch, kernels):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    ran = NotebookClient(notebook(), timeout=120, config=IPC).execute()
+    ran = NotebookClient(notebook(), timeout=120, config=kernels).execute()
     check(ran.cells)
 
 
@@ -79,13 +83,13 @@ JOBS = [
 ]
 
 
-def test_nbclient_and_cells_in_the_background(monkeypatch):
+def test_nbclient_and_cells_in_the_background(monkeypatch, kernels):
     """It takes what a cell shows until that ends: so there each waits for its job."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     made = notebook()
     made.cells = [new_code_cell(source) for source in JOBS]
     made.cells[4].metadata["tags"] = ["raises-exception"]
-    cells = NotebookClient(made, timeout=120, config=IPC).execute().cells
+    cells = NotebookClient(made, timeout=120, config=kernels).execute().cells
     lines = texts(cells[2]).splitlines()
     assert lines[0].startswith("job 1 is done after ")
     assert lines[1:] == ["[0-1] 3 of 3", "[0]", "<Figure size 640x480 with 1 Axes>", "[0-1] rest"]
@@ -97,12 +101,12 @@ def test_nbclient_and_cells_in_the_background(monkeypatch):
     assert texts(cells[6]).splitlines()[1:] == ["[0-1] the last word"]
 
 
-def test_papermill(monkeypatch, tmp_path):
+def test_papermill(monkeypatch, tmp_path, kernels):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     nbformat.write(notebook(), tmp_path / "in.ipynb")
     out = tmp_path / "out.ipynb"
     with pytest.raises(papermill.exceptions.PapermillExecutionError, match=r"RankError: ValueError: no \(rank 1\)"):
-        papermill.execute_notebook(str(tmp_path / "in.ipynb"), str(out), progress_bar=False, config=IPC)
+        papermill.execute_notebook(str(tmp_path / "in.ipynb"), str(out), progress_bar=False, config=kernels)
     check([cell for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"])
 
 

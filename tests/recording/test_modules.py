@@ -12,7 +12,7 @@ import torch
 from ddp_notebook.rank.group.calls import KEPT, Call
 from ddp_notebook.rank.group.sequences import Known, Sequence, name_modules
 from ddp_notebook.rank.record.tape import Moment
-from ddp_notebook.rank.record.thinning import FIRST_STEPS
+from ddp_notebook.rank.record.thinning import FIRST_STEPS, spread
 
 _PERIOD = 16  # of a loop whose values are thinned
 _STEPS = 70
@@ -273,7 +273,7 @@ def by_step(session: Any, rank: int) -> list[tuple[str, ...]]:
 
 
 def is_marked(step: int) -> bool:
-    return step < FIRST_STEPS or step % _PERIOD == 0
+    return step < FIRST_STEPS or spread(step) % _PERIOD == 0
 
 
 def test_a_long_loop_has_names_in_all_steps_and_marks_in_few(loop):

@@ -327,7 +327,7 @@ class Tape:
         """The same for calls that took the short way, of a backward that has ended well."""
         again, backward.serials = backward.again, self._calls
         self.thinning.calls += len(again)
-        backward.is_over = backward.has_waited
+        backward.is_over = backward.has_waited  # first, see `Repeat.is_done`
         if backward.is_over:
             for _, _, _, kept in again:
                 if kept:

@@ -21,9 +21,7 @@ from dataclasses import dataclass, field
 from ddp_notebook.wire.events import Display
 
 TWINS_S = 0.05  # how long a line waits for its twins
-VALUES_S = (
-    0.5  # and a cell's value, its rank's last word: values stand in the order of the ranks, also on a busy machine
-)
+VALUES_S = 0.5  # and a cell's value, mostly its rank's last word: so they stand in the order of the ranks
 _TOGETHER_S = 0.02  # so much less if others are shown anyway: the next ones would have to wait for the outlet
 _LOOK_S = 0.01
 
@@ -161,13 +159,16 @@ class Fold:
         most = len({*talking, *waiting})  # ranks that could have it
         crossed: list[tuple[float, Folded]] = []
         found = False
+        dues_s = {key: min(_due_s(*self._queues[rank][0]) for rank in ranks) for key, ranks in heads.items()}
+        values = [key for key, ranks in heads.items() if self._queues[ranks[0]][0][1].waits_s == VALUES_S]
+        if any(dues_s[key] <= due_s for key in values):  # all of them are: one that waits on would be out of order
+            dues_s.update(dict.fromkeys(values, due_s))
         for key, ranks in heads.items():
-            first = min((self._queues[rank][0] for rank in ranks), key=lambda came: came[0])
-            if len(ranks) < most and _due_s(*first) > due_s:
+            if len(ranks) < most and dues_s[key] > due_s:
                 continue
             entry = Folded(self._queues[ranks[0]][0][1], ranks)
             if self._comes_later(key, waiting, ranks):
-                crossed.append((first[0], entry))
+                crossed.append((dues_s[key], entry))
             else:
                 found = True
                 yield entry

@@ -142,15 +142,6 @@ class Screen:
         self._outlet.write("stderr", text + "\n")
         self._outlet.drain()
 
-    def pause(self, talking: Collection[int]) -> None:
-        """Bring to the front end at once what no other rank can join any more: nobody looks on for a while.
-
-        Args:
-            talking: ranks from which more can come.
-        """
-        self._emit(self._take(time.monotonic(), talking))
-        self._outlet.drain(self._is_stopped)
-
     def finish(self) -> None:
         """The cell is over: show all that is left, and end the last line."""
         for (rank, stream), (text, _) in self._partial.items():

@@ -62,10 +62,11 @@ class Repeat(Call):
         backward, kept = self.backward, self.kept
         if backward is None:
             return False
+        future = kept[0] if kept else None  # first: it goes once `is_over` is set, in another thread
         if backward.is_over or len(kept) > 1:
             return True
         # Else an interrupt may have come before its end could be noted, or what would note it.
-        return bool(kept[0].done() if kept else backward.end_ns)
+        return bool(backward.end_ns if future is None else future.done())
 
     @property
     def has_failed(self) -> bool:
