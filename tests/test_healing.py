@@ -255,6 +255,21 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
     assert session.run(SUM, timeout=20)[1].result == "3"
 
 
+def test_a_copied_function_has_its_text(session):
+    """In tracebacks, and for what reads it."""
+    session.run("def twice(x):\n    return 2 * x + offset\noffset = 1")
+    kill(session, 1)
+    session.heal(0)
+    read = "import inspect\ntext = inspect.getsource(twice), twice(rank)"
+    session.run(read)
+    assert session.pull("text") == {
+        rank: ("def twice(x):\n    return 2 * x + offset\n", 2 * rank + 1) for rank in range(3)
+    }
+    with pytest.raises(RankError) as caught:
+        session.run("twice(None)", ranks=1)
+    assert "return" in (shown := "".join(caught.value.tracebacks[1])) and "offset" in shown, shown
+
+
 def test_variables_that_fail_oddly_are_named(session):
     session.run("class Odd:\n    def __reduce_ex__(self, _): raise NotImplementedError\nodd, fine = Odd(), 1")
     kill(session, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import linecache
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -78,19 +79,41 @@ class Pickler(bulk.Pickler):
         made = super().reducer_override(obj)
         if isinstance(obj, types.FunctionType) and isinstance(made, tuple) and obj.__globals__ is _variables():
             make, (code, _, *rest), (attributes, slots), *how = made
-            made = make, (code, _Variables(), *rest), (attributes, {**slots, "__globals__": {}}), *how
+            made = (
+                make,
+                (code, _Variables(obj.__code__.co_filename), *rest),
+                (attributes, {**slots, "__globals__": {}}),
+                *how,
+            )
         return made
 
 
 class _Variables:
     """Stands for the user's variables in a pickle. A function of a cell finds those of the rank that it comes to, as if
-    its cell had run there: cloudpickle would send along the values that it sees here, `rank` among them."""
+    its cell had run there: cloudpickle would send along the values that it sees here, `rank` among them. The cell's
+    text goes with it, for tracebacks, `inspect.getsource` and `torch.jit.script`.
+
+    Args:
+        file: the cell's.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
 
     def __reduce__(self) -> Any:
-        return _variables, ()
+        entry = linecache.cache.get(self._file, ())
+        is_of_no_file = len(entry) == 4 and entry[1] is None  # as IPython leaves a cell's
+        return _variables, (entry,) if is_of_no_file else ()
 
 
-def _variables() -> dict[str, Any]:
+def _variables(text: Any = None) -> dict[str, Any]:
+    """The user's variables.
+
+    Args:
+        text: an entry of `linecache.cache` that a function comes with, whose cell has not run here.
+    """
+    if text is not None:
+        linecache.cache.setdefault(text[3], text)
     shell = IPython.get_ipython()
     return {} if shell is None else shell.user_ns
 
