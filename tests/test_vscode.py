@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -237,6 +239,35 @@ def test_a_start_goes_on(make_kernel):
     assert started.status == client.status == "ok", (started, client)
     assert len(got) > 10, "host server, watchdog, ranks, store, and nine processes of a controller"
     assert kernel.run("%%on_all_ranks\ndist.barrier()").status == "ok"
+
+
+_AT_A_BAD_MOMENT = """
+import os, signal
+from ddp_notebook.rank import engine
+from ddp_notebook.rank.cell import handlers
+
+ignore, end_by, held_back = handlers._ignore_sigint, handlers.end_by, []
+def ignore_and_tell():
+    held_back.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    return ignore()
+handlers._ignore_sigint = ignore_and_tell
+made = handlers.Handlers(lambda *_: None, lambda: True)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+made.put_back()
+assert len(held_back) > 2 and all(held_back[:-1]), held_back  # the last one: after each cell, when all are ours
+
+def send_and_end_by(handler):
+    os.kill(os.getpid(), signal.SIGTERM)
+    end_by(handler)
+handlers.end_by = send_and_end_by
+engine.RankEngine().init_signal()
+"""
+
+
+def test_a_signal_that_comes_while_handlers_are_set_does_nothing():
+    ran = subprocess.run([sys.executable, "-c", _AT_A_BAD_MOMENT], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert "this rank goes on after SIGTERM" in ran.stderr and "stopping" not in ran.stderr
 
 
 def test_ranks_end_at_sigterm_only_together_with_their_notebook(kernel):

@@ -15,9 +15,10 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from ddp_notebook.rank.cell.where import OURS
-from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT
+from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT, held_back
 
 _AFTER_A_HOOK_S = 0.005
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
@@ -44,8 +45,7 @@ class Handlers:
     def __init__(self, on_interrupt: Callable[[FrameType | None, bool], None], on_taken: Callable[[], bool]) -> None:
         self._interrupt = on_interrupt
         self._on_taken = on_taken
-        signal.signal(signal.SIGINT, self._on_sigint)
-        _ignore_sigint()
+        _set(signal.SIGINT, self._on_sigint)
         signal.signal(AGAIN, self._on_interrupt)
         if INTERRUPT != signal.SIGINT:
             signal.signal(INTERRUPT, self._on_interrupt)
@@ -66,7 +66,7 @@ class Handlers:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._ours.items():
             if _signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+                _set(number, handler)
         _ignore_sigint()
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -140,6 +140,13 @@ def end_by(handler: Callable[[int, FrameType | None], object]) -> None:
         words = b"" if any(name in os.environ for name in _OF_A_JOB) else _ASKED_TO_END
         signal.signal(signal.SIGTERM, lambda *_: os.write(2, words))
     signal.signal(END, handler)
+
+
+def _set(number: int, handler: Any) -> None:
+    """Set a handler. A SIGINT that came before the system ignores it again would be taken for one of Python's own."""
+    with held_back():
+        signal.signal(number, handler)
+        _ignore_sigint()
 
 
 def _ignore_sigint() -> bool:
