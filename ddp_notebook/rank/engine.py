@@ -17,7 +17,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
 from ddp_notebook.rank.cell import handlers, kernel_api
-from ddp_notebook.wire.signals import END, INTERRUPT, held_back
+from ddp_notebook.wire.signals import END, INTERRUPT
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.process import Rank
@@ -56,11 +56,10 @@ class RankEngine(IPEngine):
 
     def init_signal(self) -> None:
         """End as ipyparallel has it at SIGTERM, but when the host server asks for it. SIGINT is the runner's."""
-        with held_back():  # a SIGTERM just now would end a rank that has no kernel yet
-            super().init_signal()
-            stop = signal.getsignal(signal.SIGTERM)
-            assert callable(stop)
-            handlers.end_by(stop)
+        super().init_signal()
+        stop = signal.getsignal(signal.SIGTERM)
+        assert callable(stop)
+        handlers.end_by(stop)
 
     def register(self) -> Any:
         """Make the kernel as if the controller had answered.

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.rank.cell.where import OURS
-from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT, held_back
+from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT
 
 _AFTER_A_HOOK_S = 0.005
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
@@ -45,7 +45,8 @@ class Handlers:
     def __init__(self, on_interrupt: Callable[[FrameType | None, bool], None], on_taken: Callable[[], bool]) -> None:
         self._interrupt = on_interrupt
         self._on_taken = on_taken
-        _set(signal.SIGINT, self._on_sigint)
+        self._sets = False  # a handler, just now
+        self._set(signal.SIGINT, self._on_sigint)
         signal.signal(AGAIN, self._on_interrupt)
         if INTERRUPT != signal.SIGINT:
             signal.signal(INTERRUPT, self._on_interrupt)
@@ -66,8 +67,18 @@ class Handlers:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._ours.items():
             if _signal.getsignal(number) is not handler:
-                _set(number, handler)
+                self._set(number, handler)
         _ignore_sigint()
+
+    def _set(self, number: int, handler: Any) -> None:
+        """Set a handler. A SIGINT that comes until the system ignores it again, to whichever thread, does nothing."""
+        self._sets = True
+        try:
+            signal.signal(number, handler)
+            _ignore_sigint()
+            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # calls the handlers of what has come
+        finally:
+            self._sets = False
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._forks:  # what a hook of a fork raises is printed and lost
@@ -89,7 +100,7 @@ class Handlers:
         """The system ignores SIGINT, so this is Python's own `_thread.interrupt_main`, which programs use to limit how
         long something takes. Or a program has put this handler back by itself, and SIGINT has come: then it is not
         ours, and no further one comes."""
-        if _ignore_sigint():
+        if not self._sets and _ignore_sigint():
             self._interrupt(frame, False)
 
     def _before_fork(self) -> None:
@@ -140,13 +151,6 @@ def end_by(handler: Callable[[int, FrameType | None], object]) -> None:
         words = b"" if any(name in os.environ for name in _OF_A_JOB) else _ASKED_TO_END
         signal.signal(signal.SIGTERM, lambda *_: os.write(2, words))
     signal.signal(END, handler)
-
-
-def _set(number: int, handler: Any) -> None:
-    """Set a handler. A SIGINT that came before the system ignores it again would be taken for one of Python's own."""
-    with held_back():
-        signal.signal(number, handler)
-        _ignore_sigint()
 
 
 def _ignore_sigint() -> bool:
