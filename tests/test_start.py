@@ -192,8 +192,13 @@ def test_no_variable_is_added_while_a_group_forms(make_session, monkeypatch, tmp
     assert [line for line in lines if line.endswith("late")] == []
 
 
-def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeypatch):
-    """A sitecustomize of the user's that breaks the rank: the spawned process ends before its first word."""
+@pytest.mark.parametrize("more", ["", "x" * 100_000], ids=["", "before_it_was_told_all"])
+def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeypatch, more):
+    """A sitecustomize of the user's that breaks the rank: the spawned process ends before its first word.
+
+    Of a long environment a pipe holds only a part: then it ends while the host server still writes.
+    """
+    monkeypatch.setenv("MORE", more)
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if 'spawned' in ' '.join(sys.orig_argv):\n"

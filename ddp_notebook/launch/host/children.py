@@ -84,7 +84,8 @@ def spawn(process: int, spec: child.Spec) -> Child:
         start_new_session=True,
     )
     os.close(spec_r)
-    with os.fdopen(spec_w, "w") as pipe:
+    # One that has ended already, by a sitecustomize for instance, is reported as such, with its last words.
+    with contextlib.suppress(BrokenPipeError), os.fdopen(spec_w, "w") as pipe:
         json.dump(spec, pipe)
     pipes.close_far()
     return Child(process, spawned.pid, pipes, spawned)
