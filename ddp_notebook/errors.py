@@ -24,6 +24,7 @@ Every message says what happened, where, the value that was wrong, and what to d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ __all__ = [
 
 
 _MOST_SHOWN = 4  # different errors of one cell
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DDPNotebookError(Exception):
@@ -115,13 +117,13 @@ class ClientError(DDPNotebookError):
 
 
 def _in_a_line(summary: str) -> str:
-    """`"ValueError: message"`: of a long message its first line, or where that is empty the next one, or the last line
-    of a traceback in it."""
+    """`"ValueError: message"`: of a long message its first line, or where that is empty the next one too; and the last
+    line of a traceback in it, such as a DataLoader's worker sends."""
     first, *more = [line.strip() for line in summary.splitlines() if line.strip()] or [""]
+    if any("Traceback (most recent call last):" in line for line in more[:-1]):
+        return f"{first} {more[-1]}"
     if more and first.endswith(":"):
-        is_traceback = any(line.startswith("Traceback (most recent call last)") for line in more)
-        first = f"{first} {more[-1] if is_traceback else more[0]}"
-        return first if is_traceback or len(more) == 1 else f"{first} ..."
+        first, *more = f"{first} {more[0]}", *more[1:]
     return f"{first} ..." if more else first
 
 
@@ -151,7 +153,7 @@ class RankError(DDPNotebookError):
         self.summaries = dict(summaries)
         self.result = result
         super().__init__("\n".join(filter(None, [self._message(), hint])))
-        self.add_note("\n".join(self._of_ranks()))  # what Python itself shows in a script
+        self.add_note(_COLOR.sub("", "\n".join(self._of_ranks())))  # what Python itself shows in a script, or a log
 
     def _message(self) -> str:
         first_lines = {rank: _in_a_line(summary) for rank, summary in self.summaries.items()}

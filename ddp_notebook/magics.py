@@ -15,7 +15,7 @@ from ddp_notebook.run import progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.groups.faults import USAGE as FAULT_USAGE
 from ddp_notebook.run.jobs.job import Job
-from ddp_notebook.run.kernel import is_run_by_program
+from ddp_notebook.run.kernel import cell_number, is_run_by_program
 from ddp_notebook.run.lines import LineParser
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.torchrun import current as torchrun_jobs
@@ -147,7 +147,7 @@ class DDPMagics(Magics):
     def ddp_memory(self, line: str) -> None:
         """Say what parameters, gradients, optimizer state, activations and the rest take on each rank, now or while
         code runs, and what was measured before: %ddp_memory [CODE]"""
-        print(having.of_session().memory(line.strip(), execution_count=self._cell_number()))
+        print(having.of_session().memory(line.strip()))
 
     # ---- the recording
 
@@ -331,7 +331,7 @@ class DDPMagics(Magics):
             options.timeout_s,
             wait=not options.background,
             quiet=options.quiet,
-            execution_count=self._cell_number(),
+            execution_count=cell_number(),
             file=self._cell_file(code),
             record=options.record,
         )
@@ -346,19 +346,10 @@ class DDPMagics(Magics):
             if not self.shell.run_cell(code).success:
                 raise CellFailedHereError("the cell failed here, in the notebook: see above")
 
-    def _cell_number(self) -> int:
-        """The number in this cell's `In [n]`; IPython counts up before a cell runs, or after it in older versions."""
-        if self.shell is None or self.shell.history_manager is None:
-            return 1
-        running = getattr(self.shell.displayhook, "exec_result", None)  # `exit` is in no history
-        if running is not None and running.execution_count:
-            return int(running.execution_count)
-        return max(1, len(self.shell.history_manager.input_hist_parsed) - 1)
-
     def _cell_file(self, code: str) -> str:
         """The name that the notebook itself gives to the code of a cell."""
         assert self.shell is not None
-        return str(self.shell.compile.get_code_name(code, code, self._cell_number()))
+        return str(self.shell.compile.get_code_name(code, code, cell_number()))
 
 
 def _job_numbers(usage: str, line: str) -> list[int]:

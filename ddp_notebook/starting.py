@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ddp_notebook.errors import SessionExistsError
+from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.keep.limits import OUTPUT_MB, RECORDING_MB
 from ddp_notebook.launch.options import LEASE_S, Backend, LiveMode, StartOptions
 from ddp_notebook.session import Progress, Session, current
@@ -57,7 +58,7 @@ def start(
         report: told a line about each stage that is done, and behind a carriage return how far one is.
 
     Raises:
-        UsageError: an option that cannot be, or does not fit this machine.
+        UsageError: an option that cannot be, or does not fit this machine; or this is a rank.
         SessionExistsError: ranks are running already; with `reuse`, with other options.
         StartError: the ranks did not come up; nothing of them is left.
 
@@ -68,6 +69,11 @@ def start(
         [1] 1
         '1\\n'
     """
+    if _is_rank():
+        raise UsageError(
+            "this process is a rank, and ranks start no ranks: call start in a cell that stays in the notebook (with "
+            "%ddp_auto on, one with %%local above it)"
+        )
     asked = StartOptions(
         world_size=world_size,
         backend=backend,
@@ -99,6 +105,12 @@ def start(
         return Session(asked, report=report)
     with _reusing:  # several viewers of one app of marimo ask in threads of one process
         return _reusable(asked) or Session(asked, report=report)
+
+
+def _is_rank() -> bool:
+    """Whether this process is a rank of a session. Does not import what only ranks have."""
+    engine = sys.modules.get("ddp_notebook.rank.engine")
+    return engine is not None and engine.RankEngine.initialized()
 
 
 def _reusable(asked: StartOptions) -> Session | None:

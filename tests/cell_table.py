@@ -151,6 +151,8 @@ TABLE = [
     Case("exit()", "exit()", error=r"exit\(\) and quit\(\) do not end a rank"),
     Case("sys.exit", "import sys; sys.exit(3)", error=r"SystemExit: 3: sys.exit\(\) does not end a rank"),
     Case("breakpoint", "breakpoint()", error=r"breakpoint\(\) would stop this rank"),
+    Case("the debugger of IPython", "%debug", error="a rank has no debugger"),
+    Case("one that opens by itself", "%pdb on", error="a rank has no debugger"),
     Case("KeyboardInterrupt of its own", "raise KeyboardInterrupt", error="KeyboardInterrupt"),
     Case(
         "a failed cell keeps nothing",

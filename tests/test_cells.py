@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 
 import IPython
@@ -106,6 +107,14 @@ def test_the_same_traceback_is_shown_once(session):
         session.run("1 / 0")
     assert "\n".join(caught.value._render_traceback_()).count(": division by zero") == 2
     assert str(caught.value) == "ZeroDivisionError: division by zero (ranks 0-1)"
+
+
+def test_a_script_shows_plain_text_and_one_frame_of_ours(session):
+    with pytest.raises(RankError) as caught:
+        session.run("1 / 0")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "---> 1 1 / 0" in shown and "\x1b" not in shown
+    assert shown.count("/ddp_notebook/") == 1, shown
 
 
 def test_a_syntax_error_is_an_error(session):

@@ -123,6 +123,12 @@ def test_a_summary_says_what_a_message_says_first():
     )
     for summary, line in (
         (spawned, "ProcessRaisedException: ValueError: bad batch"),
+        (
+            "ValueError: Caught ValueError in DataLoader worker process 0.\n"
+            "Original Traceback (most recent call last):\n  File ...\nValueError: bad item\n",
+            "ValueError: Caught ValueError in DataLoader worker process 0. ValueError: bad item",
+        ),
+        ("ValueError: one\nTraceback (most recent call last):", "ValueError: one ..."),
         ("AssertionError: \nlengths differ", "AssertionError: lengths differ"),
         ("AssertionError: \nlengths differ\n1 and 2", "AssertionError: lengths differ ..."),
         ("ValueError: one\ntwo", "ValueError: one ..."),

@@ -49,8 +49,11 @@ def test_text_appears_while_the_cell_runs(ranks):
     assert ranks.finish(message).ename == "KeyboardInterrupt"
 
 
-def test_a_failing_cell_stops_the_notebook(ranks):
-    reply = ranks.run("%%on_all_ranks\nif rank == 1: raise ValueError('no')")
+@pytest.mark.parametrize("of_cell", [True, False], ids=["a cell", "session.run"])
+def test_a_failing_cell_stops_the_notebook(ranks, of_cell):
+    code = "if rank == 1: raise ValueError('no')"
+    ranks.run("import ddp_notebook")
+    reply = ranks.run(f"%%on_all_ranks\n{code}" if of_cell else f"ddp_notebook.current().run({code!r})")
     assert (reply.status, reply.ename) == ("error", "RankError")
     assert "--- rank 1 ---" in reply.traceback and "ValueError: no" in reply.traceback
     assert "ddp_notebook/" not in reply.traceback  # our own frames would not help

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import SessionExistsError
+from ddp_notebook.errors import RankError, SessionExistsError
 from ddp_notebook.launch import processes
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.rank.cell import hygiene
@@ -138,6 +138,11 @@ def test_a_second_session_is_refused_and_harms_nothing(session):
     with pytest.raises(SessionExistsError, match=r"2 ranks.*%ddp_restart.*%ddp_stop"):
         ddp_notebook.start(2)
     assert session.run("1").ok
+
+
+def test_a_rank_starts_no_ranks(session):
+    with pytest.raises(RankError, match=r"UsageError: this process is a rank, and ranks start no ranks.*\(ranks 0-1\)"):
+        session.run("import ddp_notebook; ddp_notebook.start(2)")
 
 
 def test_a_session_is_reused_where_it_is_as_asked_for(session):

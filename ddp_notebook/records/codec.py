@@ -191,10 +191,10 @@ def _parse(body: memoryview, count: int) -> Batch:
 
     tables: dict[str, Rows] = {}
     for name, rows, itemsize in words["tables"]:
-        dtype = TABLES[name] if itemsize == TABLES[name].itemsize else EARLIER.get(name, TABLES[name])
-        if itemsize != dtype.itemsize or name in tables:
+        forms = [dtype for dtype in (TABLES[name], *EARLIER.get(name, ())) if dtype.itemsize == itemsize]
+        if not forms or name in tables:
             raise ValueError(f"its table {name} has other columns")
-        tables[name] = upgraded(name, np.frombuffer(take(rows * itemsize), dtype))
+        tables[name] = upgraded(name, np.frombuffer(take(rows * itemsize), forms[0]))
     tensors = tuple(
         Tensor(call=int(call), side=int(side), dtype=str(dtype), shape=tuple(map(int, shape)), data=bytes(take(nbytes)))
         for call, side, dtype, shape, nbytes in words["tensors"]

@@ -160,6 +160,7 @@ RESOURCE = np.dtype(
         ("gpu_peak_bytes", "<i8"),
         ("gpu_percent", "<f4"),  # NaN: unknown
         ("cores", "<u2"),  # that the rank may use; 0: unknown
+        ("page_faults", "<i8"),  # of the process so far, without those that had to read a disk; 0: unknown
     ]
 )
 
@@ -241,9 +242,9 @@ TABLES: dict[str, np.dtype[np.void]] = {
 }
 LATER = ("rpc", "reference", "context")  # tables that files of before they were there do not have
 EARLIER = {  # of files from before the last columns
-    "call": np.dtype(CALL.descr[:-1]),
-    "span": np.dtype(SPAN.descr[:-3]),
-    "resource": np.dtype(RESOURCE.descr[:-1]),
+    "call": (np.dtype(CALL.descr[:-1]),),
+    "span": (np.dtype(SPAN.descr[:-3]),),
+    "resource": (np.dtype(RESOURCE.descr[:-1]), np.dtype(RESOURCE.descr[:-2])),
 }
 TEXTS = {  # the columns of each table that hold numbers of texts
     "call": ("op", "api", "group", "dtype", "shapes", "site", "module"),
@@ -273,10 +274,10 @@ def upgraded(table: str, rows: Rows) -> Rows:
     """Rows of this version from those of an earlier one: what it did not have is 0.
 
     Example:
-        >>> upgraded("call", np.zeros(2, EARLIER["call"]))["left_out"].tolist()
+        >>> upgraded("call", np.zeros(2, EARLIER["call"][0]))["left_out"].tolist()
         [False, False]
     """
-    if rows.dtype != EARLIER.get(table):
+    if rows.dtype not in EARLIER.get(table, ()):
         return rows
     found = np.zeros(len(rows), TABLES[table])
     for name in rows.dtype.names or ():

@@ -19,6 +19,16 @@ def kernel() -> Any:
     return getattr(ipython(), "kernel", None)
 
 
+def cell_number() -> int:
+    """The number in the `In [n]` of the cell that runs; 1 where there is none, as in a script."""
+    if (shell := ipython()) is None or shell.history_manager is None:
+        return 1
+    running = getattr(shell.displayhook, "exec_result", None)  # `exit` is in no history
+    if running is not None and running.execution_count:
+        return int(running.execution_count)
+    return max(1, len(shell.history_manager.input_hist_parsed) - 1)  # older versions count up behind a cell
+
+
 def has_front_end() -> bool:
     """Whether somebody is at the front end. Programs that run notebooks (nbclient, papermill, nbconvert) say that
     nobody can type; there is no other sign of them."""

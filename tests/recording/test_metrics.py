@@ -277,6 +277,24 @@ def test_the_processor_time_is_that_of_the_rank(ranks):
     assert busy.max() > 10 + 3 * idle[-2:].min(), "also where the machine has other things to do"
 
 
+def test_page_faults_are_counted(ranks):
+    def counted() -> int:
+        rows = ranks.recording.resources
+        return int(rows["page_faults"][rows["rank"] == 1][-1])
+
+    wait_until(lambda: len(ranks.recording.resources) >= 2, timeout_s=8, what="a look at two ranks")
+    before, pages = counted(), 20_000
+    ranks.run(
+        "import mmap\n"
+        f"memory = mmap.mmap(-1, {pages} * mmap.PAGESIZE)\n"
+        "memory.madvise(mmap.MADV_NOHUGEPAGE)\n"
+        f"for at in range({pages}): memory[at * mmap.PAGESIZE] = 1\n"
+        "memory.close()",
+        quiet=True,
+    )
+    wait_until(lambda: before + pages <= counted() < before + 2 * pages, timeout_s=8, what="its page faults")
+
+
 # ---- how much is recorded
 
 

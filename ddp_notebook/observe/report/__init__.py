@@ -4,6 +4,7 @@ report      what its steps took, why, and what to try
 advice      the verdict in one sentence
 bubbles     how much of a pipeline is empty, and what makes it less
 sharing     the user's named blocks; ranks that share a core
+memory      page faults: what steps take from the system anew
 network     what machines waited for that no rank was late for
 remote      who serves remote calls, who waits for them, where they queue
 bandwidth   bytes per second by operation and size

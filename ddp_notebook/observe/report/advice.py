@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_notebook.observe.report.bubbles import Bubble
+from ddp_notebook.observe.report.memory import FAULT_NS
 from ddp_notebook.observe.report.network import Network
 from ddp_notebook.observe.steps.waits import fewest_steps
 from ddp_notebook.observe.tables.matching import RowSource
@@ -167,6 +168,7 @@ def suggestions(
     has_gpu: bool,
     is_sharded: bool = False,
     bubble: Bubble | None = None,
+    page_faults: float = 0.0,
 ) -> tuple[str, ...]:
     """Up to three things to try.
 
@@ -176,6 +178,7 @@ def suggestions(
         steps: that were looked at.
         is_sharded: see the function of this name.
         bubble: of the pipeline that the ranks are stages of.
+        page_faults: of a step, mean of the ranks.
     """
     # One rank's slow loader says nothing about the others'.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
@@ -201,6 +204,15 @@ def suggestions(
                 input_ns,
                 f"load in the background (DataLoader with num_workers{pinned}, prefetch_factor): "
                 f"the loader takes {ms(input_ns)} of each step",
+            )
+        )
+    if parts.share(faults_ns := page_faults * FAULT_NS) >= _NOTABLE:
+        found.append(
+            (
+                faults_ns,
+                "let the ranks keep memory that is freed (%env MALLOC_TRIM_THRESHOLD_=268435456, "
+                "%env MALLOC_MMAP_THRESHOLD_=33554432, then %ddp_restart): each step takes it from the system anew, "
+                f"{page_faults:,.0f} page faults or about {ms(faults_ns)}",
             )
         )
     if len(ranks) > 1 and bubble is None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
+from ddp_notebook.observe.report.memory import page_faults
 from ddp_notebook.observe.report.network import network
 from ddp_notebook.observe.report.remote import served
 from ddp_notebook.observe.report.sharing import blocks_of, cores
@@ -168,6 +169,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             has_gpu=bool((gpus >= 0).any()),
             is_sharded=is_sharded(recording, found),
             bubble=bubble,
+            page_faults=page_faults(recording, found),
         ),
     )
 

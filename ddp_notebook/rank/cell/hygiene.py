@@ -40,13 +40,19 @@ HYDRA = (
     "hydra ends the process when its program fails, and says why above; it looks for config_path beside the file of "
     "the program, and a cell has none: give an absolute path"
 )
+_INSTEAD = (
+    "Print what you want to know, end the cell there with an error, or look at a variable afterwards: %on_all_ranks x, "
+    "or %ddp_pull x in the notebook"
+)
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
 def install(shell: Any) -> None:
-    """Make `exit()`, `quit()` and `breakpoint()` errors that say what to do instead."""
+    """Make `exit()`, `quit()`, `breakpoint()`, `%debug` and `%pdb` errors that say what to do instead."""
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
+    for name, kind in (("debug", "line_cell"), ("pdb", "line")):
+        shell.register_magic_function(_refuse_debugger, kind, name)
     for name in NOTEBOOK_MAGICS["line"]:
         shell.register_magic_function(_refuse_line_magic(name), "line", name)
     for name in NOTEBOOK_MAGICS["cell"]:
@@ -73,9 +79,13 @@ def _refuse_exit() -> NoReturn:
 
 
 def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(f"breakpoint() would stop this rank while the others wait for it. {_INSTEAD}")
+
+
+def _refuse_debugger(*_: str) -> NoReturn:
     raise RuntimeError(
-        "breakpoint() would stop this rank while the others wait for it. Print what you want to know, end the cell "
-        "there with an error, or look at a variable afterwards: %on_all_ranks x, or %ddp_pull x in the notebook"
+        "a rank has no debugger: the others would wait for it, and of a failed cell it keeps no frames, since these "
+        f"hold the cell's tensors. {_INSTEAD}"
     )
 
 

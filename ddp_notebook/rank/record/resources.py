@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 import time
 from typing import Any
 
@@ -55,6 +56,7 @@ class Resources:
             "gpu_peak_bytes": -1,
             "gpu_percent": math.nan,
             "cores": self._cores,
+            "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
         }
         if torch.cuda.is_initialized():
             device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)  # this thread has its own

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.run.cells.face import CellFace
+from ddp_notebook.run.kernel import cell_number
 from ddp_notebook.run.sharding.memory import Memory, RankMemory
 from ddp_notebook.run.sharding.placements import Placements, placements_of
 from ddp_notebook.run.values.face import ValueFace
@@ -39,7 +40,7 @@ class ShardingFace(CellFace, ValueFace):
             raise UsageError(f'placement takes the name of what ranks have, placement("model"), not a {kind}')
         return placements_of(name, self._ask(f"parts.told(globals(), {name!r})", "parts"))
 
-    def memory(self, code: str = "", *, execution_count: int = 1) -> Memory:
+    def memory(self, code: str = "") -> Memory:
         """The memory of parameters, gradients, optimizer state, activations and temporary tensors on each rank. The
         result has what was measured before beside it.
 
@@ -48,7 +49,6 @@ class ShardingFace(CellFace, ValueFace):
 
         Args:
             code: runs on all ranks meanwhile, such as "step()"; empty: what is held now.
-            execution_count: the number in `In [n]` that tracebacks show.
 
         Raises:
             RankError: the code has failed, or torch's tracker cannot follow it.
@@ -59,7 +59,7 @@ class ShardingFace(CellFace, ValueFace):
             >>> session.memory()[0].activations
             0
         """
-        told = self._ask(f"memory.measure(globals(), {code!r}, {execution_count})", "memory")
+        told = self._ask(f"memory.measure(globals(), {code!r}, {cell_number()})", "memory")
         by_rank = {rank: RankMemory(**of) for rank, of in told.items()}
         before = None if self._memory is None else replace(self._memory, before=None)
         self._memory = found = Memory(code=code, by_rank=by_rank, before=before)
