@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from ddp_notebook.records.codec import VERSION, Batch, CodecError, Tensor, decode, decode_all, encode, skim
-from ddp_notebook.records.schema import DTYPES, FIRST_BYTES, TABLES, TEXTS, TIMES, VALUE, as_array, first_values
+from ddp_notebook.records.schema import (
+    DTYPES,
+    EARLIER,
+    FIRST_BYTES,
+    TABLES,
+    TEXTS,
+    TIMES,
+    VALUE,
+    as_array,
+    first_values,
+)
 from tests.observe.batches import some_batch
 
 
@@ -38,6 +48,16 @@ def test_rows_that_lie_apart_survive():
     batch = Batch(rank=0, stream=1, tables={"call": rows[::2]})
 
     assert decode(encode(batch)).tables["call"].tobytes() == rows[::2].tobytes()
+
+
+@pytest.mark.parametrize(("table", "form"), [(table, form) for table, forms in EARLIER.items() for form in forms])
+def test_rows_of_an_earlier_form_have_zeros_for_what_it_lacks(table, form):
+    rows = np.ones(2, form)
+    again = decode(encode(Batch(rank=0, stream=1, tables={table: rows}))).tables[table]
+
+    assert again.dtype == TABLES[table] != form
+    assert again[list(form.names)].tolist() == rows.tolist()
+    assert {again[name].tolist() == [0, 0] for name in set(again.dtype.names) - set(form.names)} == {True}
 
 
 def mangled(data, chance):
