@@ -57,6 +57,7 @@ __all__ = [
 
 _MOST_SHOWN = 4  # different errors of one cell
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the line of a traceback that names the error
 
 
 class DDPNotebookError(Exception):
@@ -117,11 +118,13 @@ class ClientError(DDPNotebookError):
 
 
 def _in_a_line(summary: str) -> str:
-    """`"ValueError: message"`: of a long message its first line, or where that is empty the next one too; and the last
-    line of a traceback in it, such as a DataLoader's worker sends."""
+    """`"ValueError: message"`: of a long message its first line, or where that is empty the next one too; and the error
+    of a traceback in it, such as a DataLoader's worker sends."""
     first, *more = [line.strip() for line in summary.splitlines() if line.strip()] or [""]
-    if any("Traceback (most recent call last):" in line for line in more[:-1]):
-        return f"{first} {more[-1]}"
+    if any("Traceback (most recent call last):" in line for line in more):
+        for line in reversed(more):
+            if _CAUSE.match(line):
+                return f"{first} {line}"
     if more and first.endswith(":"):
         first, *more = f"{first} {more[0]}", *more[1:]
     return f"{first} ..." if more else first

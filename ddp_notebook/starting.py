@@ -8,6 +8,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from traitlets.config import Application
+
 from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.keep.limits import OUTPUT_MB, RECORDING_MB
 from ddp_notebook.launch.options import LEASE_S, Backend, LiveMode, StartOptions
@@ -110,7 +112,7 @@ def start(
 def _is_rank() -> bool:
     """Whether this process is a rank of a session. Does not import what only ranks have."""
     engine = sys.modules.get("ddp_notebook.rank.engine")
-    return engine is not None and engine.RankEngine.initialized()
+    return engine is not None and Application.initialized() and isinstance(Application.instance(), engine.RankEngine)
 
 
 def _reusable(asked: StartOptions) -> Session | None:

@@ -153,6 +153,14 @@ TABLE = [
     Case("breakpoint", "breakpoint()", error=r"breakpoint\(\) would stop this rank"),
     Case("the debugger of IPython", "%debug", error="a rank has no debugger"),
     Case("one that opens by itself", "%pdb on", error="a rank has no debugger"),
+    Case("Python's", "import pdb; pdb.run('x = 1')", error="a rank has no debugger"),
+    Case(
+        "a doctest, whose runner is derived from it",
+        "import doctest\n"
+        "examples = doctest.DocTestParser().get_doctest('>>> 1 + 1\\n3', {}, 'examples', None, 0)\n"
+        "doctest.DocTestRunner().run(examples).failed",
+        has("Expected:.*3.*Got:.*2.*1\n$"),
+    ),
     Case("KeyboardInterrupt of its own", "raise KeyboardInterrupt", error="KeyboardInterrupt"),
     Case(
         "a failed cell keeps nothing",

@@ -114,7 +114,17 @@ def test_a_script_shows_plain_text_and_one_frame_of_ours(session):
         session.run("1 / 0")
     shown = "".join(traceback.format_exception(caught.value))
     assert "---> 1 1 / 0" in shown and "\x1b" not in shown
-    assert shown.count("/ddp_notebook/") == 1, shown
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [os.path.basename(frame.filename) for frame in frames] == ["test_cells.py", "face.py"], shown
+
+
+def test_a_failing_cell_keeps_what_the_script_was_handling(session):
+    with pytest.raises(RankError) as caught:
+        try:
+            raise KeyError("the script's own")
+        except KeyError:
+            session.run("1 / 0")
+    assert "the script's own" in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_syntax_error_is_an_error(session):

@@ -128,7 +128,11 @@ def test_a_summary_says_what_a_message_says_first():
             "Original Traceback (most recent call last):\n  File ...\nValueError: bad item\n",
             "ValueError: Caught ValueError in DataLoader worker process 0. ValueError: bad item",
         ),
-        ("ValueError: one\nTraceback (most recent call last):", "ValueError: one ..."),
+        (
+            "OSError: worker failed\nTraceback (most recent call last):\n  File ...\nValueError: x\n\nSee the log",
+            "OSError: worker failed ValueError: x",
+        ),
+        ("ValueError: one\nTraceback (most recent call last):\n  File ...\nBoom: 3", "ValueError: one ..."),
         ("AssertionError: \nlengths differ", "AssertionError: lengths differ"),
         ("AssertionError: \nlengths differ\n1 and 2", "AssertionError: lengths differ ..."),
         ("ValueError: one\ntwo", "ValueError: one ..."),

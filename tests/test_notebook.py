@@ -49,11 +49,13 @@ def test_text_appears_while_the_cell_runs(ranks):
     assert ranks.finish(message).ename == "KeyboardInterrupt"
 
 
-@pytest.mark.parametrize("of_cell", [True, False], ids=["a cell", "session.run"])
-def test_a_failing_cell_stops_the_notebook(ranks, of_cell):
-    code = "if rank == 1: raise ValueError('no')"
+_NO = "if rank == 1: raise ValueError('no')"
+
+
+@pytest.mark.parametrize("code", [f"%%on_all_ranks\n{_NO}", f"ddp_notebook.current().run({_NO!r})"])
+def test_a_failing_cell_stops_the_notebook(ranks, code):
     ranks.run("import ddp_notebook")
-    reply = ranks.run(f"%%on_all_ranks\n{code}" if of_cell else f"ddp_notebook.current().run({code!r})")
+    reply = ranks.run(code)
     assert (reply.status, reply.ename) == ("error", "RankError")
     assert "--- rank 1 ---" in reply.traceback and "ValueError: no" in reply.traceback
     assert "ddp_notebook/" not in reply.traceback  # our own frames would not help
@@ -61,6 +63,15 @@ def test_a_failing_cell_stops_the_notebook(ranks, of_cell):
         return
     of_ranks, of_notebook = (re.findall(r"In\[(\d+)\]", r.traceback)[0] for r in (reply, ranks.run("1 / 0")))
     assert int(of_notebook) == int(of_ranks) + 1  # ranks name the cell as the notebook does
+
+
+def test_a_cell_in_a_cell_is_named_as_the_outer_one(ranks):
+    code = f"try: ddp_notebook.current().run({_NO!r})\nexcept Exception as error: print(*error._render_traceback_())"
+    here, there = (
+        re.findall(r"In.*?\[.*?(\d+).*?\]|<cell line: 0>", ranks.run(f"{head}{code}").stdout)[0]
+        for head in ("import ddp_notebook\n", "%%local\n")
+    )
+    assert here == there == "" or int(there) == int(here) + 1
 
 
 @pytest.mark.parametrize("code", SLEEPS.values(), ids=SLEEPS)

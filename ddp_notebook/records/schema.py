@@ -160,7 +160,7 @@ RESOURCE = np.dtype(
         ("gpu_peak_bytes", "<i8"),
         ("gpu_percent", "<f4"),  # NaN: unknown
         ("cores", "<u2"),  # that the rank may use; 0: unknown
-        ("page_faults", "<i8"),  # of the process so far, without those that had to read a disk; 0: unknown
+        ("page_faults", "<i8"),  # of the process so far, without those that had to read a disk; 0: not counted
     ]
 )
 

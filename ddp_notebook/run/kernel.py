@@ -20,13 +20,15 @@ def kernel() -> Any:
 
 
 def cell_number() -> int:
-    """The number in the `In [n]` of the cell that runs; 1 where there is none, as in a script."""
+    """The number in the `In [n]` of the cell that runs, or has run last; 1 where there is none, as in a script."""
     if (shell := ipython()) is None or shell.history_manager is None:
         return 1
     running = getattr(shell.displayhook, "exec_result", None)  # `exit` is in no history
-    if running is not None and running.execution_count:
+    if running is not None and running.execution_count and running.info.store_history:
         return int(running.execution_count)
-    return max(1, len(shell.history_manager.input_hist_parsed) - 1)  # older versions count up behind a cell
+    return max(
+        1, len(shell.history_manager.input_hist_parsed) - 1
+    )  # of the cell that runs another one, as %%local does
 
 
 def has_front_end() -> bool:

@@ -71,6 +71,7 @@ def verdict(
     hosts: Sequence[str] = (),
     network: Network | None = None,
     bubble: Bubble | None = None,
+    page_faults: float = 0.0,
 ) -> str:
     """One sentence: where most of the time is lost.
 
@@ -81,6 +82,7 @@ def verdict(
         hosts: by rank; (): they are on one machine.
         network: what it did between machines, where data moved there.
         bubble: of the pipeline that the ranks are stages of: then nobody is waited for.
+        page_faults: of a step, mean of the ranks.
     """
     losses = [_waiting(parts, ranks, slow, steps, hosts) if bubble is None else bubble.loss(parts.step_ns)]
     exposed_ns = parts.exposed_ns if bubble is None else 0.0  # a part of the bubble
@@ -89,6 +91,7 @@ def verdict(
         (parts.input_ns, _LARGE, "waits for the data loader"),
         (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
         (parts.rest_ns, _LARGE_REST, "is neither of these: Python code between the phases"),
+        (page_faults * FAULT_NS, _LARGE, "goes into memory that is taken from the system anew"),
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
@@ -210,9 +213,9 @@ def suggestions(
         found.append(
             (
                 faults_ns,
-                "let the ranks keep memory that is freed (%env MALLOC_TRIM_THRESHOLD_=268435456, "
-                "%env MALLOC_MMAP_THRESHOLD_=33554432, then %ddp_restart): each step takes it from the system anew, "
-                f"{page_faults:,.0f} page faults or about {ms(faults_ns)}",
+                "ranks that keep the memory of tensors below 32 MB when it is freed: start them with "
+                "--env MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step takes memory "
+                f"from the system anew, {page_faults:,.0f} page faults or about {ms(faults_ns)}",
             )
         )
     if len(ranks) > 1 and bubble is None:

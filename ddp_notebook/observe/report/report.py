@@ -140,6 +140,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     pipelines = bubbles(recording, cell)
     bubble = max(pipelines, key=lambda one: one.lost_ns, default=None)
     gpus = recording.rows("resource")["gpu_allocated_bytes"]
+    faults = page_faults(recording, found, overall.step_ns)
     return Report(
         cell=cell,
         prompt=prompt_of(recording, cell),
@@ -159,7 +160,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             *_clocks(recording, ranks),
             *_what_was_lost(recording),
         ),
-        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(recording, found), bubble),
+        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(recording, found), bubble, faults),
         suggestions=suggestions(
             overall,
             ranks,
@@ -169,7 +170,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             has_gpu=bool((gpus >= 0).any()),
             is_sharded=is_sharded(recording, found),
             bubble=bubble,
-            page_faults=page_faults(recording, found),
+            page_faults=faults,
         ),
     )
 

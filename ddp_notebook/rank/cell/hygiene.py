@@ -48,9 +48,10 @@ EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
 def install(shell: Any) -> None:
-    """Make `exit()`, `quit()`, `breakpoint()`, `%debug` and `%pdb` errors that say what to do instead."""
+    """Make `exit()`, `quit()`, `breakpoint()` and debuggers errors that say what to do instead."""
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
+    pdb.Pdb.interaction = _refuse_debugger  # type: ignore[method-assign]
     for name, kind in (("debug", "line_cell"), ("pdb", "line")):
         shell.register_magic_function(_refuse_debugger, kind, name)
     for name in NOTEBOOK_MAGICS["line"]:
@@ -82,10 +83,10 @@ def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(f"breakpoint() would stop this rank while the others wait for it. {_INSTEAD}")
 
 
-def _refuse_debugger(*_: str) -> NoReturn:
+def _refuse_debugger(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(
         "a rank has no debugger: the others would wait for it, and of a failed cell it keeps no frames, since these "
-        f"hold the cell's tensors. {_INSTEAD}"
+        f"hold the cell's tensors. {_INSTEAD}. (%%local keeps a cell in the notebook.)"
     )
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -31,6 +32,13 @@ def idle_s(local_world_size: int, cores: int) -> float:
     return max(1.0, local_world_size / max(1, cores) / _RANKS_A_SECOND)
 
 
+def counts_faults(env: Mapping[str, str]) -> bool:
+    """Whether page faults may be such as variables of glibc's `malloc` prevent: it is there, and was not told."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # another system has no such name
+        return str(os.confstr("CS_GNU_LIBC_VERSION")).startswith("glibc") and "MALLOC_TRIM_THRESHOLD_" not in env
+    return False
+
+
 class Resources:
     """The resources of the process that makes it. Each `look` reads them once."""
 
@@ -38,6 +46,7 @@ class Resources:
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first value means nothing
         self._cores = cores()
+        self._counts_faults = counts_faults(os.environ)
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
 
@@ -56,7 +65,7 @@ class Resources:
             "gpu_peak_bytes": -1,
             "gpu_percent": math.nan,
             "cores": self._cores,
-            "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
+            "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt if self._counts_faults else 0,
         }
         if torch.cuda.is_initialized():
             device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)  # this thread has its own

@@ -106,7 +106,7 @@ class CellFace(Assembled):
             timeout: seconds after which the cell is stopped as by the stop button; None: no limit.
             wait: False returns at once: a job, which is a future of the result.
             quiet: show nothing.
-            execution_count: the number in `In [n]` that tracebacks show; None: that of the notebook's cell.
+            execution_count: the number in `In [n]` that tracebacks show; None: that of the cell that calls this.
             file: the name of the cell's file that warnings show; "": one made from the code.
             record: what to record of it; None: what is always recorded.
 
@@ -171,7 +171,7 @@ class CellFace(Assembled):
             try:
                 return run()
             except RankError as error:  # in a script our frames would stand before what the ranks say
-                raise error.with_traceback(None) from None
+                raise error.with_traceback(None)  # noqa: B904 - the same error, whose context is the script's
         living.check_host()  # now, not in a thread of its own
         told = RunCell(cell=0, code=code, execution_count=execution_count, file=file, record=asked)
         of_all = len(asked_for) == self.world_size
