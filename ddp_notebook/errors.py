@@ -120,6 +120,8 @@ class ClientError(DDPNotebookError):
 def _in_a_line(summary: str) -> str:
     """`"ValueError: message"`: of a long message its first line, or where that is empty the next one too; and the error
     of a traceback in it, such as a DataLoader's worker sends."""
+    if "\\nTraceback (most recent call last):" in summary:  # as a KeyError shows a text
+        summary = summary.replace("\\n", "\n").replace("\\'", "'")
     first, *more = [line.strip() for line in summary.splitlines() if line.strip()] or [""]
     if any("Traceback (most recent call last):" in line for line in more):
         for line in reversed(more):

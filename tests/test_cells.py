@@ -127,6 +127,27 @@ def test_a_failing_cell_keeps_what_the_script_was_handling(session):
     assert "the script's own" in "".join(traceback.format_exception(caught.value))
 
 
+def test_a_loader_whose_worker_fails_is_freed_before_the_collector_comes(session):
+    """That calls what closes the queues first, and then a loader waits 5 s for each of its workers."""
+    session.run(
+        "import gc, types\n"
+        "from ddp_notebook.rank.cell import hygiene\n"
+        "hygiene.gc = types.SimpleNamespace(collect=gc.disable)\n"
+        "def bad(batch): raise ValueError(f'corrupt {batch}')"
+    )
+    try:
+        with pytest.raises(
+            RankError, match=r"Caught ValueError in DataLoader worker process 0. ValueError: corrupt \[0\]"
+        ):
+            session.run("for _ in torch.utils.data.DataLoader(range(8), num_workers=1, collate_fn=bad): pass")
+        left = session.run(
+            "[one for one in gc.get_objects() if type(one).__name__ == '_MultiProcessingDataLoaderIter']"
+        )
+    finally:
+        session.run("hygiene.gc = gc; gc.enable()")
+    assert [left[rank].result for rank in left.ranks] == ["[]", "[]"]
+
+
 def test_a_syntax_error_is_an_error(session):
     with pytest.raises(RankError, match="SyntaxError"):
         session.run("def")

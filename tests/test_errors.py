@@ -132,6 +132,11 @@ def test_a_summary_says_what_a_message_says_first():
             "OSError: worker failed\nTraceback (most recent call last):\n  File ...\nValueError: x\n\nSee the log",
             "OSError: worker failed ValueError: x",
         ),
+        (
+            "RuntimeError: KeyError: 'On worker1 (rank 1):\\nKeyError(\\'k\\')\\nTraceback (most recent call last):\\n"
+            "  File ...\\nKeyError: \\'k\\'\\n'\n\nAt:\n  rpc/internal.py(236): _handle_exception\n",
+            "RuntimeError: KeyError: 'On worker1 (rank 1): KeyError: 'k'",
+        ),
         ("ValueError: one\nTraceback (most recent call last):\n  File ...\nBoom: 3", "ValueError: one ..."),
         ("AssertionError: \nlengths differ", "AssertionError: lengths differ"),
         ("AssertionError: \nlengths differ\n1 and 2", "AssertionError: lengths differ ..."),

@@ -134,6 +134,25 @@ def test_what_is_legal_passes(session, code):
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("dist.send(torch.ones(1), rank + 2)", "there is no rank 2: the ranks are 0 to 1 (rank 0)"),
+        ("dist.recv(torch.ones(1), -2)", "there is no rank -2: the ranks are 0 to 1 (ranks 0-1)"),
+        (
+            "dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 5)])",
+            "there is no rank 5: the ranks are 0 to 1 (ranks 0-1)",
+        ),
+    ],
+)
+def test_a_message_to_a_rank_that_is_not_there_is_an_error_at_once(session, code, words):
+    """gloo looks for it in memory that is not its own, and ends the process, or waits for a store."""
+    with pytest.raises(RankError) as caught:
+        session.run(code)
+    assert words in str(caught.value)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); x.item()")[0].result == "2.0"
+
+
 def test_of_an_async_operation_its_wait_tells(session):
     with pytest.raises(RankError, match=r"all_reduce\(MAX, float32\[4\]\) is not what another rank calls there"):
         session.run(

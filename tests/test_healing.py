@@ -96,6 +96,20 @@ def test_a_model_and_its_optimizer_come_from_another_rank(session):
     assert session.run("opt.param_groups[0]['params'][0] is net[0].weight")[0].result == "True"
 
 
+def test_samplers_of_another_rank_share_out_data_for_the_new_one(session):
+    session.run(
+        "from torch.utils.data import DataLoader, DistributedSampler\n"
+        "sampler = DistributedSampler(range(60), seed=3); sampler.set_epoch(2)\n"
+        "loader = DataLoader(range(60), batch_size=5, sampler=sampler)"
+    )
+    items = "sorted(int(item) for batch in loader for item in batch)"
+    before = [session.run(items)[rank].result for rank in range(3)]
+    kill(session, 1)
+    session.heal(from_rank=0)
+    assert [session.run(items)[rank].result for rank in range(3)] == before
+    assert session.run("loader.sampler is sampler, sampler.rank")[1].result == "(True, 1)"
+
+
 def test_functions_of_another_rank_see_what_later_cells_change(session):
     session.run("factor = 2\ndef times(x): return factor * x, rank")
     kill(session, 1)

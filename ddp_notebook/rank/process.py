@@ -29,7 +29,7 @@ from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import RankRecording
-from ddp_notebook.rank.resize import resized
+from ddp_notebook.rank.resize import resized, samplers
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, values
@@ -300,6 +300,9 @@ class Rank:
         namespace = RankEngine.instance().kernel.shell.user_ns
         try:
             namespace.update(unseen(pickle.loads, message.pickle or self.agent.bulk.take(message.transfer)))
+            if message.of_rank >= 0 and (place := self.place) is not None:
+                before, now = ((rank, place.world_size) for rank in (message.of_rank, place.rank))
+                unseen(samplers.resize, before, now, namespace)
         except Exception as error:
             self.agent.send(Pushed(request=message.request, error=f"{type(error).__name__}: {error}"))
         else:

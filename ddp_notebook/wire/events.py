@@ -47,7 +47,6 @@ _to_json = json.JSONEncoder(default=_plain).encode  # made once: `json.dumps` wi
 _of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding first
 _AS_EVER = RecordOptions()  # mostly
 
-
 _KINDS: dict[str, type[Message]] = {}
 
 
@@ -179,6 +178,7 @@ class Push(Message):
     request: int
     transfer: int = 0
     pickle: bytes = b""
+    of_rank: int = -1  # whose they are: samplers that share out data for it do so for this rank then; -1: nobody's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

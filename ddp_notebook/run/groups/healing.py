@@ -127,9 +127,9 @@ class Healing:
         answers: dict[int, Pushed] = {}
         for rank in to:
             check()
-            push = partial(Push, pickle=data)
+            push = partial(Push, of_rank=from_rank, pickle=data)
             if answer.transfer:
-                push = partial(Push, transfer=self._transfers.put(rank, data))
+                push = partial(Push, of_rank=from_rank, transfer=self._transfers.put(rank, data))
             asked = self._questions.ask(rank, lambda n, push=push: push(request=n))  # type: ignore[misc]
             answers[rank] = self._questions.wait_for(rank, asked, check)
         for rank, said in answers.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.calls import Call, Group
 from ddp_notebook.rank.group.kernels import gloo_on_gpu
 from ddp_notebook.rank.group.kernels.repeats import short_way
 from ddp_notebook.rank.group.operators import Operator, flat
@@ -19,6 +19,11 @@ from ddp_notebook.rank.unseen import unseen
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.recorder import Recorder
+
+
+def _no_such_rank(peer: int, group: Group) -> str:
+    where = "" if group.title == "default" else f" of group {group.title}"
+    return f"there is no rank {peer}{where}: the ranks{where} are 0 to {len(group.ranks) - 1}"
 
 
 class Kernel(Operator):
@@ -58,6 +63,9 @@ class Kernel(Operator):
                 raise refuse(group)
             if group.retired:
                 raise RuntimeError(group.retired)
+            peer = kernel.root_of(arguments[at + 1 :]) if is_message else None
+            if peer is not None and not 0 <= peer < len(group.ranks):  # gloo looks in memory that is not its own
+                raise ValueError(_no_such_rank(peer, group))
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
             if may_end and is_on_gpu() and (at_tensors := kernel.at_tensors) is not None:
@@ -81,8 +89,7 @@ class Kernel(Operator):
                         else:
                             tape = None
                     if is_send:
-                        to = kernel.root_of(arguments[at + 1 :])
-                        group.sent[to] = group.sent.get(to, 0) + 1  # type: ignore[index,arg-type]  # a send has one
+                        group.sent[peer] = group.sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has one
                     elif (guard := recorder.guard) is not None:
                         guard(call)
                 if group.connections is not None:
