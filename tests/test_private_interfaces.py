@@ -324,7 +324,7 @@ def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
     monkeypatch.setattr(ours, "replace", lambda *both: replaced.append(both))
     monkeypatch.setitem(sys.modules, "ddp_notebook.rank.rpc.face", None)
     monkeypatch.setattr("torch.distributed.rpc.init_rpc", init_rpc)
-    ours.install(lambda: None, lambda: None, None)  # type: ignore[arg-type]
+    ours.install(lambda: None, lambda: None, None, lambda: None)  # type: ignore[arg-type]
     ((original, instead),) = replaced
     instead()
     assert original is init_rpc and "does not know this torch" in capsys.readouterr().out

@@ -163,6 +163,8 @@ def test_a_worker_that_dies_and_its_successor(session):
         (RankError, RankDiedError), match=r"worker1 \(rank 1\) has ended before it answered die: %ddp_h"
     ):
         session.run("if rank == 0: rpc.rpc_sync(other, die)")
+    with pytest.raises(RankError, match=r"RankLostError: rank 1 died.*%ddp_heal replaces it"):
+        session.run(INIT)
     session.heal()
     session.run(DEFINITIONS, ranks=[1])
     for _ in range(2):

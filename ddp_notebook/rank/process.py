@@ -141,7 +141,7 @@ class Rank:
         )
         runner.prepare = self._survival.prepare
         self._network.where.serving = tutorials.install(
-            lambda: self.place, lambda: runner.running, self._recording.training
+            lambda: self.place, lambda: runner.running, self._recording.training, lambda: self._network.release.loss
         )
         self._loop = asyncio.get_running_loop()
         self._name_place()

@@ -47,7 +47,10 @@ def prepare() -> None:
 
 
 def install(
-    place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None], training: Training
+    place: Callable[[], Form | None],
+    running: Callable[[], tuple[int, float] | None],
+    training: Training,
+    loss: Callable[[], BaseException | None],
 ) -> Serving | None:
     """Replace the functions in this process. Returns the calls that the rank makes and serves by RPC.
 
@@ -55,10 +58,11 @@ def install(
         place: tells the rank's place, which changes when the group is formed anew.
         running: tells the cell that runs, and since when.
         training: of the rank's recording.
+        loss: tells what to raise where all ranks are needed and some have died; None: all are there.
     """
     replace(join.TORCHS, _around_init(place, running))
     keeping.install()
-    serving = rpc.install(place, running, training)
+    serving = rpc.install(place, running, training, loss)
     replace(_dump, _dump_for_new_process)
     replace(_set_start_method, _set_start_method_again)
     vars(sys).pop("ps1", None)

@@ -183,6 +183,11 @@ class Release:
         return self._lost is not None
 
     @property
+    def loss(self) -> BaseException | None:
+        """What operations raise since ranks have died; None: all are there."""
+        return None if self._lost is None else self._lost(None)
+
+    @property
     def is_under_way(self) -> bool:
         return self._recorder.refusal is _stop
 

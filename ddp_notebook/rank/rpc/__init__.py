@@ -48,6 +48,7 @@ def install(
     place: Callable[[], Form | None],
     running: Callable[[], tuple[int, float] | None],
     training: Training,
+    loss: Callable[[], BaseException | None],
 ) -> Serving | None:
     """Let RPC work in cells that are run again. Without what that needs of torch its own stays, and says so. Returns
     the calls that this rank makes and serves.
@@ -56,13 +57,14 @@ def install(
         place: tells the rank's place, which changes when the group is formed anew.
         running: tells the cell that runs, and since when.
         training: of the rank's recording.
+        loss: tells what to raise where all ranks are needed and some have died; None: all are there.
     """
     if not rpc.is_available():
         return None
     try:
         from ddp_notebook.rank.rpc.face import Face
 
-        face = Face(place, running)
+        face = Face(place, running, loss)
     except (AttributeError, ImportError) as missing:
         replace(rpc.init_rpc, _once(rpc.init_rpc, str(missing)))
         return None

@@ -64,10 +64,16 @@ class Face:
     Args:
         place: tells the rank's place, which changes when the group is formed anew.
         running: tells the cell that runs, and since when.
+        loss: tells what to raise where all ranks are needed and some have died; None: all are there.
     """
 
-    def __init__(self, place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> None:
-        self._place, self._running = place, running
+    def __init__(
+        self,
+        place: Callable[[], Form | None],
+        running: Callable[[], tuple[int, float] | None],
+        loss: Callable[[], BaseException | None],
+    ) -> None:
+        self._place, self._running, self._loss = place, running, loss
         self._pid = os.getpid()
         self._agent: Agent | None = None
         self.names: Names | None = None  # between `init_rpc` and `shutdown`
@@ -133,6 +139,8 @@ class Face:
         rank = here.rank if rank == -1 else int(rank)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
+        if world_size >= here.world_size and (loss := self._loss()) is not None:
+            raise loss
         agent_name, number = f"rank{here.rank}-{here.epoch}", here.epoch % _NUMBERS[0] * _NUMBERS[1] + here.rank
         mine = Worker(
             name=asked["name"],
