@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -31,6 +32,21 @@ os.system('setsid sleep 600 &')                                    # or its OS s
 """
 STORM = "while :; do sleep 600 & sleep 0.002; done"
 LEFT_IN_EVERY_WAY = "%%on_all_ranks\nos.system('env -i setsid sleep 600 &')"
+
+
+MAKES_SHARED = (
+    "import multiprocessing\n"
+    "from multiprocessing import shared_memory\n"
+    "queue = multiprocessing.get_context('spawn').Queue()\n"
+    "memory = shared_memory.SharedMemory(create=True, size=1 << 20)\n"
+    "print('sem.' + queue._sem._semlock.name.strip('/'), memory.name)"
+)
+
+
+def in_shared_memory(names: str) -> list[Path]:
+    paths = [Path("/dev/shm", name) for name in names.split()]
+    assert paths and all(path.exists() for path in paths)
+    return paths
 
 
 def start_in(kernel) -> set[psutil.Process]:
@@ -100,8 +116,10 @@ def test_restart_of_the_kernel(make_kernel):
 def test_sigkill_of_the_kernel(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
+    shared = in_shared_memory(kernel.run(f"%%on_ranks 0\n{MAKES_SHARED}").stdout.removeprefix("[0]"))
     os.kill(kernel.pid, signal.SIGKILL)
     expect_all_gone(processes)
+    assert not [path for path in shared if path.exists()]
 
 
 def test_sigkill_of_the_kernel_while_ranks_are_blocked_and_something_forks_all_the_time(make_kernel):
@@ -242,3 +260,15 @@ def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
     os.kill(session.pids()[1], signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(children[1]))
     assert psutil.pid_exists(children[0])
+
+
+def test_semaphores_and_shared_memory_of_ranks_go_with_them(make_session):
+    """Python's resource tracker removes them when their process has ended, so it must not be ended first."""
+    session = make_session(2)
+    made = session.run(MAKES_SHARED, quiet=True)
+    of_rank = [in_shared_memory(made[rank].stdout) for rank in made.ranks]
+    os.kill(session.pids()[1], signal.SIGKILL)
+    wait_until(lambda: not any(path.exists() for path in of_rank[1]), 5.0, "they outlive a rank that was killed")
+    assert all(path.exists() for path in of_rank[0])
+    session.stop()
+    assert not [path for path in of_rank[0] if path.exists()]

@@ -22,6 +22,8 @@ from ddp_notebook.registry.identities import state_and_start
 
 _LINUX = sys.platform == "linux"
 TOKEN_VARIABLE = "DDP_NOTEBOOK_TOKEN"
+TIDY_S = 1.0  # what those get that remove what the others leave behind
+_TIDYING = ("multiprocessing.resource_tracker", "torch_shm_manager")  # in their command lines
 
 
 def is_stopped(child: int) -> bool:
@@ -79,10 +81,25 @@ def end(processes: Iterable[psutil.Process], grace_s: float = 0.0, deadline_s: f
             with contextlib.suppress(psutil.Error):
                 process.terminate()
         alive = wait_gone(alive, grace_s)
+    tidying = [process for process in alive if tidies_up(process)]
     for process in alive:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+        if process not in tidying:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    if tidying:
+        alive = wait_gone(alive, TIDY_S)
+        for process in tidying:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
     return wait_gone(alive, deadline_s)
+
+
+def tidies_up(process: psutil.Process) -> bool:
+    """Whether it removes the semaphores and the shared memory of processes that have ended, and ends then by itself.
+    Without it they stay in the machine's memory."""
+    with contextlib.suppress(psutil.Error):
+        return any(name in word for word in process.cmdline() for name in _TIDYING)
+    return False
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:

@@ -44,6 +44,7 @@ class Ending:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(END)
         self._kill_at = time.monotonic() + grace_s
+        self._tidy_until = float("inf")
         self._give_up_at = self._kill_at + _GIVE_UP_S
 
     def advance(self) -> dict[str, Any] | None:
@@ -54,7 +55,9 @@ class Ending:
             return None
         # whoever was started meanwhile is found by the OS session that its leader led
         alive = [p for p in {*self._members, *of_sessions(self._leaders), *self._adopted()} if is_alive(p)]
-        kill(alive)
+        if leaders_left or self._tidy_until == float("inf"):
+            self._tidy_until = now + processes.TIDY_S
+        kill(alive if now > self._tidy_until else [process for process in alive if not processes.tidies_up(process)])
         if (alive or leaders_left) and now <= self._give_up_at:
             return None
         return {"left": [process.pid for process in alive]}

@@ -325,7 +325,7 @@ class HostServer:
             if gone.spawned is not None:
                 gone.spawned.returncode = os.waitstatus_to_exitcode(status)
             for _ in range(_SWEEPS):  # what it leaves behind goes with it
-                left = ending.of_sessions({pid})
+                left = [process for process in ending.of_sessions({pid}) if not processes.tidies_up(process)]
                 if not left:
                     break
                 ending.kill(left)
