@@ -56,7 +56,7 @@ __all__ = [
 
 
 _MOST_SHOWN = 4  # different errors of one cell
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+COLORS = re.compile(r"\x1b\[[0-9;]*m")  # in the ranks' tracebacks
 _CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the line of a traceback that names the error
 
 
@@ -158,7 +158,7 @@ class RankError(DDPNotebookError):
         self.summaries = dict(summaries)
         self.result = result
         super().__init__("\n".join(filter(None, [self._message(), hint])))
-        self.add_note(_COLOR.sub("", "\n".join(self._of_ranks())))  # what Python itself shows in a script, or a log
+        self.add_note(COLORS.sub("", "\n".join(self._of_ranks())))  # what Python itself shows in a script, or a log
 
     def _message(self) -> str:
         first_lines = {rank: _in_a_line(summary) for rank, summary in self.summaries.items()}

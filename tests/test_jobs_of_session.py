@@ -64,6 +64,21 @@ def test_the_wait_raises_what_the_first_that_failed_has_raised(session):
     assert session.jobs.wait() == [], "each is told of once"
 
 
+def test_what_a_script_is_told_of_a_failure_is_plain_text(session, capsys):
+    job = session.run("1/0", wait=False)
+    with pytest.raises(RankError):
+        session.jobs.wait(job.number)
+    told = ""
+
+    def is_told() -> bool:
+        nonlocal told
+        told += capsys.readouterr().err
+        return "RankError: ZeroDivisionError" in told
+
+    wait_until(is_told)
+    assert "----> 1 1/0" in told and "\x1b" not in told
+
+
 def test_one_that_waits_is_cancelled_without_having_begun(session):
     first = session.run(SLEEP, wait=False, quiet=True)
     second = session.run("began = True", wait=False, quiet=True)

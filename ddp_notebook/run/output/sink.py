@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
+from ddp_notebook.errors import COLORS
 from ddp_notebook.run.kernel import has_front_end, ipython, is_marimo, kernel
 
 
@@ -55,7 +56,8 @@ class Here:
         clear_output(wait)
 
     def fail(self, error: BaseException) -> None:
-        self.write("stderr", "\n".join(_traceback_of(error)) + "\n")
+        text = "\n".join(_traceback_of(error)) + "\n"
+        self.write("stderr", text if ipython() or is_marimo() else COLORS.sub("", text))  # of a script, perhaps a log
         self.flush("stderr")
 
 
