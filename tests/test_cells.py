@@ -132,7 +132,7 @@ def test_a_loader_whose_worker_fails_is_freed_before_the_collector_comes(session
     session.run(
         "import gc, types\n"
         "from ddp_notebook.rank.cell import hygiene\n"
-        "hygiene.gc = types.SimpleNamespace(collect=gc.disable)\n"
+        "hygiene.gc = types.SimpleNamespace(collect=gc.disable, get_objects=gc.get_objects)\n"
         "def bad(batch): raise ValueError(f'corrupt {batch}')"
     )
     try:

@@ -105,9 +105,30 @@ def test_samplers_of_another_rank_share_out_data_for_the_new_one(session):
     items = "sorted(int(item) for batch in loader for item in batch)"
     before = [session.run(items)[rank].result for rank in range(3)]
     kill(session, 1)
+    session.heal()
+    session.run(
+        "from torch.utils.data import DistributedSampler\nown = DistributedSampler(range(60), rank=0, num_replicas=3)",
+        ranks=1,
+    )
     session.heal(from_rank=0)
     assert [session.run(items)[rank].result for rank in range(3)] == before
     assert session.run("loader.sampler is sampler, sampler.rank")[1].result == "(True, 1)"
+    assert session.run("own.rank", ranks=1)[1].result == "0", "the new rank has made it, and means it"
+    session.run("del own", ranks=1)
+
+
+def test_samplers_of_some_ranks_are_left_and_told(session, capsys):
+    session.run(
+        "from torch.utils.data import DistributedSampler\n"
+        "del sampler, loader\nhalf = DistributedSampler(range(60), rank=rank % 2, num_replicas=2)"
+    )
+    kill(session, 1)
+    session.heal(0, ["half"])
+    session.run("pass")
+    assert (
+        "1 DistributedSampler is not for all the ranks that there were, and left as before" in capsys.readouterr().err
+    )
+    session.run("del half")
 
 
 def test_functions_of_another_rank_see_what_later_cells_change(session):

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import psutil
 
@@ -23,7 +23,7 @@ from ddp_notebook.registry.identities import state_and_start
 _LINUX = sys.platform == "linux"
 TOKEN_VARIABLE = "DDP_NOTEBOOK_TOKEN"
 TIDY_S = 1.0  # what those get that remove what the others leave behind
-_TIDYING = ("multiprocessing.resource_tracker", "torch_shm_manager")  # in their command lines
+_RESOURCE_TRACKER, _SHM_MANAGER = "from multiprocessing.resource_tracker import main", "torch_shm_manager"
 
 
 def is_stopped(child: int) -> bool:
@@ -71,34 +71,37 @@ def _environment_block(process: psutil.Process) -> bytes:
 
 
 def end(processes: Iterable[psutil.Process], grace_s: float = 0.0, deadline_s: float = 3.0) -> list[psutil.Process]:
-    """SIGTERM, then SIGKILL after `grace_s`. Returns those that are still there after `deadline_s`.
+    """SIGTERM, then SIGKILL after `grace_s`; those that tidy up get time when the others have gone. Returns those that
+    are still there `deadline_s` after that.
 
     psutil checks the start time before each signal, so no stranger is hit.
     """
     alive = list(processes)
+    tidying = [process for process in alive if tidies_up(process)]
+    others = [process for process in alive if process not in tidying]
     if grace_s > 0:
-        for process in alive:
+        for process in others:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
-        alive = wait_gone(alive, grace_s)
-    tidying = [process for process in alive if tidies_up(process)]
-    for process in alive:
-        if process not in tidying:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-    if tidying:
-        alive = wait_gone(alive, TIDY_S)
-        for process in tidying:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-    return wait_gone(alive, deadline_s)
+        others = wait_gone(others, grace_s)
+    left = kill(others, deadline_s)
+    return left + (kill(wait_gone(tidying, TIDY_S), deadline_s) if tidying else [])
+
+
+def kill(processes: Sequence[psutil.Process], deadline_s: float) -> list[psutil.Process]:
+    """SIGKILL for all of these at once. Returns those that are still there after `deadline_s`."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return wait_gone(processes, deadline_s)
 
 
 def tidies_up(process: psutil.Process) -> bool:
     """Whether it removes the semaphores and the shared memory of processes that have ended, and ends then by itself.
     Without it they stay in the machine's memory."""
     with contextlib.suppress(psutil.Error):
-        return any(name in word for word in process.cmdline() for name in _TIDYING)
+        program, *words = process.cmdline() or [""]
+        return os.path.basename(program) == _SHM_MANAGER or any(word.startswith(_RESOURCE_TRACKER) for word in words)
     return False
 
 

@@ -299,10 +299,12 @@ class Rank:
     async def _push(self, message: Push) -> None:
         namespace = RankEngine.instance().kernel.shell.user_ns
         try:
+            had = samplers.there() if message.of_rank >= 0 else []
             namespace.update(unseen(pickle.loads, message.pickle or self.agent.bulk.take(message.transfer)))
             if message.of_rank >= 0 and (place := self.place) is not None:
                 before, now = ((rank, place.world_size) for rank in (message.of_rank, place.rank))
-                unseen(samplers.resize, before, now, namespace)
+                for note in unseen(samplers.resize, before, now, namespace, had):
+                    print(f"ddp_notebook: {note}", file=sys.stderr)
         except Exception as error:
             self.agent.send(Pushed(request=message.request, error=f"{type(error).__name__}: {error}"))
         else:

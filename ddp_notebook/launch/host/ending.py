@@ -44,7 +44,7 @@ class Ending:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(END)
         self._kill_at = time.monotonic() + grace_s
-        self._tidy_until = float("inf")
+        self._tidy_until = self._kill_at + processes.TIDY_S
         self._give_up_at = self._kill_at + _GIVE_UP_S
 
     def advance(self) -> dict[str, Any] | None:
@@ -55,9 +55,10 @@ class Ending:
             return None
         # whoever was started meanwhile is found by the OS session that its leader led
         alive = [p for p in {*self._members, *of_sessions(self._leaders), *self._adopted()} if is_alive(p)]
-        if leaders_left or self._tidy_until == float("inf"):
+        others = [process for process in alive if not processes.tidies_up(process)]
+        if leaders_left or others:
             self._tidy_until = now + processes.TIDY_S
-        kill(alive if now > self._tidy_until else [process for process in alive if not processes.tidies_up(process)])
+        kill(alive if now > min(self._tidy_until, self._give_up_at - processes.TIDY_S) else others)
         if (alive or leaders_left) and now <= self._give_up_at:
             return None
         return {"left": [process.pid for process in alive]}

@@ -58,7 +58,7 @@ from ddp_notebook.wire import signals
 _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
 _OWNER_CHECK_S = 1.0
-_END_ALL_S = 4.0
+_END_ALL_S = 3.0
 _SWEEPS = 50  # how often to look for what a dead rank's descendants fork while they are killed
 
 

@@ -61,8 +61,8 @@ def _watch(server: int, owner_lives: Callable[[], bool], directory: str) -> None
 
 
 def _kill_all(server: int) -> None:
-    """The server last: this process ends with it."""
+    """The server last: this process ends with it. Those that tidy up end by themselves when the others have gone."""
     for process in reversed(processes.descendants(server)):
-        if process.pid != os.getpid():
+        if process.pid != os.getpid() and not processes.tidies_up(process):
             with contextlib.suppress(psutil.Error):
                 process.kill()

@@ -7,11 +7,10 @@ import gc
 import os
 import pdb
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import islice
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -175,20 +174,16 @@ def has_lost_device(words: str) -> bool:
 def forget_failure(shell: Any, failure: BaseException) -> None:
     """Drop the frames of a failed cell: their variables may hold all of a GPU's memory.
 
-    The exception and those behind it refer to the frames, and so do `sys.last_*`, IPython's formatters, and what these
-    have made, in cycles. So the frames are emptied first: a DataLoader that is freed by the garbage collector finds its
-    queues closed by then, and waits 5 s for each of its workers.
+    The exception and those behind it refer to the frames, and so do `sys.last_*`, IPython's formatters and, in cycles,
+    what these have made of them. That goes first: a DataLoader that is freed by the garbage collector finds its queues
+    closed by then, and waits 5 s for each of its workers.
     """
-    emptied = set[FrameType]()
+    if (stack_data := sys.modules.get("stack_data")) is not None:  # IPython 7 does without
+        for one in gc.get_objects():
+            if type(one) is stack_data.FrameInfo:
+                vars(one).clear()
     for error in chain(failure):
-        for at, _ in traceback.walk_tb(error.__traceback__):
-            frame: FrameType | None = at
-            while frame is not None and frame not in emptied:  # ours too, that tracebacks leave out
-                emptied.add(frame)
-                _empty(frame)
-                frame = frame.f_back
         error.with_traceback(None)
-    emptied.clear()
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         with contextlib.suppress(AttributeError):
             delattr(sys, name)
@@ -196,14 +191,6 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
         if hasattr(formatter, "tb"):
             formatter.tb = None
     gc.collect()  # frames and exceptions refer to each other
-
-
-def _empty(frame: FrameType) -> None:
-    try:
-        frame.clear()
-    except RuntimeError:  # it is running
-        return
-    _ = frame.f_locals  # before Python 3.13 a dict that somebody has asked for; so it is brought up to date
 
 
 def forget_tensors(shell: Any, execution_count: int) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
 
 
-def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str, Any]) -> list[str]:
+def there() -> list[DistributedSampler[Any]]:
+    """Those of this process."""
+    return [one for one in gc.get_objects() if issubclass(type(one), DistributedSampler)]
+
+
+def resize(
+    before: tuple[int, int],
+    now: tuple[int, int],
+    namespace: Mapping[str, Any],
+    but: Collection[DistributedSampler[Any]] = (),
+) -> list[str]:
     """Let the samplers of this process go over other ranks. Their epoch, seed and order stay.
 
     Args:
@@ -17,6 +27,7 @@ def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str
             copies of.
         now: this rank and how many there are.
         namespace: the user's variables, which give loaders their names.
+        but: not these.
 
     Returns:
         What the user has to know, the same on all ranks.
@@ -24,14 +35,20 @@ def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str
     notes = []
     resized: list[DistributedSampler[Any]] = []
     left = 0
-    for sampler in [one for one in gc.get_objects() if issubclass(type(one), DistributedSampler)]:
+    for sampler in there():
+        if any(sampler is one for one in but):
+            continue
         if (sampler.rank, sampler.num_replicas) == before:
             _share_anew(sampler, *now)
             resized.append(sampler)
         elif sampler.num_replicas not in (now[1], 1):
             left += 1
+    of_some = []
+    if left:
+        which = "1 DistributedSampler is" if left == 1 else f"{left} DistributedSamplers are"
+        of_some = [f"{which} not for all the ranks that there were, and left as before"]
     if before[1] == now[1]:  # only the numbers of ranks have changed
-        return []
+        return of_some
     goes = f"over {'1 rank' if now[1] == 1 else f'{now[1]} ranks'} now"
     told: list[Any] = []
     variables = sorted(namespace.items(), key=lambda item: issubclass(type(item[1]), DistributedSampler))
@@ -45,10 +62,7 @@ def resize(before: tuple[int, int], now: tuple[int, int], namespace: Mapping[str
             notes.append(note)
     if others := len(resized) - len(told):
         notes.append(f"{'1 DistributedSampler goes' if others == 1 else f'{others} DistributedSamplers go'} {goes}")
-    if left:
-        which = "1 DistributedSampler is" if left == 1 else f"{left} DistributedSamplers are"
-        notes.append(f"{which} not for all the ranks that there were, and left as before")
-    return notes
+    return [*notes, *of_some]
 
 
 def of_step(batch_size: int, was: int, now: int) -> str:
