@@ -331,7 +331,6 @@ class DDPMagics(Magics):
             options.timeout_s,
             wait=not options.background,
             quiet=options.quiet,
-            execution_count=cell_number(),
             file=self._cell_file(code),
             record=options.record,
         )

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import psutil
 
@@ -84,16 +84,17 @@ def end(processes: Iterable[psutil.Process], grace_s: float = 0.0, deadline_s: f
             with contextlib.suppress(psutil.Error):
                 process.terminate()
         others = wait_gone(others, grace_s)
-    left = kill(others, deadline_s)
-    return left + (kill(wait_gone(tidying, TIDY_S), deadline_s) if tidying else [])
+    kill(others)
+    left = wait_gone(others, deadline_s)
+    kill(tidying := wait_gone(tidying, TIDY_S))
+    return left + wait_gone(tidying, deadline_s)
 
 
-def kill(processes: Sequence[psutil.Process], deadline_s: float) -> list[psutil.Process]:
-    """SIGKILL for all of these at once. Returns those that are still there after `deadline_s`."""
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL for those that still run."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    return wait_gone(processes, deadline_s)
 
 
 def tidies_up(process: psutil.Process) -> bool:

@@ -26,9 +26,8 @@ def cell_number() -> int:
     running = getattr(shell.displayhook, "exec_result", None)  # `exit` is in no history
     if running is not None and running.execution_count and running.info.store_history:
         return int(running.execution_count)
-    return max(
-        1, len(shell.history_manager.input_hist_parsed) - 1
-    )  # of the cell that runs another one, as %%local does
+    # That of a cell that runs another one, as %%local does, or of an older version, which counts up behind a cell.
+    return max(1, len(shell.history_manager.input_hist_parsed) - 1)
 
 
 def has_front_end() -> bool:

@@ -58,7 +58,7 @@ class Ending:
         others = [process for process in alive if not processes.tidies_up(process)]
         if leaders_left or others:
             self._tidy_until = now + processes.TIDY_S
-        kill(alive if now > min(self._tidy_until, self._give_up_at - processes.TIDY_S) else others)
+        processes.kill(alive if now > min(self._tidy_until, self._give_up_at - processes.TIDY_S) else others)
         if (alive or leaders_left) and now <= self._give_up_at:
             return None
         return {"left": [process.pid for process in alive]}
@@ -78,13 +78,6 @@ def adopted(ours: Collection[int]) -> list[psutil.Process]:
     """Processes below this one, except `ours` and what is below them: their parent has ended."""
     orphans = [process for process in psutil.Process().children() if process.pid not in ours]
     return [process for orphan in orphans for process in processes.descendants(orphan.pid)]
-
-
-def kill(those: list[psutil.Process]) -> None:
-    """SIGKILL for those that still run."""
-    for process in those:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
 
 
 def is_alive(process: psutil.Process) -> bool:

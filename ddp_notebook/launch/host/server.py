@@ -328,7 +328,7 @@ class HostServer:
                 left = [process for process in ending.of_sessions({pid}) if not processes.tidies_up(process)]
                 if not left:
                     break
-                ending.kill(left)
+                processes.kill(left)
             for pipe in list(gone.pipes.outputs):
                 while self._read_text(gone, pipe):
                     pass

@@ -7,14 +7,11 @@ imported: it waits for nobody's answer, and no rank that holds the GIL can keep 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable
-
-import psutil
 
 from ddp_notebook.launch import processes
 
@@ -62,7 +59,5 @@ def _watch(server: int, owner_lives: Callable[[], bool], directory: str) -> None
 
 def _kill_all(server: int) -> None:
     """The server last: this process ends with it. Those that tidy up end by themselves when the others have gone."""
-    for process in reversed(processes.descendants(server)):
-        if process.pid != os.getpid() and not processes.tidies_up(process):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+    family = [process for process in reversed(processes.descendants(server)) if process.pid != os.getpid()]
+    processes.kill(process for process in family if not processes.tidies_up(process))
