@@ -161,12 +161,14 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
             warm.prepare()
 
 
-def unload_ipython_extension(_: InteractiveShell) -> None:
+def unload_ipython_extension(shell: InteractiveShell) -> None:
     """`%unload_ext ddp_notebook`: end the ranks and the host server."""
     from ddp_notebook import having
     from ddp_notebook.launch import warm
+    from ddp_notebook.run import forgotten
     from ddp_notebook.session import current
 
+    forgotten.unwatch(shell)
     session = current()
     if session is not None:
         print(having.end(session))

@@ -91,6 +91,12 @@ def end(session: sessions.Session) -> str:
     return f"stopped {_ranks(session)}"
 
 
+def has_session() -> bool:
+    """Whether there are ranks that cells can be sent to."""
+    session = sessions.current()
+    return session is not None and session.is_running
+
+
 def _ranks(session: sessions.Session) -> str:
     return f"{session.world_size} rank{'' if session.world_size == 1 else 's'}"
 

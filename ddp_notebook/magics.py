@@ -11,7 +11,7 @@ from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.launch import options as start_options
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import progress
+from ddp_notebook.run import forgotten, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.groups.faults import USAGE as FAULT_USAGE
 from ddp_notebook.run.jobs.job import Job
@@ -263,18 +263,21 @@ class DDPMagics(Magics):
 
     @line_magic
     def ddp_pull(self, line: str) -> None:
-        """Set a variable to the values that it has on ranks: %ddp_pull NAME [--ranks 0,2-3] [--as NEW] [--force]"""
-        parser = LineParser("%ddp_pull NAME [--ranks 0,2-3] [--as NEW] [--force]")
-        parser.add_argument("name", metavar="NAME")
+        """Set variables to the values that they have on ranks:
+        %ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force]"""
+        parser = LineParser("%ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force]")
+        parser.add_argument("names", metavar="NAME", nargs="+")
         parser.add_argument("--ranks")
         parser.add_argument("--as", dest="new")
         parser.add_argument("--force", action="store_true")
         given = parser.parse_line(line)
-        new = check_name(given.new or given.name)
-        values = having.of_session().pull(given.name, given.ranks, given.force)
+        if given.new is not None and len(given.names) > 1:
+            parser.error(f"--as {given.new} is one name, for {len(given.names)} variables: pull them one by one")
         assert self.shell is not None
-        self.shell.user_ns[new] = values
-        print(values)
+        for name in given.names:
+            new = check_name(given.new or name)
+            self.shell.user_ns[new] = values = having.of_session().pull(name, given.ranks, given.force)
+            print(f"{name}:\n{values}" if len(given.names) > 1 else values)
 
     @line_magic
     def ddp_push(self, line: str) -> None:
@@ -364,5 +367,6 @@ def _refuse_arguments(magic: str, line: str) -> None:
 
 
 def load(shell: object) -> None:
-    """Register the magics with an IPython shell."""
+    """Register the magics with an IPython shell, which says from now on where a cell was meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
+    forgotten.watch(shell, having.has_session)

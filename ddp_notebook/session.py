@@ -59,8 +59,11 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         self._when_stopped: list[Callable[[], object]] = []
         with _current_lock:
             if _current is not None:
+                other = _current._ready and options.world_size not in (None, _current.world_size)
+                resize = f", have {options.world_size} ranks with %ddp_resize {options.world_size}" if other else ""
                 raise SessionExistsError(
-                    f"{_current!r} is there already; use it, start afresh with %ddp_restart, or end it with %ddp_stop"
+                    f"{_current!r} is there already; use it{resize}, start afresh with %ddp_restart, or end it with "
+                    "%ddp_stop"
                 )
             _current = self
         try:

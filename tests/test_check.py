@@ -468,6 +468,28 @@ def test_lengths_of_data_and_the_epoch_of_samplers():
     ]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "parts", "wrong"),
+    [
+        ([0, 1], 2, ""),
+        ([0, 0, 1, 1], 2, ""),  # a model is spread over two ranks each
+        ([0, 1], 4, ""),  # the others were not asked, or are of another session
+        ([0, 0], 2, "is 0 on ranks 0-1, so of 2 parts of the data 1 is read by no rank: make it"),
+        ([0, 0, 2, 2], 4, "is 0 on ranks 0-1, 2 on ranks 2-3, so of 4 parts of the data 2 are read by no rank"),
+    ],
+)
+def test_a_part_of_the_data_that_no_rank_reads(ranks, parts, wrong):
+    dataset = TensorDataset(torch.zeros(100))
+    spaces = []
+    for rank in ranks:
+        sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=parts, rank=rank)
+        spaces.append({"loader": DataLoader(dataset, batch_size=10, sampler=sampler)})
+    agreement = compare({rank: fingerprints(space) for rank, space in enumerate(spaces)})
+    assert agreement.agrees and "data length" in repr(agreement)
+    assert [wrong in mistake for mistake in agreement.mistakes] == [True] * bool(wrong), agreement
+    assert all("loader.sampler.rank is " in mistake for mistake in agreement.mistakes)
+
+
 def test_data_without_a_length_and_data_that_break():
     facts = fingerprints({"loader": DataLoader(Stream()), "broken": Broken()})
     assert facts["loader"]["value"] == "DataLoader without a length"

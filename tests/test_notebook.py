@@ -33,6 +33,34 @@ def test_the_first_cell(ranks):
     assert reply.stdout == "[0-1] tensor([1., 1.])\n"
 
 
+@pytest.mark.parametrize(
+    ("cell", "hint"),
+    [
+        ("print(rank)", "`rank` is there on the ranks only: put %%on_all_ranks above the cell\n"),
+        (
+            "model(1)",
+            "`model` is a variable of the ranks: put %%on_all_ranks above the cell to use it there, or bring its "
+            "values here with %ddp_pull model\n",
+        ),
+        ("loss.item()", "`loss` is a variable"),
+        (
+            "import torch.distributed\ntorch.distributed.get_rank()",
+            "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell\n",
+        ),
+        ("nobody_has_this", ""),
+        ("1 / 0", ""),
+        ("%%local\nprint(rank)", ""),
+        ("%%on_all_ranks --here\nassert world_size", ""),
+        ("%%on_all_ranks\nnobody_has_this", ""),
+    ],
+)
+def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
+    ranks.run("%%on_all_ranks\n%env A=1\nmodel = lambda x: x\nfor step in range(2):\n    loss = torch.tensor(step)")
+    reply = ranks.run(cell)
+    assert reply.status == "error"
+    assert hint in reply.stderr if hint else "put %%" not in reply.stderr, reply
+
+
 def test_a_figure_of_a_rank_is_shown(ranks):
     code = "%%on_all_ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, {}]);"
     reply = ranks.run(code.format("rank"))
@@ -47,6 +75,19 @@ def test_text_appears_while_the_cell_runs(ranks):
     ranks.wait_for_text("[0-1] early", timeout_s=5)
     ranks.interrupt()
     assert ranks.finish(message).ename == "KeyboardInterrupt"
+
+
+def test_more_ranks_beside_those_that_are_there_are_advised_as_such(ranks):
+    reply = ranks.run("%ddp_start 3")
+    assert "gloo> is there already; use it, have 3 ranks with %ddp_resize 3, start afresh with" in reply.evalue
+    assert "%ddp_resize" not in ranks.run("%ddp_start 2").evalue
+
+
+def test_ranks_with_spaces_between_them_are_one_word(ranks):
+    for line in ("0 1", "0, 1", "0 ,1"):
+        advice = "the ranks are one word, without spaces: %%on_ranks 0,1\nusage: %%on_ranks 0,2-3"
+        assert advice in ranks.run(f"%%on_ranks {line}\nrank").evalue
+    assert ranks.run("%%on_ranks 0 --timeout 5\nrank").stdout == "[0] 0\n"
 
 
 _NO = "if rank == 1: raise ValueError('no')"

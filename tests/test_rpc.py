@@ -176,6 +176,16 @@ def test_a_worker_that_dies_and_its_successor(session):
             session.run(use, ranks=[0])
 
 
+def test_a_worker_that_dies_while_the_other_waits_for_it(session):
+    dies = "if rank:\n    import os, time\n    time.sleep(0.3)\n    os.kill(os.getpid(), 9)\n"
+    for code in (dies + INIT, INIT + dies + "rpc.shutdown()"):
+        with pytest.raises(RankDiedError) as died:
+            session.run(code)
+        assert "RankLostError: rank 1 died" in died.value.result[0].error
+        session.heal()
+        session.run(DEFINITIONS, ranks=[1])
+
+
 def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
     """Torch raises in a callback then, before its agent counts the call as over."""
     session.run(INIT + "def which(): return 1")

@@ -371,7 +371,13 @@ def test_pull_in_a_notebook(ranks):
     assert ranks.run("%ddp_pull x --ranks -1 --as y").stdout == "[1] " + line.format(1, 2, 3)
     assert ranks.run("list(y)").displays[0]["text/plain"] == "[1]"
     assert ranks.run("%ddp_pull nope").evalue == "ranks 0-1: there is no variable 'nope'"
-    assert "usage: %ddp_pull NAME [--ranks 0,2-3]" in ranks.run("%ddp_pull").evalue
+    reply = ranks.run("%ddp_pull x y --ranks 1")  # the ranks have no y yet
+    assert reply.stdout == "x:\n[1] " + line.format(1, 2, 3) and reply.evalue == "rank 1: there is no variable 'y'"
+    ranks.run("%%on_all_ranks\ny = rank")
+    assert ranks.run("%ddp_pull x y --ranks 1").stdout == "x:\n[1] " + line.format(1, 2, 3) + "y:\n[1] 1\n"
+    assert ranks.run("dict(x), dict(y)").displays[0]["text/plain"] == "({1: tensor([1., 2., 3.])}, {1: 1})"
+    assert "--as z is one name, for 2 variables" in ranks.run("%ddp_pull x y --as z").evalue
+    assert "usage: %ddp_pull NAME ... [--ranks 0,2-3]" in ranks.run("%ddp_pull").evalue
     assert "'a-b' is no name" in ranks.run("%ddp_pull x --as a-b").evalue
 
 

@@ -17,6 +17,7 @@ dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers
 rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
 lines       how the lines of magics are read
+forgotten   a line under the traceback of a cell that was meant for the ranks
 progress    a line that tells how far something is
 kernel      what this process is: a notebook's kernel or a script
 """

@@ -139,7 +139,8 @@ class Face:
         rank = here.rank if rank == -1 else int(rank)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
-        if world_size >= here.world_size and (loss := self._loss()) is not None:
+        lost = self._loss if world_size >= here.world_size else _nobody  # else it may be none of these workers
+        if (loss := lost()) is not None:
             raise loss
         agent_name, number = f"rank{here.rank}-{here.epoch}", here.epoch % _NUMBERS[0] * _NUMBERS[1] + here.rank
         mine = Worker(
@@ -152,7 +153,8 @@ class Face:
             device_maps={name: dict(to) for name, to in options.device_maps.items()},
             devices=list(options.devices),
         )
-        meeting = Meeting(here, self._name_of_meeting(options, world_size), rank, world_size, options.rpc_timeout)
+        name = self._name_of_meeting(options, world_size)
+        meeting = Meeting(here, name, rank, world_size, options.rpc_timeout, lost)
         with self.calls.during("init_rpc", f"all {world_size} workers", is_call=False):
             workers: list[Worker] = meeting.exchange(mine)
         names = Names(mine, workers)
@@ -351,6 +353,10 @@ def _as(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[...,
         return ours(*args, **kwargs)
 
     return call
+
+
+def _nobody() -> None:
+    """Of the ranks that matter none has died, as far as is known."""
 
 
 def _check(asked: dict[str, Any], options: Any) -> None:

@@ -21,6 +21,7 @@ from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
 
 _LOOK_S = 0.001
+_LOSS_S = 0.5  # a wait for others looks so often whether they have died
 _NO_LIMIT_S = 1e6
 
 
@@ -34,6 +35,7 @@ class Meeting:
         rank: of this worker among them.
         world_size: how many they are.
         timeout_s: what the others get to come; 0: all that they need.
+        loss: what is to be raised since one of them has died, if any has.
     """
 
     here: Form
@@ -41,6 +43,7 @@ class Meeting:
     rank: int
     world_size: int
     timeout_s: float
+    loss: Callable[[], BaseException | None]
     _store: PrefixStore = field(init=False)
     _rounds: int = 0
 
@@ -59,18 +62,32 @@ class Meeting:
             timeout_s: seconds that the others get; None: what the meeting gives them; 0: all that they need.
 
         Raises:
-            RuntimeError: not all have come in time. It names the others.
+            RuntimeError: not all have come in time, which it names, or one of them has died.
         """
         self._rounds += 1
         keys = [f"{self._rounds}/{rank}" for rank in range(self.world_size)]
         self._store.set(keys[self.rank], pickle.dumps(value))  # type: ignore[arg-type]
-        limit = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s or _NO_LIMIT_S)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s or _NO_LIMIT_S
         try:
-            self._store.wait(keys, limit)
+            self._wait(keys, limit_s)
         except dist.DistStoreError as error:
             missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            raise RuntimeError(_missing(self.world_size, missing, limit)) from error
+            raise RuntimeError(_missing(self.world_size, missing, limit_s)) from error
         return [pickle.loads(one) for one in self._store.multi_get(keys)]
+
+    def _wait(self, keys: list[str], limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while True:
+            began = time.monotonic()
+            wait_s = min(_LOSS_S, until - began)
+            try:
+                self._store.wait(keys, timedelta(seconds=wait_s))
+                return
+            except dist.DistStoreError:
+                if (loss := self.loss()) is not None:
+                    raise loss from None
+                if wait_s < _LOSS_S or time.monotonic() - began < wait_s:  # the time is up, or the store has gone
+                    raise
 
     def settle(self, calls: Callable[[], tuple[int, int]], timeout_s: float) -> None:
         """Wait until no call is under way between the workers, all of which wait here.
@@ -93,9 +110,9 @@ class Meeting:
             before = made
 
 
-def _missing(world_size: int, missing: Sequence[int], limit: timedelta) -> str:
+def _missing(world_size: int, missing: Sequence[int], limit_s: float) -> str:
     who = ", ".join(map(str, missing))
     return (
         f"init_rpc: of the {world_size} workers, rank{'s' * (len(missing) != 1)} {who} did not come within "
-        f"{limit.total_seconds():g} s; each has to call it in the same cell, with this world_size"
+        f"{limit_s:g} s; each has to call it in the same cell, with this world_size"
     )

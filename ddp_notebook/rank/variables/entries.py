@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from ddp_notebook.rank.variables.values import describe
 
@@ -25,7 +25,7 @@ _MOST_ITEMS = 1000  # of a container
 _MOST_ENTRIES = 50_000  # of a variable
 _MOST_TEXT = 80
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # without `rank`, on purpose
+_SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # `rank` is to differ
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch.compile, FSDP, checkpointing
 _KINDS: dict[str, Any] = {  # in the order of the comparison
     "module": torch.nn.Module,
@@ -198,6 +198,8 @@ class _Walk:
             for key in _SAMPLER:
                 if isinstance(value := getattr(data, key, None), int):
                     yield Leaf(f"{entry}.{key}", "data", value)
+            if issubclass(cls, DistributedSampler):
+                yield Leaf(f"{entry}.rank", "share", text=f"{data.rank} of {data.num_replicas}")
 
 
 def _length(entry: str, data: Any, unit: str) -> Leaf:

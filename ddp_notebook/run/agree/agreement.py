@@ -8,11 +8,12 @@ from typing import Any
 
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.agree.differences import Difference, absence_of, difference_of, measured
-from ddp_notebook.run.agree.mistakes import between
+from ddp_notebook.run.agree.mistakes import between, unread
 from ddp_notebook.run.agree.words import list_names, notes_on, summarize, variable_of
 
 _MOST_SHOWN = 12  # entries that differ
 MISTAKES = ""  # the entry that tells what is wrong with none of the ranks differing
+SHARE = "share"  # the kind of entries that are to differ: which part of the data a rank reads
 _OF_PROCESS = ("version", "setting", "random")
 _BUFFERS_HINT = (
     "buffers: DistributedDataParallel gives all ranks the buffers of rank 0 as a forward pass begins, not after it"
@@ -115,7 +116,11 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Agreement
     """
     ranks = sorted(by_rank)
     mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
-    by_rank = {rank: {entry: fact for entry, fact in by_rank[rank].items() if entry != MISTAKES} for rank in ranks}
+    mistakes += unread({rank: _of_kind(by_rank[rank], SHARE) for rank in ranks})
+    by_rank = {
+        rank: {entry: fact for entry, fact in by_rank[rank].items() if entry != MISTAKES and fact["kind"] != SHARE}
+        for rank in ranks
+    }
     by_variable: dict[str, list[str]] = {}
     for entry in dict.fromkeys(entry for rank in ranks for entry in by_rank[rank]):
         by_variable.setdefault(variable_of(entry), []).append(entry)
@@ -153,6 +158,10 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Agreement
         hints=hints,
         mistakes=tuple(mistakes),
     )
+
+
+def _of_kind(facts: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, str]:
+    return {entry: fact["value"] for entry, fact in facts.items() if entry != MISTAKES and fact["kind"] == kind}
 
 
 def _is_there(fact: Mapping[str, Any] | None) -> bool:

@@ -32,6 +32,38 @@ def between(by_rank: Facts) -> list[str]:
     ]
 
 
+def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Samplers of which several ranks have one part of the data, so that another one is nobody's. (Where a model is
+    spread over some ranks, these have one part, and all parts are somebody's.)
+
+    Args:
+        shares: by rank and entry: "0 of 2".
+
+    Example:
+        >>> unread({0: {"loader.sampler.rank": "0 of 2"}, 1: {"loader.sampler.rank": "0 of 2"}})[0][:79]
+        'ranks 0,1: loader.sampler.rank is 0 on ranks 0-1, so of 2 parts of the data 1 i'
+    """
+    found = []
+    for entry in dict.fromkeys(entry for of_rank in shares.values() for entry in of_rank):
+        ranks_of: dict[str, list[int]] = {}
+        for rank, of_rank in shares.items():
+            if entry in of_rank:
+                ranks_of.setdefault(of_rank[entry], []).append(rank)
+        ranks = sorted(rank for ranks in ranks_of.values() for rank in ranks)
+        counts = {int(share.split(" of ")[1]) for share in ranks_of}
+        count = counts.pop()
+        if counts or not len(ranks_of) < count <= len(ranks):  # else they differ in `num_replicas`, or not all are here
+            continue
+        held = ", ".join(f"{share.split()[0]} on {name_ranks(ranks)}" for share, ranks in ranks_of.items())
+        left = count - len(ranks_of)
+        found.append(
+            f"{list_ranks(ranks)}: {entry} is {held}, so of {count} parts of the data {left} "
+            f"{'is' if left == 1 else 'are'} read by no rank: make it on each rank with DistributedSampler(..., "
+            "rank=rank), or without rank"
+        )
+    return found
+
+
 def _said_by_each(by_rank: Facts) -> Iterator[str]:
     """What each rank sees by itself."""
     ranks_of: dict[str, list[int]] = {}

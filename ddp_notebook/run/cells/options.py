@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.run.lines import LineParser
@@ -52,6 +53,9 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
     if usage == ON_RANKS:
         if not line.strip():
             parser.error("on which ranks? Write them behind %%on_ranks")
+        words = [word.strip(",") for word in takewhile(lambda word: word[0] in "0123456789,", line.split())]
+        if len(words) > 1:
+            parser.error(f"the ranks are one word, without spaces: %%on_ranks {','.join(filter(None, words))}")
         line = f"--ranks {line}"
         parser.add_argument("--ranks", required=True)
     else:

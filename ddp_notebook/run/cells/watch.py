@@ -158,9 +158,7 @@ class Watch:
             if item is not None:
                 self._take(item)
             if self._asked and time.monotonic() - self._asked[0][2] > _PIPES_S:
-                rank, ask, _ = self._asked.popleft()
-                if rank in run.pending:
-                    self._answer(rank, ask)
+                self._answer_next()
             now = time.monotonic()
             talking = run.pending  # before the look whether all is shown: who is not in it has said everything
             if screen is not None and run.shown.empty():
@@ -296,6 +294,15 @@ class Watch:
             return _CARD_S
         self._screen.card.remove()
         return max(_REFRESH_S, min(_CARD_S, self._hang_after_s - longest))
+
+    def _answer_next(self) -> None:
+        """Answer the lowest rank of those that have asked at the same time."""
+        first_s = self._asked[0][2]
+        asked = min((one for one in self._asked if one[2] - first_s < _PIPES_S), key=lambda one: one[0])
+        self._asked.remove(asked)
+        rank, ask, _ = asked
+        if rank in self._run.pending:
+            self._answer(rank, ask)
 
     def _answer(self, rank: int, ask: InputRequest) -> None:
         """Have the user answer a rank's `input()`."""
