@@ -181,7 +181,8 @@ def test_a_worker_that_dies_while_the_other_waits_for_it(session):
     for code in (dies + INIT, INIT + dies + "rpc.shutdown()"):
         with pytest.raises(RankDiedError) as died:
             session.run(code)
-        assert "RankLostError: rank 1 died" in died.value.result[0].error
+        result = died.value.result
+        assert result is not None and "RankLostError: rank 1 died" in result[0].error
         session.heal()
         session.run(DEFINITIONS, ranks=[1])
 
