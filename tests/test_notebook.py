@@ -43,6 +43,8 @@ def test_the_first_cell(ranks):
             "values here with %ddp_pull model\n",
         ),
         ("loss.item()", "`loss` is a variable"),
+        ("timed, A", "`timed` is a variable"),
+        ("A, timed", ""),
         (
             "import torch.distributed\ntorch.distributed.get_rank()",
             "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell\n",
@@ -55,7 +57,9 @@ def test_the_first_cell(ranks):
     ],
 )
 def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
-    ranks.run("%%on_all_ranks\n%env A=1\nmodel = lambda x: x\nfor step in range(2):\n    loss = torch.tensor(step)")
+    ranks.run(
+        "%%on_all_ranks\n%env A=1\n%time timed = 1\nmodel = lambda x: x\nfor step in range(2):\n    loss = torch.tensor(step)"
+    )
     reply = ranks.run(cell)
     assert reply.status == "error"
     assert hint in reply.stderr if hint else "put %%" not in reply.stderr, reply

@@ -9,14 +9,15 @@ import ast
 import contextlib
 import symtable
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
 _EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "log"})
-_MAGICS = ("on_all_ranks", "on_ranks")
+_SEND = ("on_all_ranks", "on_ranks")
+_RUN = ("time", "capture")  # magics that run their code where the cell runs
 _NO_GROUP = "Default process group has not been initialized"  # torch's words
 
 
@@ -74,19 +75,31 @@ def hint_for(error: BaseException, cells: list[str]) -> str:
 def _sent(cells: list[str]) -> Iterator[str]:
     """The code of the cells that went to ranks, the last one first."""
     for cell in reversed(cells):
-        if not any(f"run_cell_magic('{magic}'" in cell for magic in _MAGICS):
-            continue
-        with contextlib.suppress(SyntaxError):  # of another line of it
-            for node in ast.walk(ast.parse(cell)):
-                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "run_cell_magic":
-                    yield getattr(node.args[-1], "value", "")
+        yield from _under_magics(cell, _SEND)
 
 
 def _set_by(code: str) -> set[str]:
     """The names that a cell sets, functions and imports among them."""
     try:
-        plain = TransformerManager().transform_cell(code)  # it may have magics of its own
+        plain = TransformerManager().transform_cell(code)
         symbols = symtable.symtable(plain, "cell", "exec").get_symbols()
     except SyntaxError:  # it has failed on the ranks too
         return set()
-    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    return names.union(*map(_set_by, _under_magics(plain, _RUN)))
+
+
+def _under_magics(plain: str, magics: Collection[str]) -> Iterator[str]:
+    """The code that some magics are given.
+
+    Args:
+        plain: a cell as IPython has transformed it.
+    """
+    if not any(f"_magic({magic!r}" in plain for magic in magics):
+        return
+    with contextlib.suppress(SyntaxError):  # of another line of it
+        for node in ast.walk(ast.parse(plain)):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("run_cell_magic", "run_line_magic"):
+                magic, *_, code = (getattr(argument, "value", "") for argument in node.args)
+                if magic in magics:
+                    yield code
