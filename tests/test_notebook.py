@@ -57,9 +57,8 @@ def test_the_first_cell(ranks):
     ],
 )
 def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
-    ranks.run(
-        "%%on_all_ranks\n%env A=1\n%time timed = 1\nmodel = lambda x: x\nfor step in range(2):\n    loss = torch.tensor(step)"
-    )
+    sets = "%env A=1\n%time timed = 1\nmodel = lambda x: x\nfor step in range(2):\n    loss = torch.tensor(step)"
+    assert ranks.run(f"%%on_all_ranks\n{sets}").status == "ok"
     reply = ranks.run(cell)
     assert reply.status == "error"
     assert hint in reply.stderr if hint else "put %%" not in reply.stderr, reply
