@@ -94,7 +94,7 @@ def end(session: sessions.Session) -> str:
 def has_session() -> bool:
     """Whether there are ranks that cells can be sent to."""
     session = sessions.current()
-    return session is not None and session.is_running
+    return session is not None and session.is_running and session.drives
 
 
 def _ranks(session: sessions.Session) -> str:

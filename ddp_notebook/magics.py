@@ -274,9 +274,10 @@ class DDPMagics(Magics):
         if given.new is not None and len(given.names) > 1:
             parser.error(f"--as {given.new} is one name, for {len(given.names)} variables: pull them one by one")
         assert self.shell is not None
+        for name in [*given.names, *filter(None, [given.new])]:
+            check_name(name)
         for name in given.names:
-            new = check_name(given.new or name)
-            self.shell.user_ns[new] = values = having.of_session().pull(name, given.ranks, given.force)
+            self.shell.user_ns[given.new or name] = values = having.of_session().pull(name, given.ranks, given.force)
             print(f"{name}:\n{values}" if len(given.names) > 1 else values)
 
     @line_magic

@@ -16,7 +16,7 @@ import IPython
 import psutil
 import pytest
 
-from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError, SessionBrokenError
+from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError, RankError, SessionBrokenError
 from ddp_notebook.run.cells import face
 from ddp_notebook.run.foresee.warnings import foresee
 from tests.conftest import wait_until
@@ -107,6 +107,13 @@ def test_the_same_traceback_is_shown_once(session):
         session.run("1 / 0")
     assert "\n".join(caught.value._render_traceback_()).count(": division by zero") == 2
     assert str(caught.value) == "ZeroDivisionError: division by zero (ranks 0-1)"
+
+
+def test_a_script_shows_one_frame_of_ours_of_a_cell_that_takes_too_long(session):
+    with pytest.raises(CellTimeoutError) as caught:
+        session.run("import time\ntime.sleep(60)", timeout=0.1)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [os.path.basename(frame.filename) for frame in frames] == ["test_cells.py", "face.py"]
 
 
 def test_a_script_shows_plain_text_and_one_frame_of_ours(session):

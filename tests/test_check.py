@@ -473,7 +473,7 @@ def test_lengths_of_data_and_the_epoch_of_samplers():
     [
         ([0, 1], 2, ""),
         ([0, 0, 1, 1], 2, ""),  # a model is spread over two ranks each
-        ([0, 1], 4, ""),  # the others were not asked, or are of another session
+        ([0, 1], 4, "is 0 on rank 0, 1 on rank 1, so of 4 parts of the data 2 are read by no rank"),
         ([0, 0], 2, "is 0 on ranks 0-1, so of 2 parts of the data 1 is read by no rank: make it"),
         ([0, 0, 2, 2], 4, "is 0 on ranks 0-1, 2 on ranks 2-3, so of 4 parts of the data 2 are read by no rank"),
     ],
@@ -488,6 +488,8 @@ def test_a_part_of_the_data_that_no_rank_reads(ranks, parts, wrong):
     assert agreement.agrees and "data length" in repr(agreement)
     assert [wrong in mistake for mistake in agreement.mistakes] == [True] * bool(wrong), agreement
     assert all("loader.sampler.rank is " in mistake for mistake in agreement.mistakes)
+    answers = {rank: fingerprints(space) for rank, space in enumerate(spaces)}
+    assert not compare(answers, is_whole=False).mistakes  # the others have a part each, for all that is known
 
 
 def test_data_without_a_length_and_data_that_break():

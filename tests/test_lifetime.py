@@ -94,8 +94,11 @@ def test_stop_and_unloading_the_extension_end_the_session_and_its_descendants(ma
     waiting = [server, *(process.pid for process in psutil.Process(server).children())]  # for the next start
     assert len(waiting) == 2, "the host server, which `%load_ext` has started, and its watchdog"
     expect_all_gone(processes, but=waiting)
+    kernel.run("%reload_ext ddp_notebook")
     processes = start_in(kernel)
+    assert kernel.run("rank").stderr.count("put %%on_all_ranks above") == 1
     assert kernel.run("%unload_ext ddp_notebook").status == "ok"
+    assert "put %%" not in kernel.run("rank").stderr
     expect_all_gone(processes)
 
 

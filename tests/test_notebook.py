@@ -39,26 +39,31 @@ def test_the_first_cell(ranks):
         ("print(rank)", "`rank` is there on the ranks only: put %%on_all_ranks above the cell\n"),
         (
             "model(1)",
-            "`model` is a variable of the ranks: put %%on_all_ranks above the cell to use it there, or bring its "
-            "values here with %ddp_pull model\n",
+            "`model` was set on the ranks: put %%on_all_ranks above the cell, or bring its values here with %ddp_pull "
+            "model\n",
         ),
-        ("loss.item()", "`loss` is a variable"),
-        ("timed, A", "`timed` is a variable"),
+        ("loss.item()", "`loss` was set"),
+        ("timed, A", "`timed` was set"),
         ("A, timed", ""),
+        ("%time late", "`late` was set"),
+        ("nn.Linear", "`nn` is imported on the ranks: put %%on_all_ranks above the cell, or import it here too\n"),
         (
             "import torch.distributed\ntorch.distributed.get_rank()",
             "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell\n",
         ),
         ("nobody_has_this", ""),
+        ("exec('def f(): return rank', names := {})\nnames['f']()", ""),  # as in a module, which lacks it on ranks too
         ("1 / 0", ""),
         ("%%local\nprint(rank)", ""),
         ("%%on_all_ranks --here\nassert world_size", ""),
         ("%%on_all_ranks\nnobody_has_this", ""),
+        ("%%on_all_ranks\nraise ValueError('Default process group has not been initialized')", ""),
     ],
 )
 def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
     sets = "%env A=1\n%time timed = 1\nmodel = lambda x: x\nfor step in range(2):\n    loss = torch.tensor(step)"
-    assert ranks.run(f"%%on_all_ranks\n{sets}").status == "ok"
+    assert ranks.run(f"%%on_all_ranks\n{sets}\nimport torch.nn as nn").status == "ok"
+    assert ranks.run("%%time\n%%on_all_ranks\nlate = 1").status == "ok"
     reply = ranks.run(cell)
     assert reply.status == "error"
     assert hint in reply.stderr if hint else "put %%" not in reply.stderr, reply

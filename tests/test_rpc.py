@@ -187,6 +187,15 @@ def test_a_worker_that_dies_while_the_other_waits_for_it(session):
         session.run(DEFINITIONS, ranks=[1])
 
 
+def test_a_wait_for_a_late_worker_says_nothing_and_has_an_end(session):
+    late = "time.sleep(rank)\n"
+    result = session.run(late + INIT + late + "rpc.shutdown()")
+    assert not any(result[rank].stderr for rank in result.ranks)
+    options = "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=0.501)"
+    with pytest.raises(RankError, match=r"of the 2 workers, rank 0 did not come within 0.501 s"):
+        session.run(f"if rank: rpc.init_rpc('a', rank=rank, world_size=2, {options})", timeout=20)
+
+
 def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
     """Torch raises in a callback then, before its agent counts the call as over."""
     session.run(INIT + "def which(): return 1")

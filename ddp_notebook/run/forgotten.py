@@ -9,13 +9,15 @@ import ast
 import contextlib
 import symtable
 import sys
-from collections.abc import Callable, Collection, Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
-_EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "log"})
+_NAMES_OF_RANKS = frozenset({"rank", "local_rank", "world_size", "device", "log"})
+_IMPORTED_THERE = frozenset({"torch", "dist"})
 _SEND = ("on_all_ranks", "on_ranks")
 _RUN = ("time", "capture")  # magics that run their code where the cell runs
 _NO_GROUP = "Default process group has not been initialized"  # torch's words
@@ -32,10 +34,11 @@ def watch(shell: Any, ranks_are_there: Callable[[], bool]) -> None:
 
     def look(result: Any) -> None:
         # What runs without history is no cell of the user's, or the inner one of %%local and --here.
-        error = result.error_in_exec if result.info.store_history else None
-        cells = shell.history_manager.input_hist_parsed
-        if error is not None and ranks_are_there() and (hint := hint_for(error, cells)):
-            print(hint, file=sys.stderr)
+        error = result.error_in_exec if result is not None and result.info.store_history else None
+        if error is not None and ranks_are_there():
+            hint = hint_for(error, shell.history_manager.input_hist_parsed, shell.user_ns)
+            if hint:
+                print(hint, file=sys.stderr)
 
     shell.events.register("post_run_cell", look)
     setattr(shell, _ATTRIBUTE, look)
@@ -48,58 +51,67 @@ def unwatch(shell: Any) -> None:
         delattr(shell, _ATTRIBUTE)
 
 
-def hint_for(error: BaseException, cells: list[str]) -> str:
+def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) -> str:
     """What to do about a failed cell, if it was meant for the ranks.
 
     Args:
         error: that it has failed with.
         cells: the notebook's, as IPython has transformed them.
+        variables: the user's.
 
     Example:
-        >>> hint_for(NameError("name 'rank' is not defined", name="rank"), [])
-        '`rank` is there on the ranks only: put %%on_all_ranks above the cell'
+        >>> try:
+        ...     rank
+        ... except NameError as error:
+        ...     print(hint_for(error, [], globals()))
+        `rank` is there on the ranks only: put %%on_all_ranks above the cell
     """
-    if isinstance(error, NameError) and (name := error.name):
-        if name in _EVERY_RANK_HAS:
-            return f"`{name}` is there on the ranks only: put %%on_all_ranks above the cell"
-        if any(name in _set_by(code) for code in _sent(cells)):
-            return (
-                f"`{name}` is a variable of the ranks: put %%on_all_ranks above the cell to use it there, or bring its "
-                f"values here with %ddp_pull {name}"
-            )
-    elif _NO_GROUP in str(error):
+    if type(error) in (ValueError, RuntimeError) and _NO_GROUP in str(error):
         return "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell"
+    if type(error) is not NameError or not error.name or not _is_in(variables, error):
+        return ""
+    name, put = error.name, "put %%on_all_ranks above the cell"
+    if name in _NAMES_OF_RANKS:
+        return f"`{name}` is there on the ranks only: {put}"
+    is_import = _import_on_ranks(name, cells)
+    if is_import or name in _IMPORTED_THERE:
+        return f"`{name}` is imported on the ranks: {put}, or import it here too"
+    if is_import is not None:
+        return f"`{name}` was set on the ranks: {put}, or bring its values here with %ddp_pull {name}"
     return ""
 
 
-def _sent(cells: list[str]) -> Iterator[str]:
-    """The code of the cells that went to ranks, the last one first."""
+def _is_in(variables: dict[str, Any], error: BaseException) -> bool:
+    """Whether it was raised in the user's own cells: in a module the name may be forgotten on the ranks too."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals is variables
+
+
+def _import_on_ranks(name: str, cells: list[str]) -> bool | None:
+    """Whether a name was imported by the last cell that has set it on ranks. None: none has."""
     for cell in reversed(cells):
-        yield from _under_magics(cell, _SEND)
+        for symbol in _symbols(cell, False):
+            if symbol.get_name() == name:
+                return symbol.is_imported()
+    return None
 
 
-def _set_by(code: str) -> set[str]:
-    """The names that a cell sets, functions and imports among them."""
-    try:
-        plain = TransformerManager().transform_cell(code)
-        symbols = symtable.symtable(plain, "cell", "exec").get_symbols()
-    except SyntaxError:  # it has failed on the ranks too
-        return set()
-    names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
-    return names.union(*map(_set_by, _under_magics(plain, _RUN)))
-
-
-def _under_magics(plain: str, magics: Collection[str]) -> Iterator[str]:
-    """The code that some magics are given.
+def _symbols(plain: str, is_sent: bool) -> Iterator[symtable.Symbol]:
+    """What a cell sets on ranks, functions and imports among it.
 
     Args:
-        plain: a cell as IPython has transformed it.
+        plain: the cell, as IPython has transformed it.
+        is_sent: it runs on ranks.
     """
-    if not any(f"_magic({magic!r}" in plain for magic in magics):
-        return
-    with contextlib.suppress(SyntaxError):  # of another line of it
+    with contextlib.suppress(SyntaxError):  # then it has set nothing
+        if is_sent:
+            symbols = symtable.symtable(plain, "cell", "exec").get_symbols()
+            yield from (symbol for symbol in symbols if symbol.is_assigned() or symbol.is_imported())
+        if not any(f"_magic({magic!r}" in plain for magic in (*_SEND, *_RUN)):
+            return
         for node in ast.walk(ast.parse(plain)):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("run_cell_magic", "run_line_magic"):
-                magic, *_, code = (getattr(argument, "value", "") for argument in node.args)
-                if magic in magics:
-                    yield code
+                words = [getattr(argument, "value", None) for argument in node.args]
+                if len(words) > 1 and words[0] in (*_SEND, *_RUN) and isinstance(code := words[-1], str):
+                    inner = TransformerManager().transform_cell(code)
+                    yield from _symbols(inner, is_sent or words[0] in _SEND)

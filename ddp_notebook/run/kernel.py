@@ -3,13 +3,10 @@ its threads is the user's; and when the next cell begins."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
-
-_of_script = itertools.count(1)
 
 
 def ipython() -> Any:
@@ -31,11 +28,6 @@ def cell_number() -> int:
         return int(running.execution_count)
     # That of a cell that runs another one, as %%local does, or of an older version, which counts up behind a cell.
     return max(1, len(shell.history_manager.input_hist_parsed) - 1)
-
-
-def number_of_next_cell() -> int:
-    """The number for a cell that begins: the `In [n]` that it belongs to. Those of a script are counted."""
-    return next(_of_script) if ipython() is None else cell_number()
 
 
 def has_front_end() -> bool:

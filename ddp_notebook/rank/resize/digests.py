@@ -15,8 +15,9 @@ from ddp_notebook.rank.variables.check import fingerprints
 
 
 def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """A digest of each variable: of what `%ddp_check` compares, of the data in datasets too, and of no buffers, which
-    models in DDP get from rank 0 with each forward. And one of each random state.
+    """A digest of each variable: of what `%ddp_check` compares, of the data in datasets too. But of no buffers, which
+    models in DDP get from rank 0 with each forward, and of no rank of a sampler's, which a new one has of its own. And
+    one of each random state.
 
     Args:
         namespace: the variables.
@@ -37,7 +38,7 @@ def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, s
         facts |= fingerprints(namespace, [name])
     by_variable: dict[str, list[Any]] = {}
     for entry, fact in facts.items():
-        if fact["kind"] != "buffer":
+        if fact["kind"] not in ("buffer", "share"):
             by_variable.setdefault(_variable(entry), []).append([entry, fact])
     return {
         name: hashlib.blake2b(json.dumps(of, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()

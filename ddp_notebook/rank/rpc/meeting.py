@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.wire.events import Form
 
-_LOOK_S = 0.001
-_LOSS_S = 0.5  # a wait for others looks so often whether they have died
+_LOOK_S = 0.001  # at first
+_LONGEST_LOOK_S = 0.05
 _NO_LIMIT_S = 1e6
 
 
@@ -68,26 +67,17 @@ class Meeting:
         keys = [f"{self._rounds}/{rank}" for rank in range(self.world_size)]
         self._store.set(keys[self.rank], pickle.dumps(value))  # type: ignore[arg-type]
         limit_s = self.timeout_s if timeout_s is None else timeout_s or _NO_LIMIT_S
-        try:
-            self._wait(keys, limit_s)
-        except dist.DistStoreError as error:
-            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            raise RuntimeError(_missing(self.world_size, missing, limit_s)) from error
+        until, pause_s = time.monotonic() + limit_s, _LOOK_S
+        # The store's own `wait` does not see that a rank has died, and says each time on stderr that it has ended.
+        while not self._store.check(keys):
+            if (loss := self.loss()) is not None:
+                raise loss
+            if time.monotonic() > until:
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                raise RuntimeError(_missing(self.world_size, missing, limit_s))
+            time.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, _LONGEST_LOOK_S)
         return [pickle.loads(one) for one in self._store.multi_get(keys)]
-
-    def _wait(self, keys: list[str], limit_s: float) -> None:
-        until = time.monotonic() + limit_s
-        while True:
-            began = time.monotonic()
-            wait_s = min(_LOSS_S, until - began)
-            try:
-                self._store.wait(keys, timedelta(seconds=wait_s))
-                return
-            except dist.DistStoreError:
-                if (loss := self.loss()) is not None:
-                    raise loss from None
-                if wait_s < _LOSS_S or time.monotonic() - began < wait_s:  # the time is up, or the store has gone
-                    raise
 
     def settle(self, calls: Callable[[], tuple[int, int]], timeout_s: float) -> None:
         """Wait until no call is under way between the workers, all of which wait here.

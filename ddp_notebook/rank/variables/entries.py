@@ -25,7 +25,7 @@ _MOST_ITEMS = 1000  # of a container
 _MOST_ENTRIES = 50_000  # of a variable
 _MOST_TEXT = 80
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # `rank` is to differ
+_SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # not `rank`, which differs
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch.compile, FSDP, checkpointing
 _KINDS: dict[str, Any] = {  # in the order of the comparison
     "module": torch.nn.Module,
@@ -198,8 +198,9 @@ class _Walk:
             for key in _SAMPLER:
                 if isinstance(value := getattr(data, key, None), int):
                     yield Leaf(f"{entry}.{key}", "data", value)
-            if issubclass(cls, DistributedSampler):
-                yield Leaf(f"{entry}.rank", "share", text=f"{data.rank} of {data.num_replicas}")
+            share = getattr(data, "rank", None), getattr(data, "num_replicas", None)
+            if issubclass(cls, DistributedSampler) and all(type(one) is int for one in share):
+                yield Leaf(f"{entry}.rank", "share", text="{} of {}".format(*share))
 
 
 def _length(entry: str, data: Any, unit: str) -> Leaf:

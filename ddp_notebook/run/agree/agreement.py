@@ -108,15 +108,17 @@ class Agreement:
         return {name: (ones[: limits[name]], len(ones) - limits[name]) for name, ones in of.items()}
 
 
-def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Agreement:
+def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole: bool = True) -> Agreement:
     """Compare what `rank.variables.check.fingerprints` said on each rank.
 
     Args:
         by_rank: its answers, of the ranks that gave one.
+        is_whole: these are all ranks of the session.
     """
     ranks = sorted(by_rank)
     mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
-    mistakes += unread({rank: _of_kind(by_rank[rank], SHARE) for rank in ranks})
+    if is_whole:
+        mistakes += unread({rank: _of_kind(by_rank[rank], SHARE) for rank in ranks})
     by_rank = {
         rank: {entry: fact for entry, fact in by_rank[rank].items() if entry != MISTAKES and fact["kind"] != SHARE}
         for rank in ranks

@@ -39,7 +39,7 @@ class Checking:
             if len(ranks) < 2:  # nobody to compare with
                 self._living.check()
                 self._cells.check_idle()
-            found = compare(self._ask(ranks, names, ()))
+            found = compare(self._ask(ranks, names, ()), is_whole=not busy and not gone)
             if found.differing_entries:
                 found = found.with_samples(self._ask(ranks, names, found.differing_entries))
             return found.without(busy, gone)

@@ -33,11 +33,11 @@ def between(by_rank: Facts) -> list[str]:
 
 
 def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """Samplers of which several ranks have one part of the data, so that another one is nobody's. (Where a model is
-    spread over some ranks, these have one part, and all parts are somebody's.)
+    """Samplers of which no rank has some part of the data. (Where a model is spread over ranks, several have one part,
+    and each part is somebody's.)
 
     Args:
-        shares: by rank and entry: "0 of 2".
+        shares: by rank and entry, "0 of 2", of all ranks.
 
     Example:
         >>> unread({0: {"loader.sampler.rank": "0 of 2"}, 1: {"loader.sampler.rank": "0 of 2"}})[0][:79]
@@ -45,21 +45,22 @@ def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
     """
     found = []
     for entry in dict.fromkeys(entry for of_rank in shares.values() for entry in of_rank):
-        ranks_of: dict[str, list[int]] = {}
+        holders: dict[int, list[int]] = {}
+        counts = set()
         for rank, of_rank in shares.items():
             if entry in of_rank:
-                ranks_of.setdefault(of_rank[entry], []).append(rank)
-        ranks = sorted(rank for ranks in ranks_of.values() for rank in ranks)
-        counts = {int(share.split(" of ")[1]) for share in ranks_of}
-        count = counts.pop()
-        if counts or not len(ranks_of) < count <= len(ranks):  # else they differ in `num_replicas`, or not all are here
+                part, count = map(int, of_rank[entry].split(" of "))
+                holders.setdefault(part, []).append(rank)
+                counts.add(count)
+        left = max(counts) - len(holders)
+        if len(counts) > 1 or left <= 0:  # else they differ in `num_replicas`, which is told as such
             continue
-        held = ", ".join(f"{share.split()[0]} on {name_ranks(ranks)}" for share, ranks in ranks_of.items())
-        left = count - len(ranks_of)
+        held = ", ".join(f"{part} on {name_ranks(ranks)}" for part, ranks in holders.items())
+        there = [rank for rank, of_rank in shares.items() if entry in of_rank]
         found.append(
-            f"{list_ranks(ranks)}: {entry} is {held}, so of {count} parts of the data {left} "
-            f"{'is' if left == 1 else 'are'} read by no rank: make it on each rank with DistributedSampler(..., "
-            "rank=rank), or without rank"
+            f"{list_ranks(there)}: {entry} is {held}, so of {max(counts)} parts of the data "
+            f"{left} {'is' if left == 1 else 'are'} read by no rank: make it on each rank with DistributedSampler(..., "
+            "rank=rank), or without num_replicas and rank"
         )
     return found
 

@@ -15,7 +15,7 @@ from ddp_notebook.run.cells.watch import NOTEBOOK, Beside
 from ddp_notebook.run.foresee.warnings import foresee
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.jobs.jobs import Jobs
-from ddp_notebook.run.kernel import is_users_thread, number_of_next_cell
+from ddp_notebook.run.kernel import cell_number, is_users_thread
 from ddp_notebook.run.output.sink import Here, Sink, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.wire.events import RunCell
@@ -106,8 +106,7 @@ class CellFace(Assembled):
             timeout: seconds after which the cell is stopped as by the stop button; None: no limit.
             wait: False returns at once: a job, which is a future of the result.
             quiet: show nothing.
-            execution_count: the number in `In [n]` that tracebacks show; None: that of the cell that calls this,
-                in a script how many cells it has run.
+            execution_count: the number in `In [n]` that tracebacks show; None: that of the cell that calls this.
             file: the name of the cell's file that warnings show; "": one made from the code.
             record: what to record of it; None: what is always recorded.
 
@@ -127,7 +126,7 @@ class CellFace(Assembled):
         if not isinstance(code, str):
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
         if execution_count is None:
-            execution_count = number_of_next_cell()
+            execution_count = cell_number()
         parts = self._parts
         living = parts.living
         gone = [] if self.options.heal else living.check_host().gone

@@ -157,7 +157,7 @@ class Watch:
             item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
             if item is not None:
                 self._take(item)
-            if self._asked and time.monotonic() - self._asked[0][2] > _PIPES_S:
+            if self._asked:
                 self._answer_next()
             now = time.monotonic()
             talking = run.pending  # before the look whether all is shown: who is not in it has said everything
@@ -296,13 +296,14 @@ class Watch:
         return max(_REFRESH_S, min(_CARD_S, self._hang_after_s - longest))
 
     def _answer_next(self) -> None:
-        """Answer the lowest rank of those that have asked at the same time."""
+        """Answer the lowest rank of those that have asked at the same time, once its text has come."""
         first_s = self._asked[0][2]
         asked = min((one for one in self._asked if one[2] - first_s < _PIPES_S), key=lambda one: one[0])
-        self._asked.remove(asked)
-        rank, ask, _ = asked
-        if rank in self._run.pending:
-            self._answer(rank, ask)
+        rank, ask, since_s = asked
+        if time.monotonic() - since_s > _PIPES_S:
+            self._asked.remove(asked)
+            if rank in self._run.pending:
+                self._answer(rank, ask)
 
     def _answer(self, rank: int, ask: InputRequest) -> None:
         """Have the user answer a rank's `input()`."""
