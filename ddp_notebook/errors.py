@@ -57,6 +57,7 @@ __all__ = [
 
 _MOST_SHOWN = 4  # different errors of one cell
 COLORS = re.compile(r"\x1b\[[0-9;]*m")  # in the ranks' tracebacks
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the line of a traceback that names the error
 
 
@@ -175,11 +176,15 @@ class RankError(DDPNotebookError):
 
     def _of_ranks(self) -> list[str]:
         lines: list[str] = []
-        by_text = group_by_value({rank: "\n".join(tb) for rank, tb in self.tracebacks.items()})
-        left = {text: ranks for text, ranks in by_text.items() if text.strip()}  # a wrong magic has none
-        for text, ranks in list(left.items())[:_MOST_SHOWN]:
-            lines += [f"--- {name_ranks(ranks)} ---", *text.split("\n"), ""]
-        if more := [rank for ranks in list(left.values())[_MOST_SHOWN:] for rank in ranks]:
+        texts = {rank: "\n".join(tb) for rank, tb in self.tracebacks.items()}
+        # Messages name ranks and processes; what each of them says stands in the last line.
+        alike = group_by_value({rank: _NUMBER.sub("0", text) for rank, text in texts.items() if text.strip()})
+        for ranks in list(alike.values())[:_MOST_SHOWN]:
+            text = texts[ranks[0]]
+            is_same = all(texts[rank] == text for rank in ranks)
+            whose = "" if is_same else f": that of rank {ranks[0]}, from which the others differ in numbers only"
+            lines += [f"--- {name_ranks(ranks)}{whose} ---", *text.split("\n"), ""]
+        if more := [rank for ranks in list(alike.values())[_MOST_SHOWN:] for rank in ranks]:
             lines += [f"--- {name_ranks(more)}: other tracebacks, in the error's tracebacks[rank] ---", ""]
         return [*lines, *self.others]
 

@@ -59,6 +59,10 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         self._when_stopped: list[Callable[[], object]] = []
         with _current_lock:
             if _current is not None:
+                if _current._ready and not _current.drives:
+                    raise SessionExistsError(
+                        f"{_current!r} is another notebook's, and is only looked at here; %ddp_stop lets go of it"
+                    )
                 other = _current._ready and options.world_size not in (None, _current.world_size)
                 resize = f", have {options.world_size} ranks with %ddp_resize {options.world_size}" if other else ""
                 raise SessionExistsError(

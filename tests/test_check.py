@@ -24,6 +24,7 @@ from ddp_notebook.rank.variables import check, entries
 from ddp_notebook.rank.variables.check import fingerprints, samples
 from ddp_notebook.run.agree.agreement import Agreement, compare
 
+EACH = "; each rank reads all of loader, without a DistributedSampler"
 TAIL = "; random state is the same"  # all ranks of these tests are in one process
 
 
@@ -79,7 +80,7 @@ def trained(*, steps: int = 2, change: float = 0.0) -> dict[str, Any]:
 def test_ranks_that_agree_are_one_line():
     assert repr(agreement_of(*(trained() for _ in range(4)))) == (
         "4 ranks agree: 6 parameters, 3 buffers (91 elements), 31 optimizer entries, 9 scheduler entries, data length, "
-        "versions, settings" + TAIL
+        "versions, settings" + TAIL + EACH
     )
 
 
@@ -159,7 +160,7 @@ def test_which_rank_differs_in_which_entry_and_by_how_much():
         "4 ranks differ in 1 of 63 entries:",
         f"  net.0.weight: rank 2 differs from ranks 0-1,3 by up to 0.00031 (relative {3.1e-4 / scale:.1g})",
         "the rest agrees: 5 parameters, 3 buffers (59 elements), 31 optimizer entries, 9 scheduler entries, "
-        "data length, versions, settings" + TAIL,
+        "data length, versions, settings" + TAIL + EACH,
     ]
 
 
@@ -492,6 +493,33 @@ def test_a_part_of_the_data_that_no_rank_reads(ranks, parts, wrong):
     assert not compare(answers, is_whole=False).mistakes  # the others have a part each, for all that is known
 
 
+def test_a_loader_of_which_each_rank_reads_everything():
+    dataset = TensorDataset(torch.zeros(100))
+    space = {
+        "loader": DataLoader(dataset, batch_size=10, shuffle=True),
+        "part": DataLoader(dataset, batch_size=10, sampler=DistributedSampler(dataset, num_replicas=2, rank=0)),
+    }
+    other = {
+        **space,
+        "part": DataLoader(dataset, batch_size=10, sampler=DistributedSampler(dataset, num_replicas=2, rank=1)),
+    }
+    answers = {0: fingerprints(space), 1: fingerprints(other)}
+    assert "; each rank reads all of loader, without a DistributedSampler" in repr(compare(answers))
+    assert "each rank reads" not in repr(compare(answers, is_whole=False))
+    assert "each rank reads" not in repr(compare({0: answers[0]}))
+
+
+def test_what_another_variable_holds_is_not_missing_where_that_is():
+    dataset, model = TensorDataset(torch.zeros(100)), nn.Linear(1, 1)
+    inner = {"dataset": dataset, "layer": model}
+    outer = {"loader": DataLoader(dataset, batch_size=10), "model": nn.Sequential(model)}
+    for names in ([], ["dataset", "layer", "loader", "model"], ["loader", "dataset", "model", "layer"]):
+        answers = {0: fingerprints({**outer, **inner}, names), 1: fingerprints(inner, names)}
+        found = [str(one) for one in compare(answers).differences]
+        assert not any(one.startswith(("dataset", "layer")) and "missing" in one for one in found), found
+        assert sum("missing on rank 1" in one or "not defined on rank 1" in one for one in found) == 2, found
+
+
 def test_data_without_a_length_and_data_that_break():
     facts = fingerprints({"loader": DataLoader(Stream()), "broken": Broken()})
     assert facts["loader"]["value"] == "DataLoader without a length"
@@ -595,7 +623,8 @@ def test_ddp_wraps_the_same_parameters(four_ranks):
     net = nn.Linear(2, 2)
     wrapped = nn.parallel.DistributedDataParallel(net)
     found = fingerprints({"net": net, "model": wrapped})
-    assert [entry for entry in found if entry[0] in "nm"] == ["net", "net.weight", "net.bias", "model"]
+    own = [entry for entry, fact in found.items() if entry[0] in "nm" and fact["kind"] != "within"]
+    assert own == ["net", "net.weight", "net.bias", "model"]
     assert found["model"]["value"] == "DistributedDataParallel(Linear) in train mode"
     assert lines_of({"model": wrapped}, {"model": net}) == [
         "model: DistributedDataParallel(Linear) in train mode on rank 0, Linear in train mode on rank 1"

@@ -105,14 +105,29 @@ def test_a_death_is_shown_by_its_name():
 
 
 def test_of_many_different_errors_the_first_are_shown():
-    told = RankError({rank: [f"traceback {rank}"] for rank in range(64)}, {rank: f"E: {rank}" for rank in range(64)})
+    tracebacks = {rank: [f"traceback {chr(ord('A') + rank)}"] for rank in range(64)}
+    told = RankError(tracebacks, {rank: f"E: {rank}" for rank in range(64)})
 
     shown = "\n".join(told._render_traceback_())
     assert shown.count("traceback ") == 4
     assert "--- ranks 4-63: other tracebacks, in the error's tracebacks[rank] ---" in shown
     first = "; ".join(f"E: {rank} (rank {rank})" for rank in range(4))
     assert shown.endswith(f"RankError: {first}; other errors (ranks 4-63)")
-    assert told.tracebacks[63] == ["traceback 63"]
+    assert told.tracebacks[63] == tracebacks[63]
+
+
+def test_a_traceback_in_which_only_numbers_differ_is_shown_once():
+    """As where a message names the rank, a process or an address; what each rank says stands in the last line."""
+    tracebacks = {rank: ["frame 1", f"E: worker {1000 + rank} at 0x7f{rank}a died"] for rank in range(3)}
+    told = RankError({**tracebacks, 3: ["frame 2", "F: no"]}, {0: "E: 1000", 1: "E: 1001", 2: "E: 1002", 3: "F: no"})
+    shown = told._render_traceback_()
+    assert shown[:4] == [
+        "--- ranks 0-2: that of rank 0, from which the others differ in numbers only ---",
+        "frame 1",
+        "E: worker 1000 at 0x7f0a died",
+        "",
+    ]
+    assert shown[4:6] == ["--- rank 3 ---", "frame 2"] and "E: 1002 (rank 2)" in shown[-1]
 
 
 def test_a_summary_says_what_a_message_says_first():

@@ -29,6 +29,7 @@ from typing import Any
 from ddp_notebook.launch.host import open_files
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.dispatch import Dispatch
+from ddp_notebook.run.groups.diagnosis import verdict
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.output.card import Card
 from ddp_notebook.run.questions import Questions
@@ -168,7 +169,7 @@ def card_ms(notebook: Notebook, answers: dict[int, Vitals]) -> float:
     )
     began_s = time.perf_counter()
     views = Looks(cluster, notebook.questions).views(run, {**answers, 0: _runs(answers[0])}, {})
-    Card(outlet).show(views, 12.0)
+    Card(outlet).show(views, 12.0, verdict(views))
     took_ms = (time.perf_counter() - began_s) * 1000
     [data] = shown
     assert "not arrived at all_reduce #5: rank 0 is at cell line 3" in data["text/plain"], data["text/plain"]

@@ -70,7 +70,11 @@ _FIXES = (
         "or name the Python that has it with --python",
     ),
     ("No module named 'ddp_notebook.", "the package is older there; install the notebook's: {python} -m pip install"),
-    ("No module named", "install it there too, or name another Python than {python} with --python"),
+    (
+        "No module named",
+        "ranks need torch and ddp_notebook, with what that needs: install it there too, or name another Python than "
+        "{python} with --python",
+    ),
     ("nknown option", "the Python there is older than 3.11; name another one with --python"),
     ("not found", "name the Python that has torch there with --python /path/to/python"),
     ("No such file", "name the Python that has torch there with --python /path/to/python"),

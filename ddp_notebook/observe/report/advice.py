@@ -23,6 +23,7 @@ from ddp_notebook.records.words import rank_on, ranks_on
 _MOST = 3  # things to try
 _LARGE = 0.15  # of a step: worth being the verdict
 _NOTABLE = 0.1  # of a step: worth a word
+_WORKER_NS = 1e6  # a batch of a worker's takes about as long where cores are busy
 _LARGE_REST = 0.3  # of a step: Python between the phases is normal, and so is an optimizer
 _MOSTLY = 0.7  # of a step
 _MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's own have 25 MiB
@@ -200,12 +201,12 @@ def suggestions(
                 f"they wait {ms(parts.waiting_ns)} of each step, mean of the ranks",
             )
         )
-    if parts.share(input_ns) >= _NOTABLE:
+    if parts.share(input_ns) >= _NOTABLE and input_ns > _WORKER_NS:
         pinned = ", pin_memory=True" if has_gpu else ""
         found.append(
             (
                 input_ns,
-                f"load in the background (DataLoader with num_workers{pinned}, prefetch_factor): "
+                f"load in the background (DataLoader with num_workers{pinned}, prefetch_factor), where cores are free: "
                 f"the loader takes {ms(input_ns)} of each step",
             )
         )

@@ -34,11 +34,12 @@ def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, s
         if asked:  # else all that has to agree would be meant
             facts |= fingerprints(variables, sorted(asked))
     facts |= {name: {"kind": "variable", "value": namespace[name].__name__} for name in modules}
-    for name in set(names) - {_variable(entry) for entry in facts}:  # a loader's sampler: its entries are the loader's
+    there = {_variable(entry) for entry, fact in facts.items() if fact["kind"] != "within"}
+    for name in set(names) - there:  # a loader's sampler: its entries are the loader's
         facts |= fingerprints(namespace, [name])
     by_variable: dict[str, list[Any]] = {}
     for entry, fact in facts.items():
-        if fact["kind"] not in ("buffer", "share"):
+        if fact["kind"] not in ("buffer", "share", "within"):
             by_variable.setdefault(_variable(entry), []).append([entry, fact])
     return {
         name: hashlib.blake2b(json.dumps(of, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from ddp_notebook.rank.variables.values import describe
 
@@ -24,6 +24,7 @@ _DEEPEST = 4  # nested containers
 _MOST_ITEMS = 1000  # of a container
 _MOST_ENTRIES = 50_000  # of a variable
 _MOST_TEXT = 80
+_WITHIN = "within another variable"
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # not `rank`, which differs
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch.compile, FSDP, checkpointing
@@ -111,7 +112,9 @@ class _Walk:
     def variable(self, name: str, value: Any, kind: str) -> Iterator[Leaf]:
         found = self._value(name, value, kind, 0)
         try:
-            yield from itertools.islice(found, _MOST_ENTRIES)
+            # What another variable holds has its entries there.
+            yield next(found, Leaf(name, "within", text=_WITHIN))
+            yield from itertools.islice(found, _MOST_ENTRIES - 1)
             if next(found, None) is not None:
                 yield Leaf(f"{name}[...]", kind, text="more", skipped=f"after {_MOST_ENTRIES} entries")
         except Exception as error:
@@ -156,9 +159,11 @@ class _Walk:
         parameters = torch.nn.Module.named_parameters(inner)
         for key, tensor in itertools.chain(parameters, torch.nn.Module.named_buffers(inner)):
             kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
-            if id(tensor) not in self._seen:
+            name = f"{entry}.{_IN_NAMES.sub('', key)}"
+            if id(tensor) in self._seen:
+                yield Leaf(name, "within", text=_WITHIN)
+            else:
                 self._seen.add(id(tensor))
-                name = f"{entry}.{_IN_NAMES.sub('', key)}"
                 if self._is_sharded(tensor):
                     yield Leaf(name, kind, text="sharded by FSDP", skipped="sharded")
                 else:
@@ -193,6 +198,8 @@ class _Walk:
             yield Leaf(f"{entry}.batch_size", "data", data.batch_size)
             yield _length(f"{entry}.dataset", data.dataset, "items")
             self._seen.add(id(data.dataset))
+            if type(data.sampler) in (RandomSampler, SequentialSampler) and data.batch_size is not None:
+                yield Leaf(f"{entry}.sampler.rank", "share", text="all")
             yield from self._data(f"{entry}.sampler", data.sampler)
         elif issubclass(cls, Sampler):
             for key in _SAMPLER:

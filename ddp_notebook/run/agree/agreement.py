@@ -8,12 +8,13 @@ from typing import Any
 
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.agree.differences import Difference, absence_of, difference_of, measured
-from ddp_notebook.run.agree.mistakes import between, unread
+from ddp_notebook.run.agree.mistakes import between, read_by_all, unread
 from ddp_notebook.run.agree.words import list_names, notes_on, summarize, variable_of
 
 _MOST_SHOWN = 12  # entries that differ
 MISTAKES = ""  # the entry that tells what is wrong with none of the ranks differing
 SHARE = "share"  # the kind of entries that are to differ: which part of the data a rank reads
+WITHIN = "within"  # of those that only say that another variable has what this one is
 _OF_PROCESS = ("version", "setting", "random")
 _BUFFERS_HINT = (
     "buffers: DistributedDataParallel gives all ranks the buffers of rank 0 as a forward pass begins, not after it"
@@ -117,10 +118,16 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
     """
     ranks = sorted(by_rank)
     mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
+    shares = {rank: _of_kind(by_rank[rank], SHARE) for rank in ranks}
+    within = {rank: _of_kind(by_rank[rank], WITHIN) for rank in ranks}
     if is_whole:
-        mistakes += unread({rank: _of_kind(by_rank[rank], SHARE) for rank in ranks})
+        mistakes += unread(shares)
     by_rank = {
-        rank: {entry: fact for entry, fact in by_rank[rank].items() if entry != MISTAKES and fact["kind"] != SHARE}
+        rank: {
+            entry: fact
+            for entry, fact in by_rank[rank].items()
+            if entry != MISTAKES and fact["kind"] not in (SHARE, WITHIN)
+        }
         for rank in ranks
     }
     by_variable: dict[str, list[str]] = {}
@@ -130,14 +137,14 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
     same: dict[str, Mapping[str, Any]] = {}
     for variable, entries in by_variable.items():
         holders = [rank for rank in ranks if any(_is_there(by_rank[rank].get(entry)) for entry in entries)]
-        if absent := [rank for rank in ranks if rank not in holders]:
+        if absent := [rank for rank in ranks if rank not in holders and variable not in within[rank]]:
             differences.append(absence_of(variable, by_rank, holders, absent))
         whole = difference_of(variable, {rank: by_rank[rank].get(variable) for rank in holders})
         if whole is not None:  # a variable that is a model here and None there differs once, not once per parameter
             holders = [rank for rank in holders if any(e != variable and e in by_rank[rank] for e in entries)]
             differences.append(whole)
         for entry in [entry for entry in entries if holders and (entry != variable or whole is None)]:
-            facts = {rank: by_rank[rank].get(entry) for rank in holders}
+            facts = {rank: by_rank[rank].get(entry) for rank in holders if entry not in within[rank]}
             if (difference := difference_of(entry, facts)) is not None:
                 differences.append(difference)
             else:
@@ -147,6 +154,8 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
     if not {fact["kind"] for facts in by_rank.values() for fact in facts.values()} - {*_OF_PROCESS}:
         notes.append("there are no modules, optimizers or data")
     notes += _random_notes(differences, same)
+    if is_whole and len(ranks) > 1 and (loaders := read_by_all(shares)):
+        notes.append(f"each rank reads all of {list_names(loaders)}, without a DistributedSampler")
     with_buffers = {variable_of(one.entry) for one in real if one.kind == "buffer"}
     words = {by_rank[rank].get(variable, {}).get("value", "") for variable in with_buffers for rank in ranks}
     hints = (_BUFFERS_HINT,) if any("DistributedDataParallel" in word for word in words) else ()

@@ -37,7 +37,7 @@ def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
     and each part is somebody's.)
 
     Args:
-        shares: by rank and entry, "0 of 2", of all ranks.
+        shares: by rank and entry, "0 of 2" or "all", of all ranks.
 
     Example:
         >>> unread({0: {"loader.sampler.rank": "0 of 2"}, 1: {"loader.sampler.rank": "0 of 2"}})[0][:79]
@@ -48,21 +48,36 @@ def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
         holders: dict[int, list[int]] = {}
         counts = set()
         for rank, of_rank in shares.items():
-            if entry in of_rank:
+            if of_rank.get(entry, "all") != "all":
                 part, count = map(int, of_rank[entry].split(" of "))
                 holders.setdefault(part, []).append(rank)
                 counts.add(count)
-        left = max(counts) - len(holders)
+        left = max(counts, default=0) - len(holders)
         if len(counts) > 1 or left <= 0:  # else they differ in `num_replicas`, which is told as such
             continue
         held = ", ".join(f"{part} on {name_ranks(ranks)}" for part, ranks in holders.items())
-        there = [rank for rank, of_rank in shares.items() if entry in of_rank]
+        there = sorted(rank for ranks in holders.values() for rank in ranks)
         found.append(
             f"{list_ranks(there)}: {entry} is {held}, so of {max(counts)} parts of the data "
             f"{left} {'is' if left == 1 else 'are'} read by no rank: make it on each rank with DistributedSampler(..., "
             "rank=rank), or without num_replicas and rank"
         )
     return found
+
+
+def read_by_all(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Loaders of which each rank reads everything.
+
+    Args:
+        shares: as in `unread`.
+
+    Example:
+        >>> read_by_all({0: {"loader.sampler.rank": "all"}, 1: {"loader.sampler.rank": "all"}})
+        ['loader']
+    """
+    first, *others = shares.values()
+    entries = [one for one, share in first.items() if share == "all" and all(of.get(one) == share for of in others)]
+    return [entry.removesuffix(".sampler.rank") for entry in entries]
 
 
 def _said_by_each(by_rank: Facts) -> Iterator[str]:

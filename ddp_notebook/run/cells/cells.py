@@ -219,6 +219,7 @@ class Cells:
             watch.killed,
             timeout_s if watch.timed_out else None,
             watch.views,
+            watch.why,
             self._still_served(run.number, pending) if watch.has_released else [],
         )
         return run.result

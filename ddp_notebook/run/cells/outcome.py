@@ -22,6 +22,7 @@ def raise_if_bad(
     killed: list[int],
     timeout_s: float | None,
     views: Views,
+    why: str = "",
     going_on: Sequence[str] = (),
 ) -> None:
     """Raise what the cell's end calls for; nothing if it ended well on every rank.
@@ -33,6 +34,7 @@ def raise_if_bad(
         killed: ranks that did not answer that, and were ended.
         timeout_s: the limit that it has exceeded; None: it has not.
         views: what the ranks were doing when the limit was reached.
+        why: they did not get on, in a sentence, as far as is known.
         going_on: what ranks still do for it, in sentences.
 
     Raises:
@@ -42,13 +44,19 @@ def raise_if_bad(
     bad = {rank for rank, one in by_rank.items() if one.status in ("error", "interrupted", "died")}
     culprits = {rank for rank in bad if by_rank[rank].failed_by_itself} - set(killed)
     if interrupted and not culprits:
-        raise keyboard_interrupt("\n  ".join(["the cell was stopped", *_acts(result, set(by_rank)), *going_on]))
+        raise keyboard_interrupt(
+            "\n  ".join(["the cell was stopped" + (f": {why}" if why else ""), *_acts(result, set(by_rank)), *going_on])
+        )
     if timeout_s is not None and (views or bad) and not culprits:
         lines = [f"  {list_ranks(ranks)}: {doing}" for ranks, doing in by_what_they_do(views, lambda view: view.doing)]
         left = f"\n{name_ranks(pending)} not stopped yet; {_NOT_YET}" if pending else ""
         left += "".join(f"\n{sentence}" for sentence in going_on)
         raise CellTimeoutError(
-            f"the cell took longer than {timeout_s:g} s and was stopped; then\n" + "\n".join(lines) + left, result
+            "\n".join(
+                [f"the cell took longer than {timeout_s:g} s and was stopped{f': {why}' if why else '; then'}", *lines]
+            )
+            + left,
+            result,
         )
     shown = culprits or bad
     if not shown:

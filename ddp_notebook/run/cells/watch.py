@@ -21,7 +21,7 @@ from typing import Protocol
 from ddp_notebook.run.cells.cell import CellRun, Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
 from ddp_notebook.run.cells.silence import Reached, Silence
-from ddp_notebook.run.groups.diagnosis import Views, stuck
+from ddp_notebook.run.groups.diagnosis import Views, stuck, verdict
 from ddp_notebook.run.output.card import STOP
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.wire.events import InputReply, InputRequest
@@ -114,6 +114,7 @@ class Watch:
         waiter: Waiter = NOTEBOOK,
     ) -> None:
         self.views: Views = {}  # what the ranks were doing when the time was up
+        self.why = ""  # they did not get on, as the last look says
         self.timed_out = False
         self.killed: list[int] = []  # ranks that did not answer, and were given up
         self._run = run
@@ -239,6 +240,7 @@ class Watch:
 
     def _on_timeout(self, now: float) -> None:
         self.views = self._controls.look(self._run)
+        self.why = verdict(self.views)
         self.timed_out = True
         self._release(now)
         self._give_up_at = min(self._give_up_at, now + self._end_s)
@@ -290,8 +292,10 @@ class Watch:
         longest = max((view.since_s for view in views.values()), default=0.0)
         assert self._hang_after_s is not None
         if longest >= self._hang_after_s:
-            self._screen.card.show(views, longest)
+            self.why = verdict(views)
+            self._screen.card.show(views, longest, self.why)
             return _CARD_S
+        self.why = ""
         self._screen.card.remove()
         return max(_REFRESH_S, min(_CARD_S, self._hang_after_s - longest))
 

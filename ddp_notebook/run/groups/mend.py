@@ -69,10 +69,9 @@ class Mend:
             it = "it" if len(gone) == 1 else "them"
             if self._heals:
                 return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
-            return [
-                f"{list_ranks(gone)} died. %ddp_heal replaces {it}; until then cells run on the remaining ranks, which "
-                "cannot communicate"
-            ]
+            until = "; until then cells run on the remaining ranks, which cannot communicate"
+            is_any_left = len(gone) < len(self._cluster.ranks)
+            return [f"{list_ranks(gone)} died. %ddp_heal replaces {it}{until if is_any_left else ''}"]
         if busy or self._cluster.unheard:
             self._is_due = True
             return []
@@ -209,4 +208,7 @@ def _divergence(states: Mapping[int, Mapping[str, Any]]) -> list[str]:
     if len(steps) < 2:
         return []
     parts = [f"{count} on {list_ranks(ranks)}" for count, ranks in steps.items()]
-    return [f"optimizer steps in this cell: {', '.join(parts)}. Parameters may differ now: %ddp_check says where"]
+    return [
+        f"optimizer steps in this cell: {', '.join(parts)}. Parameters may differ now: %ddp_check says where, and "
+        "DDP(model.module) gives all ranks those of rank 0"
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from ddp_notebook.records.words import format_ranks, list_ranks
-from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host, verdict
+from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host
 from ddp_notebook.run.output.outlet import Outlet, new_id
 
 STOP = "The stop button ends the cell"
@@ -31,14 +31,14 @@ class Card:
         """Whether there is a display to update."""
         return bool(self._display_id)
 
-    def show(self, views: Views, seconds: float) -> None:
+    def show(self, views: Views, seconds: float, why: str) -> None:
         """Show what the ranks do.
 
         Args:
             views: by rank.
             seconds: how long the rank that has waited longest has done so.
+            why: the verdict on that.
         """
-        why = verdict(views)
         if not self._outlet.can_update:
             if why != self._said:
                 self._said = why
