@@ -57,6 +57,7 @@ __all__ = [
 
 _MOST_SHOWN = 4  # different errors of one cell
 COLORS = re.compile(r"\x1b\[[0-9;]*m")  # in the ranks' tracebacks
+_LONG = 100  # a line that is not repeated for the sake of a number
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the line of a traceback that names the error
 
@@ -163,9 +164,15 @@ class RankError(DDPNotebookError):
 
     def _message(self) -> str:
         first_lines = {rank: _in_a_line(summary) for rank, summary in self.summaries.items()}
-        kinds = group_by_value(first_lines)
-        parts = [f"{text} ({name_ranks(ranks)})" for text, ranks in list(kinds.items())[:_MOST_SHOWN]]
-        if more := [rank for ranks in list(kinds.values())[_MOST_SHOWN:] for rank in ranks]:
+        alike = group_by_value({r: _NUMBER.sub("0", t) if len(t) > _LONG else t for r, t in first_lines.items()})
+        parts = []
+        for ranks in list(alike.values())[:_MOST_SHOWN]:
+            text = first_lines[ranks[0]]
+            own = [rank for rank in ranks if first_lines[rank] == text]
+            others = [rank for rank in ranks if rank not in own]
+            also = f"; with other numbers on {name_ranks(others)}" if others else ""
+            parts.append(f"{text} ({name_ranks(own)}{also})")
+        if more := [rank for ranks in list(alike.values())[_MOST_SHOWN:] for rank in ranks]:
             parts.append(f"other errors ({name_ranks(more)})")
         others = [] if self.result is None else [r for r in self.result.ranks if r not in self.summaries]
         states = {rank: self.result[rank].status for rank in others} if self.result is not None else {}

@@ -130,6 +130,11 @@ def test_a_traceback_in_which_only_numbers_differ_is_shown_once():
     assert shown[4:6] == ["--- rank 3 ---", "frame 2"] and "E: 1002 (rank 2)" in shown[-1]
 
 
+def test_a_long_message_is_not_repeated_for_the_sake_of_a_number():
+    told = RankError({}, {rank: f"E: worker {rank} {'is gone and ' * 10}" for rank in (0, 1, 3)})
+    assert str(told).endswith("is gone and (rank 0; with other numbers on ranks 1,3)") and str(told).count("E: ") == 1
+
+
 def test_a_summary_says_what_a_message_says_first():
     """That of `mp.spawn` begins with empty lines, and ends with the child's error."""
     spawned = (
