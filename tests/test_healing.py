@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ddp_notebook.errors import (
+    CellTimeoutError,
     DDPNotebookError,
     RankDiedError,
     RankError,
@@ -293,6 +294,7 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
 def test_a_copied_function_has_its_text(session):
     """In tracebacks, and for what reads it."""
     session.run("def twice(x):\n    return 2 * x + offset\noffset = 1")
+    session.run("def wait():\n    import time; time.sleep(60)")
     kill(session, 1)
     session.heal(0)
     read = "import inspect\ntext = inspect.getsource(twice), twice(rank)"
@@ -303,6 +305,11 @@ def test_a_copied_function_has_its_text(session):
     with pytest.raises(RankError) as caught:
         session.run("twice(None)", ranks=1)
     assert "return" in (shown := "".join(caught.value.tracebacks[1])) and "offset" in shown, shown
+    with pytest.raises(RankError) as caught:
+        session.run("twice(None)")
+    assert len({*map(tuple, caught.value.tracebacks.values())}) == 1, "the cell has one name on all ranks"
+    with pytest.raises(CellTimeoutError, match=r"ranks 0-2: at .*line 2 in wait"):
+        session.run("wait()", timeout=0.5)
 
 
 def test_variables_that_fail_oddly_are_named(session):

@@ -25,6 +25,7 @@ from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.sharding import unsharded
+from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell
 
@@ -263,13 +264,15 @@ class Runner:
             self._task = self._where.task = None
 
     def _name_files(self) -> None:
-        """Let cells be compiled under the notebook's name for them. ipykernel's own name contains the process id, so a
-        warning, or a traceback of IPython 7, would have a different text on every rank; the parent's is the same."""
+        """Let cells be compiled under the notebook's name for them: ipykernel's own contains the process id."""
         compiler = self._shell.compile
         name_code = compiler.get_code_name
         ours, all_ranks = f"ipykernel_{os.getpid()}", f"ipykernel_{os.getppid()}"
 
         def get_code_name(raw_code: str, code: str, number: int) -> str:
+            if isinstance(raw_code, CellText):
+                self._where.cells.setdefault(raw_code.file, number)
+                return raw_code.file
             name, self._file = self._file, None  # once, for the cell itself: code that it compiles gets other names
             if name is not None and self._task is None:
                 self._raise_if_interrupted()  # in a hook before the cell, where IPython prints it and goes on

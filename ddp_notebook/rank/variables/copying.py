@@ -103,19 +103,49 @@ class _Variables:
     def __reduce__(self) -> Any:
         entry = linecache.cache.get(self._file, ())
         is_of_no_file = len(entry) == 4 and entry[1] is None  # as IPython leaves a cell's
-        return _variables, (entry,) if is_of_no_file else ()
+        return _variables, ("".join(entry[2]), self._file, _number_of(self._file)) if is_of_no_file else ()
 
 
-def _variables(text: Any = None) -> dict[str, Any]:
+class CellText(str):
+    """The text of a cell that has run on another rank.
+
+    Args:
+        file: its name.
+    """
+
+    def __new__(cls, text: str, file: str) -> CellText:
+        new = super().__new__(cls, text)
+        new.file = file
+        return new
+
+    file: str
+
+
+def _number_of(file: str) -> int:
+    """The number of a cell in `In [n]`, by its file; 0: not known."""
+    compiler: Any = getattr(IPython.get_ipython(), "compile", None)
+    if not hasattr(compiler, "format_code_name"):  # IPython 7
+        return 0
+    words = compiler.format_code_name(file)  # "Cell", "In[3]"
+    return int("".join(filter(str.isdigit, words[1])) or 0) if words else 0
+
+
+def _variables(text: str = "", file: str = "", number: int = 0) -> dict[str, Any]:
     """The user's variables.
 
     Args:
-        text: an entry of `linecache.cache` that a function comes with, whose cell has not run here.
+        text: of the cell that a function comes from, which has not run here.
+        file: of that cell.
+        number: of that cell; 0: not known.
     """
-    if text is not None:
-        linecache.cache.setdefault(text[3], text)
     shell = IPython.get_ipython()
-    return {} if shell is None else shell.user_ns
+    if shell is None:
+        return {}
+    if file and file not in linecache.cache and number:
+        shell.compile.cache(text, number, CellText(text, file))
+    elif file:
+        linecache.cache.setdefault(file, (len(text), None, text.splitlines(keepends=True), file))
+    return shell.user_ns
 
 
 def _to_gpu(values: torch.Tensor, requires_grad: bool) -> torch.Tensor:
