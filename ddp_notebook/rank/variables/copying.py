@@ -101,7 +101,7 @@ class _Variables:
         self._file = file
 
     def __reduce__(self) -> Any:
-        entry = linecache.cache.get(self._file, ())
+        entry: Any = linecache.cache.get(self._file, ())
         is_of_no_file = len(entry) == 4 and entry[1] is None  # as IPython leaves a cell's
         return _variables, ("".join(entry[2]), self._file, _number_of(self._file)) if is_of_no_file else ()
 
