@@ -174,6 +174,7 @@ spinner.on_click(spin)"""
     reply = front_end.kernel.finish(message, timeout_s=10)
     assert reply.ename == "KeyboardInterrupt"
     assert "KeyboardInterrupt" in reply.stderr, "of the callback"
+    front_end.kernel.run("pass")  # until an older ipykernel no longer aborts what comes behind a cell that has failed
     assert "[0-1] again" in front_end.run("%%on_all_ranks\nprint('again')").stdout
 
 

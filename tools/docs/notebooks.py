@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _CELL_TIMEOUT_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 # A path on this machine says nothing to a reader, and changes from build to build.
 _PACKAGES = re.compile(r"(?:/[^\s'\"<>/]+)+/site-packages/")
+_PYTHON = re.compile(re.escape(os.path.dirname(sys.executable) + os.sep))
 
 # In the third notebook, before it ends the ranks: its recording, and who was slow.
 _KEEP = """\
@@ -90,5 +92,5 @@ def _for_readers(notebook: NotebookNode) -> NotebookNode:
             cell.metadata["mystnb"] = {"code_prompt_show": "Show the solution", "code_prompt_hide": "Hide the solution"}
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(_WIDGET, None)
-    cleaned = _PACKAGES.sub("site-packages/", json.dumps(notebook))
+    cleaned = _PYTHON.sub("", _PACKAGES.sub("site-packages/", json.dumps(notebook)))
     return nbformat.from_dict(json.loads(cleaned))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import linecache
+import os
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -102,7 +103,8 @@ class _Variables:
 
     def __reduce__(self) -> Any:
         entry: Any = linecache.cache.get(self._file, ())
-        is_of_no_file = len(entry) == 4 and entry[1] is None  # as IPython leaves a cell's
+        # As IPython leaves a cell's, to which IPython 7 gives a time.
+        is_of_no_file = len(entry) == 4 and (entry[1] is None or not os.path.exists(self._file))
         return _variables, ("".join(entry[2]), self._file, _number_of(self._file)) if is_of_no_file else ()
 
 
