@@ -45,7 +45,7 @@ def test_the_first_cell(ranks):
         ("loss.item()", "`loss` was set"),
         ("timed, A", "`timed` was set"),
         ("A, timed", ""),
-        ("%time late", "`late` was set"),
+        ("late", "`late` was set"),
         ("nn.Linear", "`nn` is imported on the ranks: put %%on_all_ranks above the cell, or import it here too\n"),
         (
             "import torch.distributed\ntorch.distributed.get_rank()",

@@ -280,7 +280,7 @@ class Runner:
             self._where.enter(name, number)
             return name
 
-        compiler.get_code_name = get_code_name
+        compiler.get_code_name, compiler.cells = get_code_name, self._where.cells  # which `copying` reads
 
     def _raise_if_interrupted(self) -> None:
         if self._interrupted:

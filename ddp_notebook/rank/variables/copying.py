@@ -126,10 +126,7 @@ class CellText(str):
 def _number_of(file: str) -> int:
     """The number of a cell in `In [n]`, by its file; 0: not known."""
     compiler: Any = getattr(IPython.get_ipython(), "compile", None)
-    if not hasattr(compiler, "format_code_name"):  # IPython 7
-        return 0
-    words = compiler.format_code_name(file)  # "Cell", "In[3]"
-    return int("".join(filter(str.isdigit, words[1])) or 0) if words else 0
+    return int(getattr(compiler, "cells", {}).get(file, 0))  # of this rank's runner
 
 
 def _variables(text: str = "", file: str = "", number: int = 0) -> dict[str, Any]:
