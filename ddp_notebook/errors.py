@@ -134,6 +134,11 @@ def _in_a_line(summary: str) -> str:
     return f"{first} ..." if more else first
 
 
+def _alike(texts: Mapping[int, str], longer_than: int = 0) -> list[list[int]]:
+    """Sets of ranks that have the same text, or a longer one that differs in numbers only."""
+    return [*group_by_value({r: _NUMBER.sub("0", t) if len(t) > longer_than else t for r, t in texts.items()}).values()]
+
+
 class RankError(DDPNotebookError):
     """A cell failed on at least one rank.
 
@@ -164,15 +169,15 @@ class RankError(DDPNotebookError):
 
     def _message(self) -> str:
         first_lines = {rank: _in_a_line(summary) for rank, summary in self.summaries.items()}
-        alike = group_by_value({r: _NUMBER.sub("0", t) if len(t) > _LONG else t for r, t in first_lines.items()})
+        alike = _alike(first_lines, _LONG)
         parts = []
-        for ranks in list(alike.values())[:_MOST_SHOWN]:
+        for ranks in alike[:_MOST_SHOWN]:
             text = first_lines[ranks[0]]
             own = [rank for rank in ranks if first_lines[rank] == text]
             others = [rank for rank in ranks if rank not in own]
             also = f"; with other numbers on {name_ranks(others)}" if others else ""
             parts.append(f"{text} ({name_ranks(own)}{also})")
-        if more := [rank for ranks in list(alike.values())[_MOST_SHOWN:] for rank in ranks]:
+        if more := [rank for ranks in alike[_MOST_SHOWN:] for rank in ranks]:
             parts.append(f"other errors ({name_ranks(more)})")
         others = [] if self.result is None else [r for r in self.result.ranks if r not in self.summaries]
         states = {rank: self.result[rank].status for rank in others} if self.result is not None else {}
@@ -184,14 +189,14 @@ class RankError(DDPNotebookError):
     def _of_ranks(self) -> list[str]:
         lines: list[str] = []
         texts = {rank: "\n".join(tb) for rank, tb in self.tracebacks.items()}
-        # Messages name ranks and processes; what each of them says stands in the last line.
-        alike = group_by_value({rank: _NUMBER.sub("0", text) for rank, text in texts.items() if text.strip()})
-        for ranks in list(alike.values())[:_MOST_SHOWN]:
+        # Messages name ranks and processes: what each of them says is in `summaries` and `tracebacks`.
+        alike = _alike({rank: text for rank, text in texts.items() if text.strip()})  # a wrong magic has none
+        for ranks in alike[:_MOST_SHOWN]:
             text = texts[ranks[0]]
             is_same = all(texts[rank] == text for rank in ranks)
             whose = "" if is_same else f": that of rank {ranks[0]}, from which the others differ in numbers only"
             lines += [f"--- {name_ranks(ranks)}{whose} ---", *text.split("\n"), ""]
-        if more := [rank for ranks in list(alike.values())[_MOST_SHOWN:] for rank in ranks]:
+        if more := [rank for ranks in alike[_MOST_SHOWN:] for rank in ranks]:
             lines += [f"--- {name_ranks(more)}: other tracebacks, in the error's tracebacks[rank] ---", ""]
         return [*lines, *self.others]
 

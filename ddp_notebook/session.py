@@ -59,7 +59,7 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         self._when_stopped: list[Callable[[], object]] = []
         with _current_lock:
             if _current is not None:
-                if _current._ready and not _current.drives:
+                if _current.outlives_stop:
                     raise SessionExistsError(
                         f"{_current!r} is another notebook's, and is only looked at here; %ddp_stop lets go of it"
                     )

@@ -520,6 +520,14 @@ def test_what_another_variable_holds_is_not_missing_where_that_is():
         assert sum("missing on rank 1" in one or "not defined on rank 1" in one for one in found) == 2, found
 
 
+def test_what_another_variable_holds_is_there_where_a_rank_lacks_both():
+    dataset = TensorDataset(torch.zeros(100))
+    space = {"loader": DataLoader(dataset, batch_size=10), "dataset": dataset}
+    answers = {rank: fingerprints(one, ["loader", "dataset"]) for rank, one in enumerate((space, space, {}))}
+    found = [str(one) for one in compare(answers).differences]
+    assert found == ["loader is not defined on rank 2", "dataset is not defined on rank 2"]
+
+
 def test_data_without_a_length_and_data_that_break():
     facts = fingerprints({"loader": DataLoader(Stream()), "broken": Broken()})
     assert facts["loader"]["value"] == "DataLoader without a length"

@@ -92,6 +92,7 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tm
     assert "goes on as job 1" in taken.stdout
     lost = first.finish(busy, 20)
     assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
+    assert "another notebook's, and is only looked at here; %ddp_stop lets go" in first.run("%ddp_start 2").evalue
     assert first.run("%ddp_stop").stdout == "kept-1 is not looked at any more; its 2 ranks go on\n"
     kill(first)
     end.touch()

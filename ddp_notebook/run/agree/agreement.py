@@ -137,8 +137,9 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
     same: dict[str, Mapping[str, Any]] = {}
     for variable, entries in by_variable.items():
         holders = [rank for rank in ranks if any(_is_there(by_rank[rank].get(entry)) for entry in entries)]
-        if absent := [rank for rank in ranks if rank not in holders and variable not in within[rank]]:
-            differences.append(absence_of(variable, by_rank, holders, absent))
+        having = [rank for rank in ranks if rank in holders or variable in within[rank]]
+        if absent := [rank for rank in ranks if rank not in having]:
+            differences.append(absence_of(variable, by_rank, having, absent))
         whole = difference_of(variable, {rank: by_rank[rank].get(variable) for rank in holders})
         if whole is not None:  # a variable that is a model here and None there differs once, not once per parameter
             holders = [rank for rank in holders if any(e != variable and e in by_rank[rank] for e in entries)]

@@ -43,20 +43,16 @@ def raise_if_bad(
     by_rank = result.by_rank
     bad = {rank for rank, one in by_rank.items() if one.status in ("error", "interrupted", "died")}
     culprits = {rank for rank in bad if by_rank[rank].failed_by_itself} - set(killed)
+    stopped = f"was stopped: {why}" if why else "was stopped"
     if interrupted and not culprits:
-        raise keyboard_interrupt(
-            "\n  ".join(["the cell was stopped" + (f": {why}" if why else ""), *_acts(result, set(by_rank)), *going_on])
-        )
+        raise keyboard_interrupt("\n  ".join([f"the cell {stopped}", *_acts(result, set(by_rank)), *going_on]))
     if timeout_s is not None and (views or bad) and not culprits:
         lines = [f"  {list_ranks(ranks)}: {doing}" for ranks, doing in by_what_they_do(views, lambda view: view.doing)]
         left = f"\n{name_ranks(pending)} not stopped yet; {_NOT_YET}" if pending else ""
         left += "".join(f"\n{sentence}" for sentence in going_on)
+        stopped += "" if why else "; then"
         raise CellTimeoutError(
-            "\n".join(
-                [f"the cell took longer than {timeout_s:g} s and was stopped{f': {why}' if why else '; then'}", *lines]
-            )
-            + left,
-            result,
+            "\n".join([f"the cell took longer than {timeout_s:g} s and {stopped}", *lines]) + left, result
         )
     shown = culprits or bad
     if not shown:

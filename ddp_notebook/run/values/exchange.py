@@ -66,12 +66,9 @@ class Exchange:
                     values[rank] = _loads(data)
                 except Exception as error:
                     what = f"{name!r}, {answer.about}, cannot be unpickled here: {type(error).__name__}: {error}"
-                    group = (
-                        f"; it is bound to the ranks' group: pull what is in it, as {name}.module"
-                        if ("process group" in str(error))
-                        else ""
-                    )
-                    raise DDPNotebookError(f"rank {rank}: {what}{group}") from error
+                    if "process group" in str(error):
+                        what += f"; it is bound to the ranks' group: pull what is in it, as {name}.module"
+                    raise DDPNotebookError(f"rank {rank}: {what}") from error
             return RankValues(values, {rank: answer.about for rank, answer in answers.items()})
         finally:
             for rank, future in asked.items():  # now, or when the answer comes
