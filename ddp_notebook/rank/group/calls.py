@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank import gpu
@@ -58,7 +58,7 @@ class Call:
         self.since_ns = since_ns
         self.work: Any = None
         self.over: Any = None  # an event of the GPU's that happens after it, once its caller goes on
-        self.check: Callable[[], None] | None = None  # called in `Work.wait`, before it returns
+        self.check: Callable[[Work], None] | None = None  # called in `Work.wait`, before it returns
         # After `compact`: the type of its tensors, and the shapes of the input and of the output.
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
         # For the recording, see `tape`.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,7 +68,8 @@ class Recorder:
         # Seven hooks, set from outside and looked at in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
         self.pause: Callable[[], None] | None = None  # called before each one
-        self.guard: Callable[[Call], None] | None = None  # called before each one begins; may raise
+        # Called before each one begins; may raise, or give tensors to begin a message with in place of its own.
+        self.guard: Callable[[Call], Sequence[torch.Tensor] | None] | None = None
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called in place of every operation
         self.meaning: Callable[[Call], str] | None = None  # what a message carries
         self.look: Callable[[Call], None] | None = None  # called as each one begins, and raises nothing
@@ -301,7 +302,7 @@ class Recorder:
                 done = wait(work) if timeout is None else wait(work, timeout)
                 failed = False
                 if call.check is not None:
-                    call.check()
+                    call.check(work)
             except BaseException as error:
                 self.note_failure(call, error)
                 raise

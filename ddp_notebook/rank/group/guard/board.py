@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
+from ddp_notebook.rank.group.guard.messages import Messages
+
 MARK_BITS = 32
 Ticket = TypeVar("Ticket")
 
@@ -21,6 +23,7 @@ class Board(Protocol[Ticket]):
 
     rank: int  # in the group
     size: int
+    messages: Messages | None  # what is sent and received; None: it is not compared
 
     def post(self, mark: int, blocks: bool) -> Ticket:
         """Leave this rank's mark of its next call, without waiting.

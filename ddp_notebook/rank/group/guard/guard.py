@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.guard.board import Board
 from ddp_notebook.rank.group.guard.memory import MemoryBoard
+from ddp_notebook.rank.group.guard.messages import fit
 from ddp_notebook.rank.group.guard.private import PrivateBoard
 from ddp_notebook.rank.group.origin import USER, origin
 from ddp_notebook.rank.unseen import unseen
@@ -43,18 +45,23 @@ class CollectiveMismatchError(RuntimeError):
 class Guard:
     """Compares what the ranks of a group call. `guard(call)` goes before the call.
 
+    Returns:
+        The tensors to begin a send or receive with in place of its own, where it would not fit; else None.
+
     Raises:
         CollectiveMismatchError: on every rank, with the difference in words.
     """
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: Call) -> Sequence[torch.Tensor] | None:
         kernel, group = call.kernel, call.group
-        if kernel.spec.kind != "collective" or kernel.spec.name in _UNCHECKED or len(group.ranks) < 2:
-            return
-        if (call.site[0] if call.site else origin(_FRAMES_OF_OURS)) != USER:
-            return
-        if (board := group.board) is None:
-            return
+        if kernel.spec.name in _UNCHECKED or len(group.ranks) < 2 or (board := group.board) is None:
+            return None
+        is_of_user = (call.site[0] if call.site else origin(_FRAMES_OF_OURS)) == USER
+        if kernel.spec.kind != "collective":
+            messages = board.messages
+            return None if messages is None else unseen(fit, call, messages, group, is_of_user)
+        if not is_of_user:
+            return None
         began_ns = time.monotonic_ns()
         blocks = kernel.blocks(call.arguments[kernel.at_rest :])
         try:
@@ -69,7 +76,8 @@ class Guard:
         if blocks:
             call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for ranks that come later
         else:
-            call.check = lambda: unseen(self._compare, board, ticket, call)
+            call.check = lambda _: unseen(self._compare, board, ticket, call)
+        return None
 
     def _compare(self, board: Board[Any], ticket: Any, call: Call) -> None:
         is_same, all_block = board.compare(ticket)

@@ -23,6 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ddp_notebook.rank.group.guard.board import Compared
+from ddp_notebook.rank.group.guard.messages import Messages, count_words
 
 # Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0: not known
@@ -63,7 +64,10 @@ class MemoryBoard:
         self._marks = view[_HEAD_BYTES:at_notes].cast("Q")  # (size, _DEPTH): mark | blocks | number
         self._states = view[at_notes : at_notes + size * 8].cast("Q")  # (size,) of notes: checksum | number
         self._waits = view[at_notes + size * 8 : at_notes + size * 16].cast("Q")  # (size,) where each sleeps
-        self._notes = view[at_notes + size * 16 :]  # (size, 4 + room): length, text
+        at_messages = at_notes + size * 16
+        self._notes = view[at_messages + count_words(size) * 8 :]  # (size, 4 + room): length, text
+        words = view[at_messages : at_messages + count_words(size) * 8].cast("Q")
+        self.messages: Messages | None = Messages(words, rank, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._at_marks, self._at_states = self._base + _HEAD_BYTES, self._base + at_notes
 
@@ -172,7 +176,7 @@ class MemoryBoard:
 
 
 def _bytes(size: int, room: int) -> int:
-    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 8 + 4 + room)
+    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 8 + 4 + room) + count_words(size) * 8  # pages are had when used
 
 
 def _machine() -> str:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroupGloo, Store
 
 from ddp_notebook.rank.group.guard.board import Compared
+from ddp_notebook.rank.group.guard.messages import Messages
 
 
 class _Comparison(NamedTuple):
@@ -37,6 +38,7 @@ class PrivateBoard:
 
     def __init__(self, store: Store, rank: int, size: int, room: int, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
+        self.messages: Messages | None = None  # each would take a message more
         self._room = room
         self._group: Any = ProcessGroupGloo(PrefixStore("guard/", store), rank, size, timeout=timeout)
         self._least = AllreduceOptions()

@@ -90,8 +90,9 @@ class Kernel(Operator):
                             tape = None
                     if is_send:
                         group.sent[peer] = group.sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has one
-                    elif (guard := recorder.guard) is not None:
-                        guard(call)
+                    if (guard := recorder.guard) is not None and (others := guard(call)) is not None:
+                        first = kernel.at_tensors or 0
+                        arguments = (*arguments[:first], others, *arguments[first + 1 :])
                 if group.connections is not None:
                     arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
                 bits = keys.raw_repr()

@@ -1,0 +1,204 @@
+"""Is what a rank takes what the other one sends? Compared message by message, in memory that the ranks share.
+
+Without a check, gloo ends the process whose buffer is shorter than the message, leaves the rest of a longer one as it
+was, and makes garbage of another type, both in silence.
+
+The k-th send from one rank to another with a tag belongs to the k-th receive there. Each side writes down what its
+message is, then looks at what the other side has written, and only then begins: whoever comes later sees both. It does
+not raise there, since the other side may be under way. Where the two differ, the sender sends an empty message, which
+fits into every buffer, and the receiver takes what comes into memory of its own; both raise when they have waited. So
+each message is received, the user's tensors stay as they were, and the group can be used.
+
+What is written is one word, which a processor reads and writes as a whole: number, tag, type and elements. A message
+that does not fit into it, or whose word was overwritten, is not compared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import Work
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.group.calls import Call, Group
+
+_DEPTH = 256  # messages from one rank to another that may be under way on one side, and are compared nevertheless
+_RINGS = 4 * _DEPTH
+_NUMEL_BITS, _DTYPE_BITS, _TAG_BITS = 33, 5, 8
+_TAG_SHIFT = _NUMEL_BITS + _DTYPE_BITS
+_NUMBER_SHIFT = _TAG_SHIFT + _TAG_BITS
+_WORD = (1 << 64) - 1
+_WHAT = (1 << _TAG_SHIFT) - 1
+_DTYPES = (  # its code is its place; 0: another one, which is not compared
+    *(None, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
+_SIDES = {"send": 0, "recv": 2 * _DEPTH}  # where the words of each begin
+_OTHER = {"send": _SIDES["recv"], "recv": _SIDES["send"]}
+
+
+class MessageMismatchError(RuntimeError):
+    """A rank takes another number or type of elements than it is sent. Both tensors are as they were; the group can be
+    used."""
+
+
+class Posted(NamedTuple):
+    """A message of this rank's that is written down."""
+
+    key: tuple[str, int, int]  # kind, the other rank, tag
+    number: int  # of those with this key, from 1
+    word: int
+    at: int  # where it is written
+    at_others: int  # where the words of the other side begin
+
+
+class Messages:
+    """What the ranks of a group send and take.
+
+    Args:
+        words: (count_words(size),) shared by the ranks; zeros at first. For each pair of ranks and direction two rings,
+            of what is sent and of what is taken; each has the words of its side, and behind them, at the same places,
+            the words of other messages that the other side has for these.
+        rank, size: of the group.
+    """
+
+    def __init__(self, words: memoryview, rank: int, size: int) -> None:
+        self._words = words
+        self._array = np.frombuffer(words, np.uint64)
+        self._rank, self._size = rank, size
+        self._counts: dict[tuple[str, int, int], int] = {}
+        self._places: dict[tuple[str, int], int] = {}  # the last one of a ring
+        self._from_any: Counter[int] = Counter()  # receives from any rank that are under way, by tag
+        self._uncounted: set[int] = set()  # tags with which this rank's receives cannot be counted any more
+        self._fence = threading.Lock()
+
+    def post(self, kind: str, peer: int, tag: int, tensor: torch.Tensor) -> Posted | None:
+        """Write down what this rank is about to send or to take; None: it cannot be compared.
+
+        Args:
+            kind: "send" or "recv".
+            peer: the other rank, of the group.
+        """
+        if kind == "recv" and self._from_any[tag]:  # which of the two comes first is not known
+            self._uncounted.add(tag)
+        if not 0 <= tag < 1 << _TAG_BITS or (kind == "recv" and tag in self._uncounted):
+            return None
+        key, ring = (kind, peer, tag), (kind, peer)
+        number = self._counts[key] = self._counts.get(key, 0) + 1
+        place = self._places[ring] = (self._places.get(ring, 0) + 1) % _DEPTH
+        src, dst = (self._rank, peer) if kind == "send" else (peer, self._rank)
+        rings, side = (src * self._size + dst) * _RINGS, _SIDES[kind]
+        word = (number << _NUMBER_SHIFT | tag << _TAG_SHIFT | _what(tensor)) & _WORD
+        posted = Posted(key, number, word, rings + side + place, rings + _OTHER[kind])
+        with self._fence:  # its atomic instructions: the word is there before this rank looks at the other one
+            self._words[posted.at] = word
+        return posted
+
+    def begin_from_any(self, tag: int) -> None:
+        """This rank begins to take a message of whoever sends one. It is not compared."""
+        self._from_any[tag] += 1
+
+    def end_from_any(self, tag: int, work: Work) -> None:
+        """Such a message has come."""
+        self._from_any[tag] -= 1
+        key = ("recv", work._source_rank(), tag)
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def look(self, posted: Posted) -> int:
+        """The other side's word where it is another message; 0: it is the same, or not known. That side is told."""
+        which = posted.word >> _TAG_SHIFT
+        at = posted.at_others + posted.at % _DEPTH  # where it is as long as all are taken in the order they are sent in
+        if self._words[at] >> _TAG_SHIFT != which:
+            ring = self._array[posted.at_others : posted.at_others + _DEPTH]
+            found = np.flatnonzero(ring >> np.uint64(_TAG_SHIFT) == which)
+            if not len(found):
+                return 0
+            at = posted.at_others + int(found[0])
+        word = self._words[at]
+        if word == posted.word or not _code(word) or not _code(posted.word):
+            return 0
+        self._words[at + _DEPTH] = posted.word
+        return word
+
+    def compare(self, posted: Posted, ranks: Sequence[int], title: str, _: Work) -> None:
+        """Raise where the other side's message is another one.
+
+        Args:
+            ranks: of the session, by rank of the group.
+            title: of the group.
+        """
+        word = self._words[posted.at + _DEPTH]  # that side may have seen it, and written much since
+        if word >> _TAG_SHIFT != posted.word >> _TAG_SHIFT:
+            word = self.look(posted)
+        if not word:
+            return
+        kind, peer, tag = posted.key
+        me, other = ranks[self._rank], ranks[peer]
+        sends, takes = (posted.word, word) if kind == "send" else (word, posted.word)
+        src, dst = (me, other) if kind == "send" else (other, me)
+        which = f" with tag {tag}" if tag else ""
+        where = "" if title == "default" else f" in group {title}"
+        raise MessageMismatchError(
+            f"message #{posted.number} from rank {src} to rank {dst}{which}{where} does not fit: rank {src} sends "
+            f"{_words(sends)}, rank {dst} takes {_words(takes)}. No tensor was changed, and the group can be used"
+        )
+
+
+def fit(call: Call, messages: Messages, group: Group, is_of_user: bool) -> Sequence[Any] | None:
+    """Write a message down; where it is not what the other side has, what is to be sent or filled in its place.
+
+    Args:
+        is_of_user: else it is only counted.
+    """
+    kernel, arguments = call.kernel, call.arguments
+    rest, tensors = arguments[kernel.at_rest :], arguments[kernel.at_tensors or 0]
+    if len(tensors) != 1 or not tensors[0].is_cpu or not tensors[0].is_contiguous():  # which gloo refuses
+        return None
+    kind, peer, tag = kernel.spec.kind, kernel.root_of(rest), kernel.tag_of(rest)
+    if peer is None:
+        messages.begin_from_any(tag)
+        call.check = partial(messages.end_from_any, tag)
+        return None
+    posted = messages.post(kind, peer, tag, tensors[0])
+    if posted is None or not is_of_user:
+        return None
+    call.check = partial(messages.compare, posted, group.ranks, group.title)  # of the call it holds nothing: no cycle
+    other = messages.look(posted)
+    if not other:
+        return None
+    room = 0 if kind == "send" else max(_nbytes(other), _nbytes(posted.word))  # the sender may not have seen it
+    return [torch.empty(room, dtype=torch.uint8, device="cpu")]
+
+
+def count_words(size: int) -> int:
+    """How many words the messages of a group of so many ranks need."""
+    return size * size * _RINGS
+
+
+def _what(tensor: torch.Tensor) -> int:
+    numel = tensor.numel()
+    return _CODES.get(tensor.dtype, 0) << _NUMEL_BITS | numel if numel < 1 << _NUMEL_BITS else 0
+
+
+def _code(word: int) -> int:
+    return (word & _WHAT) >> _NUMEL_BITS
+
+
+def _numel(word: int) -> int:
+    return word & (1 << _NUMEL_BITS) - 1
+
+
+def _nbytes(word: int) -> int:
+    dtype = _DTYPES[_code(word)]
+    return 0 if dtype is None else dtype.itemsize * _numel(word)
+
+
+def _words(word: int) -> str:
+    return f"{_numel(word)} {str(_DTYPES[_code(word)]).removeprefix('torch.')} ({_nbytes(word)} bytes)"

@@ -1,0 +1,201 @@
+"""A message that is not what its receiver takes: both ranks hear of it, and none of them ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import RankError
+
+_REDUCES = "x = torch.ones(1); dist.all_reduce(x); int(x)"
+_MESSAGES = {  # what rank 0 sends, what rank 1 takes
+    "longer": ("torch.arange(8.)", "torch.full((4,), 7.)", "8 float32 (32 bytes), rank 1 takes 4 float32 (16 bytes)"),
+    "shorter": ("torch.arange(4.)", "torch.full((8,), 7.)", "4 float32 (16 bytes), rank 1 takes 8 float32 (32 bytes)"),
+    "type": (
+        "torch.arange(8.)",
+        "torch.full((4,), 7., dtype=torch.float64)",
+        "8 float32 (32 bytes), rank 1 takes 4 float64 (32 bytes)",
+    ),
+    "empty": ("torch.ones(0)", "torch.full((2,), 7.)", "0 float32 (0 bytes), rank 1 takes 2 float32 (8 bytes)"),
+    "large": (
+        "torch.ones(1 << 20)",
+        "torch.full((1,), 7, dtype=torch.int64)",
+        "1048576 float32 (4194304 bytes), rank 1 takes 1 int64 (8 bytes)",
+    ),
+}
+_ORDERS = {
+    "blocking": "dist.send(t, 1, tag=3) if rank == 0 else dist.recv(t, 0, tag=3)",
+    "the send is first": """
+if rank == 0:
+    work = dist.isend(t, 1, tag=3)
+    store.set(f"sent {len(t)}", "")
+else:
+    store.wait([f"sent {sends}"])
+    work = dist.irecv(t, 0, tag=3)
+work.wait()
+""",
+    "the receive is first": """
+if rank == 1:
+    work = dist.irecv(t, 0, tag=3)
+    store.set(f"takes {len(t)}", "")
+else:
+    store.wait([f"takes {takes}"])
+    work = dist.isend(t, 1, tag=3)
+work.wait()
+""",
+    "in a batch": """
+op = dist.P2POp(dist.isend, t, 1, tag=3) if rank == 0 else dist.P2POp(dist.irecv, t, 0, tag=3)
+for work in dist.batch_isend_irecv([op]): work.wait()
+""",
+}
+
+
+@pytest.mark.parametrize("way", _ORDERS)
+@pytest.mark.parametrize("kind", _MESSAGES)
+def test_both_ranks_are_told_and_keep_their_tensors(session, kind, way):
+    sent, taken, words = _MESSAGES[kind]
+    epoch = session.epoch
+    before = (
+        f"sent, taken = {sent}, {taken}; sends, takes = len(sent), len(taken); t = sent if rank == 0 else taken\n"
+        f"store = dist.PrefixStore({f'{kind} {way}'!r}, dist.distributed_c10d._get_default_store()); was = t.clone()"
+    )
+    session.run(before)
+    with pytest.raises(RankError) as caught:
+        session.run(_ORDERS[way], timeout=20)
+    message = str(caught.value)
+    assert (
+        message.startswith("MessageMismatchError: message #")
+        and f"with tag 3 does not fit: rank 0 sends {words}" in message
+    )
+    assert message.endswith("No tensor was changed, and the group can be used (ranks 0-1)")
+    shown = "\n".join(caught.value._render_traceback_())
+    assert "recorder.py" not in shown and "guard" not in shown  # it ends at the user's line
+    assert session.run("bool((t == was).all())")[1].result == "True"
+    assert session.run("dist.send(sent, 1) if rank == 0 else dist.recv(sent, 0)", timeout=20).ok
+    assert session.run(_REDUCES, timeout=20)[1].result == "2" and session.epoch == epoch
+
+
+def test_in_a_group_its_name_and_the_sessions_ranks_are_told(session):
+    session.run("pair = dist.new_group([0, 1], group_desc='pair')")
+    with pytest.raises(
+        RankError, match=r"from rank 1 to rank 0 in group pair does not fit: rank 1 sends 1 bool \(1 bytes\)"
+    ):
+        session.run(
+            "one = torch.ones(1, dtype=torch.bool if rank else torch.float32)\n"
+            "dist.send(one, 0, group=pair) if rank else dist.recv(one, 1, group=pair)",
+            timeout=20,
+        )
+    assert session.run(_REDUCES, timeout=20)[1].result == "2"
+
+
+_LEGAL = {
+    "other shapes of as many elements": "dist.send(torch.ones(2, 3), 1) if rank == 0 else dist.recv(torch.zeros(6), 0)",
+    "tags in another order": """
+sizes = {1: 4, 2: 7, 250: 9, 300: 11}
+if rank == 0:
+    works = [dist.isend(torch.ones(size), 1, tag=tag) for tag, size in sizes.items()]
+    for work in works: work.wait()
+else:
+    for tag, size in reversed(sizes.items()):
+        got = torch.zeros(size); dist.recv(got, 0, tag=tag); assert got.all()
+""",
+    "many that are sent before one is taken": """
+if rank == 0:
+    works = [dist.isend(torch.ones(1 + k % 5), 1) for k in range(1500)]
+    dist.barrier()
+    for work in works: work.wait()
+else:
+    dist.barrier()
+    for k in range(1500):
+        got = torch.zeros(1 + k % 5); dist.recv(got, 0); assert got.all()
+""",
+    "a receive from any rank between others": """
+if rank == 0:
+    for k in range(1, 6): dist.send(torch.full((k,), float(k)), 1)
+else:
+    for k in range(1, 6):
+        got = torch.zeros(k); dist.recv(got, 0 if k % 2 else None); assert (got == k).all()
+""",
+    "a send that does not begin": """
+if rank == 0:
+    try: dist.send(torch.ones(3, 4).to_sparse(), 1)
+    except Exception as error: print(type(error).__name__)
+    try: dist.send(torch.ones(3, 4).T, 1)
+    except Exception as error: print(type(error).__name__)
+    dist.send(torch.ones(5), 1)
+else:
+    dist.recv(torch.ones(5), 0)
+""",
+    "objects": """
+dist.send_object_list(["a" * 100, {"b": 1}], 1) if rank == 0 else dist.recv_object_list([None, None], 0)
+""",
+    "complex numbers, and a type without a code": """
+for dtype in (torch.complex64, torch.uint16):
+    one = torch.ones(3).to(dtype); dist.send(one, 1) if rank == 0 else dist.recv(one, 0)
+""",
+    "both ways at once": """
+out, into = torch.full((3 + rank,), float(rank)), torch.zeros(4 - rank)
+works = dist.batch_isend_irecv([dist.P2POp(dist.isend, out, 1 - rank), dist.P2POp(dist.irecv, into, 1 - rank)])
+for work in works: work.wait()
+assert (into == 1 - rank).all()
+""",
+}
+
+
+@pytest.mark.parametrize("code", _LEGAL.values(), ids=_LEGAL)
+def test_what_is_legal_passes(session, code):
+    assert session.run(code, timeout=30).ok
+    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+
+
+def test_of_many_the_wrong_one_is_told(session):
+    """Messages of random lengths both ways, with several tags; one is taken too short or too long; the rest go on."""
+    session.run("""
+import random
+
+def exchange(seed, is_wrong):
+    random.seed(seed)
+    plan = [(random.randint(0, 3), random.randint(0, 1), random.randint(1, 40)) for _ in range(random.randint(1, 60))]
+    wrong, more = random.randrange(len(plan)), random.choice((-1, 1, 900))
+    random.seed(f"{seed} {rank}")
+    works, told = [], []
+    for number, (tag, src, size) in enumerate(plan):
+        if is_wrong and number == wrong and rank != src:
+            size = max(size + more, 0)
+        t = torch.full((size,), float(number))
+        if rank == src:
+            works.append((number, t, dist.isend(t, 1 - rank, tag=tag)))
+        else:
+            t.zero_()
+            works.append((number, t, dist.irecv(t, 1 - rank, tag=tag)))
+        while works and random.random() < 0.4:
+            wait(works.pop(0), told)
+    while works:
+        wait(works.pop(0), told)
+    return told == ([wrong] if is_wrong else [])
+
+
+def wait(one, told):
+    number, t, work = one
+    try:
+        work.wait()
+        assert (t == number).all()
+    except RuntimeError as error:
+        assert "does not fit" in str(error), error
+        told.append(number)
+""")
+    result = session.run(
+        "[(seed, w) for seed in range(150) for w in (False, True) if not exchange(seed, w)]", timeout=60
+    )
+    assert [result[rank].result for rank in (0, 1)] == ["[]", "[]"]
+    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+
+
+def test_after_a_stop_messages_are_counted_from_the_beginning(session):
+    with pytest.raises(Exception, match=r"recv #\d+, which rank 0 waits in"):
+        session.run(
+            "dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(torch.ones(2), 0)\n"
+            "if rank == 0: dist.recv(torch.ones(3), 1)",
+            timeout=3,
+        )
+    code = "dist.send(torch.ones(5), 1 - rank) if rank else dist.recv(torch.ones(5), 1)\n"
+    assert session.run(code + "dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)", timeout=20).ok
