@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -135,6 +137,38 @@ def test_a_cut_ends_waits_on_every_rank():
     for thread in threads:
         thread.join(10)
     assert len(errors) == 2 and all("Connection closed by peer" in error for error in errors)
+
+
+def test_who_waits_where_another_rank_was_interrupted_is_interrupted_itself():
+    """However late that comes: a rank that was interrupted has not failed."""
+    waiting, spoiling = make_boards(MemoryBoard, 2)
+    main, places = threading.main_thread().ident or 0, []
+
+    def interrupt():
+        spoiling.spoil()
+        wait_until(lambda: sys._current_frames()[main].f_code.co_name == "_refuse_if_cut")
+        places.append(waiting.is_cut)
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        waiting.compare(waiting.post(1, True))
+    thread.join()
+    assert places == [True]
+
+
+def test_who_waits_where_another_rank_was_interrupted_alone_is_told(monkeypatch):
+    monkeypatch.setattr(memory, "_INTERRUPT_S", 0.1)
+    waiting, spoiling = make_boards(MemoryBoard, 2)
+    ticket = waiting.post(1, True)
+    spoiling.spoil()
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        waiting.compare(ticket)
+    spoiling.cut()
+    waiting.spoil()  # it stays cut
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        waiting.post(1, True)
 
 
 def test_who_has_not_come_in_time_is_named():

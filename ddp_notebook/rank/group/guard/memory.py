@@ -36,6 +36,8 @@ _NUMBER = 0x7FFFFFFF  # bits of a mark's word that count the calls
 _BLOCKS = 0x80000000
 _MARK_SHIFT = 32
 _HEAD_BYTES = 64
+_SPOILED, _CUT = 1, 2  # values of the head
+_INTERRUPT_S = 2.0  # by when a rank's own interrupt has come, once another one was interrupted
 _WAS_CUT = "Connection closed by peer: the operations of this group were ended while ranks were compared"
 
 
@@ -59,7 +61,7 @@ class MemoryBoard:
         self._timeout = timeout
         self._posted = 0
         view = memoryview(memory)
-        self._head = view[:_HEAD_BYTES].cast("Q")  # a number that is not 0: the board was cut
+        self._head = view[:_HEAD_BYTES].cast("Q")  # 0: the board is in use
         at_notes = _HEAD_BYTES + size * _DEPTH * 8
         self._marks = view[_HEAD_BYTES:at_notes].cast("Q")  # (size, _DEPTH): mark | blocks | number
         self._states = view[at_notes : at_notes + size * 8].cast("Q")  # (size,) of notes: checksum | number
@@ -96,8 +98,7 @@ class MemoryBoard:
                 os.close(mine)
 
     def post(self, mark: int, blocks: bool) -> int:
-        if self.is_cut:
-            raise RuntimeError(_WAS_CUT)
+        self._refuse_if_cut()
         number = self._posted = self._posted + 1
         at = self.rank * _DEPTH + number % _DEPTH
         self._marks[at] = mark << _MARK_SHIFT | (_BLOCKS if blocks else 0) | number & _NUMBER
@@ -152,19 +153,28 @@ class MemoryBoard:
         return self._head[0] != 0
 
     def spoil(self) -> None:
-        self._head[0] = 1
+        if not self.is_cut:
+            self._head[0] = _SPOILED
 
     def cut(self) -> None:
-        self.spoil()
+        self._head[0] = _CUT
         for offset in self._waits:
             if offset:
                 _futex(self._base + offset, _WAKE, _ALL)
 
+    def _refuse_if_cut(self) -> None:
+        """Raise where nothing can be compared here any more; where that is for an interrupt, this rank's own is to come
+        first: by it the rank has been interrupted, and has not failed."""
+        until_s = time.monotonic() + _INTERRUPT_S
+        while head := self._head[0]:
+            if head == _CUT or time.monotonic() > until_s:
+                raise RuntimeError(_WAS_CUT)
+            time.sleep(_INTERRUPT_S / 200)
+
     def _wait(self, address: int, word: int, began_ns: int, rank: int) -> None:
         """Sleep while this word is there, for a moment at most."""
         self._waits[self.rank] = address - self._base  # first: who cuts the board from now on wakes this rank
-        if self.is_cut:
-            raise RuntimeError(_WAS_CUT)
+        self._refuse_if_cut()
         left_s = self._timeout.total_seconds() - (time.monotonic_ns() - began_ns) / 1e9
         if left_s <= 0:
             self.cut()  # as gloo does: whoever comes later must not begin without this rank
