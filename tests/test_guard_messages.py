@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
+import torch
 
 from ddp_notebook.errors import RankError
+from ddp_notebook.rank.group.guard import messages
+from ddp_notebook.rank.group.guard.messages import Messages, Posted
 
 _REDUCES = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 _MESSAGES = {  # what rank 0 sends, what rank 1 takes
@@ -199,3 +204,57 @@ def test_after_a_stop_messages_are_counted_from_the_beginning(session):
         )
     code = "dist.send(torch.ones(5), 1 - rank) if rank else dist.recv(torch.ones(5), 1)\n"
     assert session.run(code + "dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)", timeout=20).ok
+
+
+def _both() -> list[Messages]:
+    words = memoryview(mmap.mmap(-1, messages.count_words(2) * 8)).cast("Q")
+    return [Messages(words, rank, 2) for rank in (0, 1)]
+
+
+def _posted(board: Messages, kind: str, tag: int, numel: int) -> Posted:
+    posted = board.post(kind, 1 - board._rank, tag, torch.empty(numel))
+    assert posted is not None
+    return posted
+
+
+def _compared(board: Messages, posted: Posted) -> str:
+    try:
+        board.compare(posted, (0, 1), "default", None)  # type: ignore[arg-type]  # its work is not used
+    except messages.MessageMismatchError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("who_looks", ["the sender", "the receiver"])
+def test_if_one_side_has_seen_it_the_other_one_hears_of_it_though_much_was_written_since(who_looks):
+    sender, receiver = _both()
+    if who_looks == "the sender":
+        taken = _posted(receiver, "recv", 0, 2)
+        sent = _posted(sender, "send", 0, 3)
+        assert sender.look(sent)
+        late, posted = receiver, taken
+        for _ in range(1000):
+            _posted(sender, "send", 1, 2)
+    else:
+        sent = _posted(sender, "send", 0, 3)
+        taken = _posted(receiver, "recv", 0, 2)
+        assert receiver.look(taken)
+        late, posted = sender, sent
+        for _ in range(1000):
+            _posted(receiver, "recv", 1, 2)
+    assert "message #1 from rank 0 to rank 1 does not fit: rank 0 sends 3 float32" in _compared(late, posted)
+
+
+def test_numbers_begin_again_without_a_false_alarm():
+    sender, receiver = _both()
+    period = 1 << (64 - messages._NUMBER_SHIFT)
+    told = []
+    for number in range(1, period + 600):
+        numel = 1 + number % 7
+        sent = _posted(sender, "send", 3, numel)
+        is_unlooked = number % 1000 == 5  # as of a library, of which nobody looks
+        taken = _posted(receiver, "recv", 3, numel + (number == 10))
+        if not is_unlooked:
+            receiver.look(taken)
+            told += [number for board, posted in ((sender, sent), (receiver, taken)) if _compared(board, posted)]
+    assert told == [10, 10]

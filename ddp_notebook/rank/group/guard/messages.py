@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch._C._distributed_c10d import Work
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.group.calls import Call, Group
 
 _DEPTH = 256  # messages from one rank to another that may be under way on one side, and are compared nevertheless
-_RINGS = 4 * _DEPTH
 _NUMEL_BITS, _DTYPE_BITS, _TAG_BITS = 33, 5, 8
 _TAG_SHIFT = _NUMEL_BITS + _DTYPE_BITS
 _NUMBER_SHIFT = _TAG_SHIFT + _TAG_BITS
@@ -40,8 +38,8 @@ _DTYPES = (  # its code is its place; 0: another one, which is not compared
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
-_SIDES = {"send": 0, "recv": 2 * _DEPTH}  # where the words of each begin
-_OTHER = {"send": _SIDES["recv"], "recv": _SIDES["send"]}
+# For each pair of ranks and direction, and for each of its two sides: words, answers at the same places, their count.
+_AT_ANSWERS, _AT_COUNT, _SIDE_WORDS = _DEPTH, 2 * _DEPTH, 2 * _DEPTH + 8
 
 
 class MessageMismatchError(RuntimeError):
@@ -49,32 +47,44 @@ class MessageMismatchError(RuntimeError):
     used."""
 
 
+class _Side:
+    """What this rank sends to another one, or takes from it, and what that one has written of the same.
+
+    Args:
+        mine, theirs: where the words of each begin.
+    """
+
+    __slots__ = ("count", "known", "mine", "numbers", "read", "theirs")
+
+    def __init__(self, mine: int, theirs: int) -> None:
+        self.mine, self.theirs = mine, theirs
+        self.count = self.read = 0  # words written here, and read there
+        self.numbers: dict[int, int] = {}  # of the last message with each tag
+        self.known: dict[int, tuple[int, int]] = {}  # by number and tag: their word and its place, as read
+
+
 class Posted(NamedTuple):
     """A message of this rank's that is written down."""
 
-    key: tuple[str, int, int]  # kind, the other rank, tag
-    number: int  # of those with this key, from 1
+    kind: str
+    peer: int
     word: int
     at: int  # where it is written
-    at_others: int  # where the words of the other side begin
+    side: _Side
 
 
 class Messages:
     """What the ranks of a group send and take.
 
     Args:
-        words: (count_words(size),) shared by the ranks; zeros at first. For each pair of ranks and direction two rings,
-            of what is sent and of what is taken; each has the words of its side, and behind them, at the same places,
-            the words of other messages that the other side has for these.
+        words: (count_words(size),) shared by the ranks; zeros at first.
         rank, size: of the group.
     """
 
     def __init__(self, words: memoryview, rank: int, size: int) -> None:
         self._words = words
-        self._array = np.frombuffer(words, np.uint64)
         self._rank, self._size = rank, size
-        self._counts: dict[tuple[str, int, int], int] = {}
-        self._places: dict[tuple[str, int], int] = {}  # the last one of a ring
+        self._sides: dict[tuple[str, int], _Side] = {}
         self._from_any: Counter[int] = Counter()  # receives from any rank that are under way, by tag
         self._uncounted: set[int] = set()  # tags with which this rank's receives cannot be counted any more
         self._fence = threading.Lock()
@@ -90,16 +100,27 @@ class Messages:
             self._uncounted.add(tag)
         if not 0 <= tag < 1 << _TAG_BITS or (kind == "recv" and tag in self._uncounted):
             return None
-        key, ring = (kind, peer, tag), (kind, peer)
-        number = self._counts[key] = self._counts.get(key, 0) + 1
-        place = self._places[ring] = (self._places.get(ring, 0) + 1) % _DEPTH
-        src, dst = (self._rank, peer) if kind == "send" else (peer, self._rank)
-        rings, side = (src * self._size + dst) * _RINGS, _SIDES[kind]
+        side, words = self._side(kind, peer), self._words
+        number = side.numbers[tag] = side.numbers.get(tag, 0) + 1
         word = (number << _NUMBER_SHIFT | tag << _TAG_SHIFT | _what(tensor)) & _WORD
-        posted = Posted(key, number, word, rings + side + place, rings + _OTHER[kind])
-        with self._fence:  # its atomic instructions: the word is there before this rank looks at the other one
-            self._words[posted.at] = word
-        return posted
+        if not word >> _NUMBER_SHIFT:  # numbers begin again: whatever was not looked for is another message's
+            side.known.clear()
+        side.count += 1
+        at = side.mine + side.count % _DEPTH
+        words[at + _AT_ANSWERS] = 0
+        words[at] = word
+        with self._fence:  # its atomic instructions: the word is there before this rank looks at the other one's
+            words[side.mine + _AT_COUNT] = side.count
+        return Posted(kind, peer, word, at, side)
+
+    def _side(self, kind: str, peer: int) -> _Side:
+        side = self._sides.get((kind, peer))
+        if side is None:
+            src, dst = (self._rank, peer) if kind == "send" else (peer, self._rank)
+            first = (src * self._size + dst) * 2 * _SIDE_WORDS
+            places = first, first + _SIDE_WORDS  # of the sender, and of the receiver
+            side = self._sides[kind, peer] = _Side(*places) if kind == "send" else _Side(*places[::-1])
+        return side
 
     def begin_from_any(self, tag: int) -> None:
         """This rank begins to take a message of whoever sends one. It is not compared."""
@@ -108,23 +129,23 @@ class Messages:
     def end_from_any(self, tag: int, work: Work) -> None:
         """Such a message has come."""
         self._from_any[tag] -= 1
-        key = ("recv", work._source_rank(), tag)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        numbers = self._side("recv", work._source_rank()).numbers
+        numbers[tag] = numbers.get(tag, 0) + 1
 
     def look(self, posted: Posted) -> int:
         """The other side's word where it is another message; 0: it is the same, or not known. That side is told."""
-        which = posted.word >> _TAG_SHIFT
-        at = posted.at_others + posted.at % _DEPTH  # where it is as long as all are taken in the order they are sent in
-        if self._words[at] >> _TAG_SHIFT != which:
-            ring = self._array[posted.at_others : posted.at_others + _DEPTH]
-            found = np.flatnonzero(ring >> np.uint64(_TAG_SHIFT) == which)
-            if not len(found):
-                return 0
-            at = posted.at_others + int(found[0])
-        word = self._words[at]
+        side, words = posted.side, self._words
+        known, count = side.known, words[side.theirs + _AT_COUNT]
+        for number in range(max(side.read, count - _DEPTH) + 1, count + 1):
+            at = side.theirs + number % _DEPTH
+            known[words[at] >> _TAG_SHIFT] = words[at], at
+            if len(known) > _DEPTH:  # of messages that were not looked for
+                del known[next(iter(known))]
+        side.read = count
+        word, at = known.get(posted.word >> _TAG_SHIFT, (posted.word, 0))
         if word == posted.word or not _code(word) or not _code(posted.word):
             return 0
-        self._words[at + _DEPTH] = posted.word
+        words[at + _AT_ANSWERS] = posted.word
         return word
 
     def compare(self, posted: Posted, ranks: Sequence[int], title: str, _: Work) -> None:
@@ -134,19 +155,21 @@ class Messages:
             ranks: of the session, by rank of the group.
             title: of the group.
         """
-        word = self._words[posted.at + _DEPTH]  # that side may have seen it, and written much since
-        if word >> _TAG_SHIFT != posted.word >> _TAG_SHIFT:
+        which, word = posted.word >> _TAG_SHIFT, self._words[posted.at + _AT_ANSWERS]
+        if word >> _TAG_SHIFT != which:  # else that side has seen it, and perhaps written much since
             word = self.look(posted)
+        posted.side.known.pop(which, None)
         if not word:
             return
-        kind, peer, tag = posted.key
-        me, other = ranks[self._rank], ranks[peer]
-        sends, takes = (posted.word, word) if kind == "send" else (word, posted.word)
-        src, dst = (me, other) if kind == "send" else (other, me)
-        which = f" with tag {tag}" if tag else ""
+        number, tag = posted.word >> _NUMBER_SHIFT, posted.word >> _TAG_SHIFT & (1 << _TAG_BITS) - 1
+        me, other = ranks[self._rank], ranks[posted.peer]
+        is_send = posted.kind == "send"
+        sends, takes = (posted.word, word) if is_send else (word, posted.word)
+        src, dst = (me, other) if is_send else (other, me)
+        with_tag = f" with tag {tag}" if tag else ""
         where = "" if title == "default" else f" in group {title}"
         raise MessageMismatchError(
-            f"message #{posted.number} from rank {src} to rank {dst}{which}{where} does not fit: rank {src} sends "
+            f"message #{number} from rank {src} to rank {dst}{with_tag}{where} does not fit: rank {src} sends "
             f"{_words(sends)}, rank {dst} takes {_words(takes)}. No tensor was changed, and the group can be used"
         )
 
@@ -179,7 +202,7 @@ def fit(call: Call, messages: Messages, group: Group, is_of_user: bool) -> Seque
 
 def count_words(size: int) -> int:
     """How many words the messages of a group of so many ranks need."""
-    return size * size * _RINGS
+    return size * size * 2 * _SIDE_WORDS
 
 
 def _what(tensor: torch.Tensor) -> int:
