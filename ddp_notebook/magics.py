@@ -75,6 +75,12 @@ class DDPMagics(Magics):
         """End the ranks and start them afresh with the same options: %ddp_restart"""
         _refuse_arguments("%ddp_restart", line)
         session = having.of_session()
+        if session.outlives_stop:
+            name = session.kept_as
+            raise UsageError(
+                f"{name} goes on elsewhere, and what this notebook restarts are its own ranks: %ddp_attach {name} "
+                "--take-over takes it back, %ddp_stop lets go of it"
+            )
         having.end(session)
         having.start(session.options)
 

@@ -187,6 +187,10 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         profiled = sorted({profile_of(file)[1] for file in self._parts.profiles()})
         ended.keep(Ended(recording, whose, title, profiled, draws_html=self.views.draws_html))
 
+    @property
+    def _state_without_hosts(self) -> str:
+        return "goes on elsewhere" if self.outlives_stop else super()._state_without_hosts
+
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""
         global _current

@@ -93,6 +93,9 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tm
     lost = first.finish(busy, 20)
     assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
     assert "another notebook's, and is only looked at here; %ddp_stop lets go" in first.run("%ddp_start 2").evalue
+    assert "kept-1 goes on elsewhere" in first.run("%ddp_restart").evalue
+    shown = first.run("%ddp_status").stdout
+    assert shown.count("goes on elsewhere") == 2 and "died" not in shown and "has taken the session over" in shown
     assert first.run("%ddp_stop").stdout == "kept-1 is not looked at any more; its 2 ranks go on\n"
     kill(first)
     end.touch()

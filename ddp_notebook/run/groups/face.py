@@ -41,7 +41,15 @@ class GroupFace(Assembled):
         job."""
         parts = self._parts
         clocks = parts.observer.recording.clock
-        return states.status(parts.living.cluster, parts.questions, self._placement, parts.hosts.status(), clocks)
+        cluster = parts.living.cluster
+        return states.status(
+            cluster, parts.questions, self._placement, parts.hosts.status(), clocks, lost=self._state_without_hosts
+        )
+
+    @property
+    def _state_without_hosts(self) -> str:
+        """What is said of the ranks' state once nothing that has started them is to be reached."""
+        return "died"
 
     def reform(self, timeout_s: float = 60.0) -> list[str]:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.

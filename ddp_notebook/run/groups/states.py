@@ -13,12 +13,15 @@ from ddp_notebook.wire.events import Probe, Vitals
 _ANSWER_S = 1.0  # what ranks get to answer a question for the table
 
 
-def status(cluster: Cluster, questions: Questions, placement: Placement, tasks: str, clocks: Clock) -> Status:
+def status(
+    cluster: Cluster, questions: Questions, placement: Placement, tasks: str, clocks: Clock, *, lost: str
+) -> Status:
     """Ask every rank. Returns what those say that answer, and what is known of the others.
 
     Args:
         tasks: what is said of what has started the hosts.
         clocks: as they were compared.
+        lost: the state of all where no host is to be reached.
     """
     trouble = cluster.trouble()
     answers: dict[int, Vitals] = {}
@@ -34,7 +37,7 @@ def status(cluster: Cluster, questions: Questions, placement: Placement, tasks: 
                 pid=process.pid,
                 device=placement.devices[rank],
                 device_name=placement.names[rank],
-                state=_state(cluster, rank, vitals),
+                state=_state(cluster, rank, vitals) if cluster.is_running else lost,
                 rss_bytes=vitals.rss_bytes if vitals else None,
                 device_bytes=vitals.device_bytes if vitals else None,
             )
@@ -53,7 +56,7 @@ def status(cluster: Cluster, questions: Questions, placement: Placement, tasks: 
 
 
 def _state(cluster: Cluster, rank: int, vitals: Vitals | None) -> str:
-    if not cluster.process(rank).is_alive or not cluster.is_running:
+    if not cluster.process(rank).is_alive:
         return "died"
     if unheard := cluster.process(rank).host.unheard:
         return unheard.partition(";")[0]
