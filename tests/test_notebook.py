@@ -69,6 +69,23 @@ def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
     assert hint in reply.stderr if hint else "put %%" not in reply.stderr, reply
 
 
+@pytest.mark.parametrize(
+    ("cell", "meant"),
+    [
+        ("%%on_all_rank\nrank", "%%on_all_ranks"),
+        ("%%on_rank 0\nrank", "%%on_ranks"),
+        ("x = 1\n%ddp_monitr", "%ddp_monitor"),
+        ("%ddp_restar", "%ddp_restart"),
+        ("%on_ranks 0 1", ""),  # of which IPython itself says what is meant
+        ("%nothing_like_it", ""),
+    ],
+)
+def test_a_magic_that_is_not_there_is_told_by_the_one_that_was_meant(ranks, cell, meant):
+    said = ranks.run(cell).stderr
+    assert "not found" in said
+    assert f"did you mean {meant}?\n" in said if meant else "did you mean %" not in said
+
+
 def test_a_figure_of_a_rank_is_shown(ranks):
     code = "%%on_all_ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, {}]);"
     reply = ranks.run(code.format("rank"))

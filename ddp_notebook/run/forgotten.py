@@ -1,18 +1,22 @@
 """A plain cell that has failed because it was meant for the ranks: a line under its traceback says so.
 
-The notebook has neither a rank's variables nor a process group, and torch's errors do not know of ranks.
+The notebook has neither a rank's variables nor a process group, and torch's errors do not know of ranks; nor does
+IPython say which magic was meant by one that is not there.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import difflib
+import re
 import symtable
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
@@ -20,6 +24,8 @@ _NAMES_OF_RANKS = frozenset({"rank", "local_rank", "world_size", "device", "log"
 _IMPORTED_THERE = frozenset({"torch", "dist"})
 _SEND = ("on_all_ranks", "on_ranks")
 _RUN = ("time", "capture")  # magics that run their code where the cell runs
+_OURS = ("ddp_", "on_")
+_NO_MAGIC = re.compile(r"magic.* `(%%?)(\w+)` not found\.$")  # IPython's words
 _NO_GROUP = "Default process group has not been initialized"  # torch's words
 
 
@@ -35,10 +41,13 @@ def watch(shell: Any, ranks_are_there: Callable[[], bool]) -> None:
     def look(result: Any) -> None:
         # What runs without history is no cell of the user's, or the inner one of %%local and --here.
         error = result.error_in_exec if result is not None and result.info.store_history else None
-        if error is not None and ranks_are_there():
+        if error is None:
+            return
+        hint = meant_by(error, shell.magics_manager.magics)
+        if not hint and ranks_are_there():
             hint = hint_for(error, shell.history_manager.input_hist_parsed, shell.user_ns)
-            if hint:
-                print(hint, file=sys.stderr)
+        if hint:
+            print(hint, file=sys.stderr)
 
     shell.events.register("post_run_cell", look)
     setattr(shell, _ATTRIBUTE, look)
@@ -49,6 +58,26 @@ def unwatch(shell: Any) -> None:
     if (look := getattr(shell, _ATTRIBUTE, None)) is not None:
         shell.events.unregister("post_run_cell", look)
         delattr(shell, _ATTRIBUTE)
+
+
+def meant_by(error: BaseException, magics: Mapping[str, Iterable[str]]) -> str:
+    """Which of our magics was meant by one that is not there.
+
+    Args:
+        error: IPython's.
+        magics: the names of those that are there, of lines ("line") and of cells ("cell").
+
+    Example:
+        >>> meant_by(UsageError("Cell magic `%%on_all_rank` not found."), {"cell": ["on_all_ranks"], "line": []})
+        'did you mean %%on_all_ranks?'
+    """
+    found = _NO_MAGIC.search(str(error)) if isinstance(error, UsageError) else None
+    if found is None:
+        return ""
+    sign, name = found.groups()
+    ours = [one for one in magics["line" if sign == "%" else "cell"] if one.startswith(_OURS)]
+    close = difflib.get_close_matches(name, ours, n=1, cutoff=0.75)
+    return f"did you mean {sign}{close[0]}?" if close else ""
 
 
 def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) -> str:

@@ -69,6 +69,8 @@ class Mend:
             it = "it" if len(gone) == 1 else "them"
             if self._heals:
                 return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
+            if not set(gone) & set(result.by_rank):  # they died before, and that was said under an earlier cell
+                return []
             until = "; until then cells run on the remaining ranks, which cannot communicate"
             is_any_left = len(gone) < len(self._cluster.ranks)
             return [f"{list_ranks(gone)} died. %ddp_heal replaces {it}{until if is_any_left else ''}"]
