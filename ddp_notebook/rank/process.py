@@ -32,7 +32,7 @@ from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.resize import resized, samplers
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
-from ddp_notebook.rank.variables import check, copying, values
+from ddp_notebook.rank.variables import check, copying, entries, values
 from ddp_notebook.records import logs
 from ddp_notebook.wire.bulk import INLINE_BYTES
 from ddp_notebook.wire.events import (
@@ -327,6 +327,8 @@ class Rank:
         try:
             if isinstance(message, Inspect):
                 facts = unseen(resized.inspect, message, namespace, shell.user_ns_hidden)
+            elif message.whole:
+                facts = {name: {} for name in unseen(entries.whole_loaders, namespace)}
             elif message.entries:
                 facts = unseen(check.samples, namespace, message.entries)
             else:

@@ -192,10 +192,8 @@ class InputReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comm(Message):
-    """A message between a widget's two halves: the one on a rank and the one in the browser. Goes both ways.
-
-    To the rank it goes by the inbox, so that a cell that comes after it finds what it has changed.
-    """
+    """A message between a widget's two halves, on a rank and in the browser. Goes both ways: to the rank by the inbox,
+    so that a cell that comes after it finds what it has changed."""
 
     msg_type: str  # "comm_open", "comm_msg" or "comm_close"
     content: dict[str, Any]
@@ -220,11 +218,12 @@ class Lost(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(Message):
-    """Answer with `Checked`: fingerprints of these variables, or samples of these entries."""
+    """Answer with `Checked`: fingerprints of variables, samples of entries, or loaders that read everything."""
 
     request: int
     names: list[str] = field(default_factory=list)  # none: all that has to agree
-    entries: list[str] = field(default_factory=list)  # none: fingerprints
+    entries: list[str] = field(default_factory=list)
+    whole: bool = False  # loaders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,6 +210,25 @@ class _Walk:
                 yield Leaf(f"{entry}.rank", "share", text="{} of {}".format(*share))
 
 
+def whole_loaders(namespace: Mapping[str, Any]) -> list[str]:
+    """Loaders that draw from all of their data in random order. None where another one draws from a share of it: then
+    these may be meant so.
+
+    Args:
+        namespace: the variables.
+
+    Example:
+        >>> whole_loaders({"loader": DataLoader([1, 2, 3, 4], shuffle=True), "test": DataLoader([1, 2])})
+        ['loader']
+    """
+    loaders = {name: one for name, one in namespace.items() if issubclass(type(one), DataLoader) and name[0] != "_"}
+    of_all = [
+        name for name, one in loaders.items() if type(one.sampler) is RandomSampler and one.batch_size is not None
+    ]
+    has_shares = any(issubclass(type(one.sampler), DistributedSampler) for one in loaders.values())
+    return [] if has_shares else of_all
+
+
 def _length(entry: str, data: Any, unit: str) -> Leaf:
     try:
         return Leaf(entry, "data", text=f"{len(data)} {unit}")

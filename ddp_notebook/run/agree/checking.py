@@ -13,6 +13,8 @@ from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.wire.events import Check, Checked
 
+_ANSWER_S = 1.0  # what ranks get to answer a question that a report can do without
+
 
 class Checking:
     """Checks whether ranks agree.
@@ -43,6 +45,19 @@ class Checking:
             if found.differing_entries:
                 found = found.with_samples(self._ask(ranks, names, found.differing_entries))
             return found.without(busy, gone)
+
+    def whole_loaders(self) -> list[str]:
+        """Loaders of which each rank reads everything, in random order; none where a rank is busy or does not answer in
+        time."""
+        with self._cells.turn.if_free() as is_ours:
+            cluster = self._living.cluster
+            if not is_ours or not cluster.is_running or self._cells.busy or cluster.gone or cluster.unheard:
+                return []
+            answers = self._questions.ask_for(cluster.ranks, lambda n: Check(request=n, whole=True), _ANSWER_S)
+            names = [answer.facts for answer in answers.values()]
+            if len(names) < max(2, len(cluster.ranks)):
+                return []
+            return [name for name in names[0] if all(name in others for others in names)]
 
     def _ask(self, ranks: list[int], names: Sequence[str], entries: Sequence[str]) -> dict[int, dict[str, Any]]:
         """Fingerprints of these variables, or samples of these entries, by rank."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
+from ddp_notebook.run.agree.words import list_names
 from ddp_notebook.run.assembly import Assembled
 from ddp_notebook.run.record import trace
 
@@ -51,7 +53,18 @@ class RecordFace(Assembled):
             >>> print(session.report())
             cell ...: ... steps on 2 ranks, ... ms each (trimmed mean, without the first 2)...
         """
-        return self.recording.report(cell)
+        recording = self.recording
+        report = recording.report(cell)
+        if report.cell is None or not any(step.buckets for step in recording.steps(report.cell)):
+            return report
+        if loaders := self._parts.checking.whole_loaders():
+            count = len(report.ranks)
+            note = (
+                f"Each rank reads all of {list_names(loaders)}: with a DistributedSampler it reads its share, and an "
+                f"epoch has 1/{count} of the steps"
+            )
+            report = replace(report, notes=(*report.notes, note))
+        return report
 
     def log(self, rank: int) -> str:
         """What a rank has written, as it came: the last 64 MB.
