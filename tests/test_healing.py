@@ -84,6 +84,22 @@ def test_a_rank_that_dies_in_a_cell(session, capsys):
     assert [result[r].result for r in range(3)] == [f"(3, {r != 1}, ({r}, {r}, 3))" for r in range(3)]
 
 
+def test_what_each_rank_has_of_its_own_is_named(session):
+    session.run("%reset -f")
+    session.run("mine, path, same = rank * 10, f'log-{rank}', [1, 2]")
+    kill(session, 1)
+    said = session.heal(from_rank=2)
+    assert said[1].endswith("copied to rank 1: mine, path, same")
+    assert said[2:] == ["each rank has its own mine, path: on rank 1 now as on rank 2, so set rank 1 right"]
+    kill(session, 1)
+    assert session.heal(2, ["mine"]) == ["rank 1 was replaced", "1 variable of rank 2 copied to rank 1: mine"]
+    kill(session, 0)
+    session.run("path = 'log'", ranks=2)
+    assert session.heal(from_rank=2)[1:] == ["3 variables of rank 2 copied to rank 0: mine, path, same"], (
+        "mine is equal"
+    )
+
+
 def test_a_model_and_its_optimizer_come_from_another_rank(session):
     session.run(TRAIN)
     kill(session, 0)

@@ -9,7 +9,8 @@ from functools import partial
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
-from ddp_notebook.records.words import list_ranks
+from ddp_notebook.records.words import list_ranks, name_ranks
+from ddp_notebook.run.agree.words import list_names
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.groups.living import Living
@@ -17,7 +18,8 @@ from ddp_notebook.run.groups.mend import replaced_in_words
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.run.values.transfers import Transfers
-from ddp_notebook.wire.events import Pull, Pulled, Push, Pushed
+from ddp_notebook.wire.events import Checked, Pull, Pulled, Push, Pushed
+from ddp_notebook.wire.resizing import Inspect
 
 _MOST_NAMED = 8
 
@@ -88,7 +90,7 @@ class Healing:
                 replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
                 not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
                 done = ", ".join([*replaced, not_all])
-                copied = self._copy(from_rank, read, new, interrupts.check)
+                copied = self._copy(from_rank, read, new, interrupts.check, asked_for=bool(names))
                 self._cluster.note_supplied()
                 return [*replaced, *notes, *copied]
             except KeyboardInterrupt:
@@ -122,7 +124,9 @@ class Healing:
         check()
         return answer, data
 
-    def _copy(self, from_rank: int, read: tuple[Pulled, bytes], to: Sequence[int], check: Check) -> list[str]:
+    def _copy(
+        self, from_rank: int, read: tuple[Pulled, bytes], to: Sequence[int], check: Check, *, asked_for: bool
+    ) -> list[str]:
         answer, data = read
         answers: dict[int, Pushed] = {}
         for rank in to:
@@ -141,4 +145,17 @@ class Healing:
         variables = "1 variable" if len(copied) == 1 else f"{len(copied)} variables"
         lines = [f"{variables} of rank {from_rank} copied to {list_ranks(list(to))}: {shown}"]
         lines += [f"{name} was not copied: {why}" for name, why in left.items()]
+        if not asked_for and (own := self._own(copied, [rank for rank in self._cluster.alive if rank not in to])):
+            there = name_ranks(to)
+            lines.append(
+                f"each rank has its own {list_names(own)}: on {there} now as on rank {from_rank}, so set {there} right"
+            )
         return lines
+
+    def _own(self, names: Sequence[str], ranks: Sequence[int]) -> list[str]:
+        """Those of these variables that are not the same on ranks which were there before."""
+        if len(ranks) < 2:  # nobody to compare with
+            return []
+        answers: dict[int, Checked] = self._questions.ask_all(ranks, lambda n: Inspect(request=n, compares=True))
+        digests = [answer.facts.get("digests", {}) for answer in answers.values()]
+        return [name for name in names if len({of_rank.get(name) for of_rank in digests}) > 1]
