@@ -158,4 +158,4 @@ class Healing:
             return []
         answers: dict[int, Checked] = self._questions.ask_all(ranks, lambda n: Inspect(request=n, compares=True))
         digests = [answer.facts.get("digests", {}) for answer in answers.values()]
-        return [name for name in names if len({of_rank.get(name) for of_rank in digests}) > 1]
+        return [name for name in names if len({of_rank[name] for of_rank in digests if name in of_rank}) > 1]
