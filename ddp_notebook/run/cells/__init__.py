@@ -12,5 +12,6 @@ interrupt   the kernel's interrupt, as a flag
 adopted     cells of an earlier notebook, which a keeper had meanwhile
 unended     ends cells that nobody waits for any more
 outcome     how a cell ended: the error that the notebook raises
+advice      what to do about errors whose own words do not say it
 result      what a cell left behind, by rank
 """

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
+from ddp_notebook.run.cells.advice import advice
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do
 from ddp_notebook.run.kernel import ipython
-
-_UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
 
 
 def raise_if_bad(
@@ -61,7 +59,8 @@ def raise_if_bad(
     kind = RankDiedError if any(by_rank[rank].status == "died" for rank in shown) else RankError
     tracebacks = {rank: by_rank[rank].traceback for rank in shown}
     others = {rank for rank in by_rank if rank not in shown and by_rank[rank].status != "ok"}
-    hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", *going_on, _hint(errors)]))
+    known = advice(errors.values(), () if (shell := ipython()) is None else shell.user_ns)
+    hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", *going_on, known]))
     raise kind(tracebacks, errors, result, hint=hint, others=_acts(result, others))
 
 
@@ -72,15 +71,3 @@ def _acts(result: CellResult, ranks: set[int]) -> list[str]:
     """A line for each set of these ranks that did the same: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
     acts = group_by_value({rank: result[rank].last_act for rank in sorted(ranks)})
     return [act.of(those) for act, those in acts.items()]
-
-
-def _hint(failed: dict[int, str]) -> str:
-    """What to do about a name that the notebook has and the ranks do not."""
-    shell = ipython()
-    if shell is None:
-        return ""
-    names = {found[1] for error in failed.values() if (found := _UNDEFINED.match(error))}
-    here = sorted(name for name in names if name in shell.user_ns)
-    if not here:
-        return ""
-    return f"The notebook has {' and '.join(map(repr, here))}: %ddp_push {' '.join(here)} sends it to the ranks."
