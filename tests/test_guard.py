@@ -167,8 +167,8 @@ def test_where_only_some_wait_all_are_told(session):
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
 
 
-def test_ddp_is_not_looked_at(session):
-    """Its buckets overlap with the backward: nobody may wait for a comparison there."""
+def test_buckets_of_ddp_are_not_looked_at(session):
+    """They overlap with the backward: nobody may wait for a comparison there."""
     session.run(
         "from ddp_notebook.rank.group.guard import guard\n"
         "seen = []\n"
@@ -179,7 +179,54 @@ def test_ddp_is_not_looked_at(session):
         "before = list(seen); dist.all_reduce(torch.ones(2)); guard._mark = mark",
         timeout=20,
     )
-    assert session.run("before, seen")[0].result == "([], ['all_reduce'])"
+    assert session.run("set(before), seen[len(before):]")[0].result == "({'broadcast'}, ['all_reduce'])"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "for _ in range(3):\n"
+            "    model(torch.randn(8, 4)).sum().backward()\n"
+            "    if rank == 0:\n"
+            "        with torch.no_grad(): model(torch.randn(8, 4))",
+            r"rank 0 calls broadcast\(\w+\[\d+\], root 0\) for a model in DDP; rank 1 calls broadcast\(\w+\[\d+",
+        ),
+        (
+            "if rank == 0: model(torch.randn(8, 4))\ndist.barrier()",
+            r"rank 0 calls broadcast\(float32\[8\], root 0\) for a model in DDP; rank 1 calls barrier\(\)",
+        ),
+    ],
+    ids=["in the loop", "before a barrier"],
+)
+def test_a_model_in_ddp_that_one_rank_evaluates_alone_is_told(session, code, words):
+    """Its buffers would meet what the others send, and end their processes."""
+    session.run(
+        "from torch import nn\n"
+        "model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))"
+    )
+    with pytest.raises(RankError, match=words) as caught:
+        session.run(code, timeout=20)
+    assert "; what one rank is to compute alone, model.module(x) does (ranks 0-1)" in str(caught.value)
+    right = code.replace("model(torch.randn(8, 4))\n", "model.module(torch.randn(8, 4))\n")
+    right = right.replace("torch.no_grad(): model(", "torch.no_grad(): model.module(")
+    assert session.run(right, timeout=20).ok and "module" in right
+
+
+def test_what_was_stopped_between_two_passes_of_an_accumulation_goes_on(session):
+    """Ranks whose last forward was in `no_sync` expect no buffers of rank 0, and the others do."""
+    session.run(
+        "from torch import nn\n"
+        "model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))\n"
+        "def step(bad=False):\n"
+        "    with model.no_sync(): model(torch.randn(8, 4)).sum().backward()\n"
+        "    if bad and rank: raise ValueError('bad batch')\n"
+        "    model(torch.randn(8, 4)).sum().backward()\n"
+        "step()"
+    )
+    with pytest.raises(RankError, match="bad batch"):
+        session.run("step(bad=True)", timeout=20)
+    assert session.run("step(); step()", timeout=20).ok
 
 
 def test_threads_may_use_one_group_and_make_their_own(session):

@@ -115,6 +115,8 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
     # It has left another default group, or the user has destroyed its group, in which all ranks were.
     if group is None or (_is_destroyed(group) and group.size() == world.size()):
         model.process_group = world
+    # Else only ranks whose last forward was not in `no_sync` would wait for rank 0's buffers in the next one.
+    model.require_forward_param_sync = True
     if not make_reducer:
         model._update_process_group(model.process_group)
     elif model.process_group is dist.group.WORLD:

@@ -7,8 +7,10 @@ sizes that ranks give to all_to_all may differ, but each must be what its receiv
 only if every rank's call blocks, which each mark says: calls that do not block may be waited for in a different order
 on each rank.
 
-Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward. An
-asynchronous call is compared when its caller waits for it; by then it has sent its data.
+Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward. But
+where one rank alone calls a model in DDP, its buffers meet whatever the others call: DDP's broadcasts, which overlap
+with nothing, are compared where ranks share memory. An asynchronous call is compared when its caller waits for it; by
+then it has sent its data.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from ddp_notebook.records.words import group_by_value, name_ranks
 _UNCHECKED = {"monitored_barrier"}  # which is a check of its own
 _WORDS_BYTES = 256
 _BYTES_A_RANK = 16  # what a rank gives to and takes from each rank in an all_to_all
+_DDP = "ddp"
+_IN_FORWARD = " for a model in DDP"
 _FRAMES_OF_OURS = 3  # `origin`, `Guard.__call__` and the kernel
 
 
@@ -56,18 +60,18 @@ class Guard:
         kernel, group = call.kernel, call.group
         if kernel.spec.name in _UNCHECKED or len(group.ranks) < 2 or (board := group.board) is None:
             return None
-        is_of_user = (call.site[0] if call.site else origin(_FRAMES_OF_OURS)) == USER
+        maker, messages = call.site[0] if call.site else origin(_FRAMES_OF_OURS), board.messages
         if kernel.spec.kind != "collective":
-            messages = board.messages
-            return None if messages is None else unseen(fit, call, messages, group, is_of_user)
-        if not is_of_user:
+            return None if messages is None else unseen(fit, call, messages, group, maker == USER)
+        is_of_forward = maker == _DDP and kernel.spec.name == "broadcast" and messages is not None
+        if maker != USER and not is_of_forward:
             return None
         began_ns = time.monotonic_ns()
-        blocks = kernel.blocks(call.arguments[kernel.at_rest :])
+        blocks = is_of_forward or kernel.blocks(call.arguments[kernel.at_rest :])  # DDP waits for it in C++
         try:
             ticket = unseen(lambda: board.post(_mark(call), blocks))
             if blocks:
-                unseen(self._compare, board, ticket, call)
+                unseen(self._compare, board, ticket, call, maker)
         except CollectiveMismatchError:
             raise
         except BaseException:  # an interrupt: some ranks may have posted this call, and others not
@@ -76,10 +80,10 @@ class Guard:
         if blocks:
             call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for ranks that come later
         else:
-            call.check = lambda _: unseen(self._compare, board, ticket, call)
+            call.check = lambda _: unseen(self._compare, board, ticket, call, maker)
         return None
 
-    def _compare(self, board: Board[Any], ticket: Any, call: Call) -> None:
+    def _compare(self, board: Board[Any], ticket: Any, call: Call, maker: str) -> None:
         is_same, all_block = board.compare(ticket)
         if not all_block:  # then nothing is exchanged: a rank that waits later may wait for something else first
             if not is_same:
@@ -87,7 +91,7 @@ class Guard:
                     f"{call.describe().short} {_words(call)} is not what another rank calls there"
                 )
         elif not is_same:
-            raise CollectiveMismatchError(self._difference(board, ticket, call))
+            raise CollectiveMismatchError(self._difference(board, ticket, call, maker))
         elif call.kernel.spec.uneven:
             self._compare_sizes(board, ticket, call)
 
@@ -109,8 +113,9 @@ class Guard:
                 "Nothing was sent, and the group can be used"
             )
 
-    def _difference(self, board: Board[Any], ticket: Any, call: Call) -> str:
-        notes = board.swap(ticket, f"{call.number} {_words(call)}".encode()[:_WORDS_BYTES])
+    def _difference(self, board: Board[Any], ticket: Any, call: Call, maker: str) -> str:
+        words = _words(call) + (_IN_FORWARD if maker == _DDP else "")
+        notes = board.swap(ticket, f"{call.number} {words}".encode()[:_WORDS_BYTES])
         said = [note.decode(errors="replace").partition(" ") for note in notes]
         numbers = {rank: number for rank, (number, _, _) in zip(call.group.ranks, said, strict=True)}
         calls = {rank: what for rank, (_, _, what) in zip(call.group.ranks, said, strict=True)}
@@ -126,6 +131,11 @@ class Guard:
         return (
             f"collective #{call.number} of group {call.group.title} is not the same on all ranks: {'; '.join(parts)}. "
             "Nothing was sent, and the group can be used"
+            + (
+                "; what one rank is to compute alone, model.module(x) does"
+                if _IN_FORWARD in "".join(calls.values())
+                else ""
+            )
         )
 
 
