@@ -119,8 +119,8 @@ class Present:
 
     def _rows(self, views: Views) -> Rows:
         feed = self._feed
-        resources, last = feed.resources, feed.last
-        rows = empty("rank", feed.recording.world_size)
+        rows = empty("rank", feed.world_size)
+        resources, last = feed.resources[: len(rows)], feed.last
         rows["rank"] = np.arange(len(rows))
         rows["cpu"], rows["gpu"], rows["gpu_total"] = resources["cpu_percent"], resources["gpu_percent"], np.nan
         for name in ("rss", "host_used", "host_total", "gpu_allocated"):

@@ -12,9 +12,11 @@ import pytest
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.schema import CALL, RESOURCE
 from ddp_notebook.widgets.feed import answers
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import KINDS
+from ddp_notebook.widgets.present import Present
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, simulate
 from tests.widgets.unpacking import unpack
@@ -307,3 +309,24 @@ def test_a_feed_of_64_ranks_begins_with_little():
     assert message.nbytes < 40_000
     assert time.process_time() - began_s < 2
     json.dumps(message.header, allow_nan=False)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_between_a_resize_and_its_successor_it_tells_of_the_ranks_that_it_knows(world_size):
+    """The recording has the new number first, and rows of new ranks may come meanwhile."""
+    recording = Recording(2)
+    feed = Feed(recording)
+    present = Present(feed, None, "ranks")
+    recording.world_size = world_size
+    for rank in range(world_size):
+        rows = np.zeros(1, RESOURCE)
+        rows["rank"], rows["time_ns"], rows["rss_bytes"] = rank, BEGIN_NS, 100 + rank
+        calls = np.zeros(1, CALL)
+        calls["rank"], calls["issue_ns"], calls["end_ns"] = rank, BEGIN_NS, BEGIN_NS + 1000
+        recording.feed(Batch(rank=rank, stream=rank, texts={}, tables={"resource": rows, "call": calls}))
+    ranks = present.look(time.monotonic())
+    message = feed.delta(BEGIN_NS + 10**9, {}, ranks)
+    assert message is not None and message.header["world_size"] == min(2, world_size)
+    found = unpack(message.header, message.data)["rank"]
+    assert found["rank"].tolist() == list(range(min(2, world_size)))
+    feed.snapshot(BEGIN_NS + 10**9, {})

@@ -121,5 +121,5 @@ def _whole(recording: RecordedTables, rank: int, call: int, side: int) -> list[A
 
 def _rows(feed: Feed, table: str) -> Rows:
     rows = feed.recording.rows(table)
-    rows = rows[rows["rank"] < feed.recording.world_size]
+    rows = rows[rows["rank"] < feed.world_size]
     return rows if feed.only is None else rows[rows["cell"] == feed.only]

@@ -33,7 +33,7 @@ class Cutter:
     """
 
     def __init__(self, recording: RowSource, cell: int) -> None:
-        world_size = recording.world_size
+        self.world_size = world_size = recording.world_size  # as it is now
         self._cell = cell
         self.skips_first = False  # rows of the first step were left out
         self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps begin and end

@@ -144,6 +144,12 @@ class Feed:
         return rows if self.only is None else rows[rows["cell"] == self.only]
 
     @property
+    def world_size(self) -> int:
+        """Of which it tells. When a session is resized its recording has the new number before this feed, which began
+        with another one, has its successor."""
+        return min(len(self.last), self.recording.world_size)
+
+    @property
     def ranks(self) -> Rows:
         """Rows of `rank`: how each was when that was looked at last; none before."""
         return self._ranks
@@ -207,7 +213,7 @@ class Feed:
 
     def _follow(self, table: str) -> Rows:
         rows, self._ends[table], _ = self.recording.follow(table, self._ends[table])
-        rows = rows[rows["rank"] < self.recording.world_size]
+        rows = rows[rows["rank"] < self.world_size]
         # Of a remote call the caller's side says which cell's it is.
         return rows if self.only is None or table == "rpc" else rows[rows["cell"] == self.only]
 
@@ -295,7 +301,7 @@ class Feed:
         kept = self._kept[table].all()
         if self.only is not None and "cell" in (FEED_TABLES[table].names or ()):
             kept = kept[kept["cell"] == self.only]
-        most = _SNAPSHOT[table] * (1 if self.recording.world_size > 1 else 2)
+        most = _SNAPSHOT[table] * (1 if self.world_size > 1 else 2)
         if table in _COUNTS and len(kept):
             most = max(most, int(_is_same(kept, kept[-1], table).sum()))  # always one at least
         if len(kept) <= most:
@@ -305,7 +311,7 @@ class Feed:
 
     def _read_resources(self) -> None:
         rows, self._ends["resource"], _ = self.recording.follow("resource", self._ends["resource"])
-        rows = rows[rows["rank"] < self.recording.world_size]
+        rows = rows[rows["rank"] < self.world_size]
         if len(rows):
             self.resources[rows["rank"]] = rows
 
@@ -335,7 +341,7 @@ class Feed:
             "seq": self.seq,
             "run": self.run,
             "now_ms": round((now_ns - self.start_ns) / 1e6, 3),
-            "world_size": self.recording.world_size,
+            "world_size": self.world_size,
             **head,
             "texts": texts,
             "tables": packed,

@@ -91,7 +91,7 @@ class Timeline:
             self._forget(self._cutter.done(ready.stop))
         elif len(self._spans) + len(self._calls) > _MOST_KEPT and not self._cutter.has_steps:
             self._cutter.skips_first = True
-            self._forget(np.full(self._recording.world_size, np.iinfo(np.int64).max))
+            self._forget(np.full(self._cutter.world_size, np.iinfo(np.int64).max))
         return tables, whole
 
     def all_of(self, step: int, spans: Rows, calls: Rows) -> dict[str, Rows]:

@@ -56,9 +56,9 @@ class Sources:
         """
         feed, recording = self._feed, self._feed.recording
         rows, self._end, _ = recording.follow("metric", self._end)
-        rows = rows[rows["rank"] < recording.world_size]
+        rows = rows[rows["rank"] < feed.world_size]
         rows = rows if feed.only is None else rows[rows["cell"] == feed.only]
-        add_rows(self._courses, rows, recording.world_size, _MOST_METRICS)
+        add_rows(self._courses, rows, len(feed.last), _MOST_METRICS)
         named = {recording.text(name): course for name, course in self._courses.items()}
         if named:
             main = main_metric(named)
@@ -93,7 +93,7 @@ class Sources:
             main: the metric whose last value is told.
             has_places: a cell runs, so that ranks are somewhere.
         """
-        text, world_size = self._feed.texts.text, self._feed.recording.world_size
+        text, world_size = self._feed.texts.text, self._feed.world_size
         now, hosts = self._feed.ranks, self._feed.recording.hosts
         if not len(now):
             now = empty("rank", world_size)
