@@ -152,6 +152,21 @@ def test_what_is_legal_passes(session, code):
     assert session.run(_REDUCES, timeout=20)[0].result == "2"
 
 
+@pytest.mark.parametrize(
+    ("taken", "words"), [("torch.zeros(4)", "4 float32"), ("torch.zeros(2, dtype=torch.int32)", "2 int32")]
+)
+def test_a_receive_from_any_rank_is_told_when_it_has_come(session, taken, words):
+    with pytest.raises(
+        RankError, match=rf"from rank 0 to rank 1 with tag 7 does not fit: .* 2 float32 .* {words} .*src="
+    ):
+        session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, tag=7)", timeout=20)
+    code = "t = torch.ones(3); dist.send(t, 1, tag=7) if rank == 0 else dist.recv(t, {}, tag=7)"
+    assert session.run(code.format("None"), timeout=20).ok and session.run(code.format("0"), timeout=20).ok
+    with pytest.raises(RankError, match="does not fit"):
+        session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, 0, tag=7)", timeout=20)
+    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+
+
 def test_of_many_the_wrong_one_is_told(session):
     """Messages of random lengths both ways, with several tags; one is taken too short or too long; the rest go on."""
     session.run("""

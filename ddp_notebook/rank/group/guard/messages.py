@@ -123,14 +123,30 @@ class Messages:
         return side
 
     def begin_from_any(self, tag: int) -> None:
-        """This rank begins to take a message of whoever sends one. It is not compared."""
+        """This rank begins to take a message of whoever sends one."""
         self._from_any[tag] += 1
 
-    def end_from_any(self, tag: int, work: Work) -> None:
-        """Such a message has come."""
+    def end_from_any(self, tag: int, what: int, ranks: Sequence[int], title: str, work: Work) -> None:
+        """Such a message has come: now it is known which one it is. Raises as `compare`, but for the tensor.
+
+        Args:
+            what: of this rank's tensor, see `_what`.
+            ranks, title: see `compare`.
+        """
         self._from_any[tag] -= 1
-        numbers = self._side("recv", work._source_rank()).numbers
-        numbers[tag] = numbers.get(tag, 0) + 1
+        peer = work._source_rank()
+        side = self._side("recv", peer)
+        number = side.numbers[tag] = side.numbers.get(tag, 0) + 1
+        if tag in self._uncounted or not 0 <= tag < 1 << _TAG_BITS:
+            return
+        word = (number << _NUMBER_SHIFT | tag << _TAG_SHIFT | what) & _WORD
+        sent = self.look(posted := Posted("recv", peer, word, -1, side))
+        side.known.pop(word >> _TAG_SHIFT, None)
+        if sent:
+            raise MessageMismatchError(
+                f"{self._difference(posted, sent, ranks, title)}. Its tensor holds what came, and a longer message would "
+                "have ended it: take messages with src=..."
+            )
 
     def look(self, posted: Posted) -> int:
         """The other side's word where it is another message; 0: it is the same, or not known. That side is told."""
@@ -161,6 +177,11 @@ class Messages:
         posted.side.known.pop(which, None)
         if not word:
             return
+        raise MessageMismatchError(
+            f"{self._difference(posted, word, ranks, title)}. No tensor was changed, and the group can be used"
+        )
+
+    def _difference(self, posted: Posted, word: int, ranks: Sequence[int], title: str) -> str:
         number, tag = posted.word >> _NUMBER_SHIFT, posted.word >> _TAG_SHIFT & (1 << _TAG_BITS) - 1
         me, other = ranks[self._rank], ranks[posted.peer]
         is_send = posted.kind == "send"
@@ -168,9 +189,9 @@ class Messages:
         src, dst = (me, other) if is_send else (other, me)
         with_tag = f" with tag {tag}" if tag else ""
         where = "" if title == "default" else f" in group {title}"
-        raise MessageMismatchError(
+        return (
             f"message #{number} from rank {src} to rank {dst}{with_tag}{where} does not fit: rank {src} sends "
-            f"{_words(sends)}, rank {dst} takes {_words(takes)}. No tensor was changed, and the group can be used"
+            f"{_words(sends)}, rank {dst} takes {_words(takes)}"
         )
 
 
@@ -186,8 +207,9 @@ def fit(call: Call, messages: Messages, group: Group, is_of_user: bool) -> Seque
         return None
     kind, peer, tag = kernel.spec.kind, kernel.root_of(rest), kernel.tag_of(rest)
     if peer is None:
+        what = _what(tensors[0]) if is_of_user else 0
         messages.begin_from_any(tag)
-        call.check = partial(messages.end_from_any, tag)
+        call.check = partial(messages.end_from_any, tag, what, group.ranks, group.title)
         return None
     posted = messages.post(kind, peer, tag, tensors[0])
     if posted is None or not is_of_user:
