@@ -144,8 +144,8 @@ class Messages:
         side.known.pop(word >> _TAG_SHIFT, None)
         if sent:
             raise MessageMismatchError(
-                f"{self._difference(posted, sent, ranks, title)}. Its tensor holds what came, and a longer message would "
-                "have ended it: take messages with src=..."
+                f"{self._difference(posted, sent, ranks, title)}. Its tensor holds what came, and a longer message "
+                "would have ended it: take messages with src=..."
             )
 
     def look(self, posted: Posted) -> int:
